@@ -40,9 +40,8 @@ from pathlib import Path
 import numpy as np
 
 from medfed.datamodules.cache.store import ITEMS, Item, Recipe, build
-from medfed.datamodules.ct_patches import PatchSpec, centre_voxels, read_patches
+from medfed.datamodules.ct_patches import Candidates, PatchSpec, centre_voxels, read_patches
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.readers.luna16 import Candidates
 from medfed.datamodules.readers.metaimage import open_scan
 
 Process = subprocess.Popen[str]

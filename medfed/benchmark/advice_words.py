@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from medfed.benchmark.advice import ALONE, FEW, Advice, Gain
-from medfed.common.console import few, say, shown, size, wide_console
+from medfed.common.console import say, shown, size, wide_console
+from medfed.common.errors import few
 from medfed.reports.tables import Table
 
 METHODS = ("method", "mean", "better than alone by", "", "sent in a run", "CPU time of a run")

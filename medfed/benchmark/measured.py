@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.benchmark.runner import Progress
-from medfed.common.console import few
-from medfed.common.errors import CheckpointError
+from medfed.common.errors import CheckpointError, few
 from medfed.common.scores import mean_of_known, worst_value
 from medfed.records.cells import Cell
 from medfed.reports.tasks import Moment, Scores, Task

@@ -73,17 +73,6 @@ def shown(name: str, most: int = _SHOWN) -> str:
     return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"
 
 
-def few(names: Sequence[str], most: int = 20) -> str:
-    """Lists names for a sentence; of very many names, only the first.
-
-    Example:
-        >>> few(["a", "b", "c"], most=2)
-        'a, b and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def evenly(names: Sequence[str], most: int) -> list[str]:
     """Picks some of very many names, spread evenly; the same names every time.
 

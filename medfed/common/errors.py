@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class MedfedError(Exception):
@@ -77,3 +77,14 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     return f" (did you mean {', '.join(close)}?)" if close else ""
+
+
+def few(names: Sequence[str], most: int = 20) -> str:
+    """Lists names for a sentence; of very many names, only the first.
+
+    Example:
+        >>> few(["a", "b", "c"], most=2)
+        'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

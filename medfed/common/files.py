@@ -34,8 +34,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock, Timeout
-
 from medfed.common.errors import ConfigError, MedfedError, WriteError
 
 _log = logging.getLogger(__name__)
@@ -395,6 +393,8 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
         ConfigError: If another process holds it and ``wait`` is false; also if the lock or the
             other file is a link.
     """
+    from filelock import FileLock, Timeout  # bundles carry this file and need no locks
+
     holder = folder / f"{name}.pid"
     refuse_links(folder / name, holder)
     lock = FileLock(folder / name)
@@ -489,6 +489,8 @@ def restore_folder(folder: Path) -> None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Waits for other processes that write the folder, then clears what killed processes left."""
+    from filelock import FileLock  # as above
+
     name = _beside(folder, "lock")
     with FileLock(name):
         _tidy(folder)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.console import few
+from medfed.common.errors import few
 from medfed.common.files import csv_text
 
 _TOLD = 10  # clients with a sentence each

@@ -1,4 +1,6 @@
-"""Patches of CT scans around candidates: 2-D, 2.5-D and 3-D, reading only the rows they need.
+"""Candidates in CT scans, and patches around them: 2-D, 2.5-D and 3-D. Bundles carry this file.
+
+Only the rows of a scan that a patch needs are read.
 
 A patch is axial and on the patient grid of `readers.metaimage`, for every direction matrix of a
 scan: h runs from front to back, w from the patient's right to left, d from foot to head. The
@@ -7,6 +9,7 @@ candidate's voxel is at ``size // 2``; voxels outside the scan are air.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.cache.store import Arrays
-from medfed.datamodules.readers.luna16 import Candidates
+from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.metaimage import Scan, open_scan
 
 Patches = NDArray[np.int16]
@@ -103,7 +105,7 @@ class PatchSpec:
         return steps
 
 
-def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> Arrays:
+def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> dict[str, NDArray[Any]]:
     """Reads the patches of one scan for the cache, in worker processes.
 
     Args:
@@ -255,3 +257,138 @@ def _resample(block: Patches, first: Ints, grid: Ints, steps: NDArray[np.float64
         mode="nearest",
     )
     return np.asarray(np.rint(values), dtype=np.int16)
+
+
+_WORLD = ("coordX", "coordY", "coordZ")
+
+
+@dataclass(frozen=True)
+class Points:
+    """A CSV of points in scans.
+
+    Attributes:
+        series: Series ids, each once, in the order of the file.
+        scan: (n,) int64 index into `series`.
+        world: (n, 3) mm x y z.
+        value: (n,) the last column: a class or a diameter in mm.
+        row: (n,) int64 row in the file; the first data row is 1.
+    """
+
+    series: tuple[str, ...]
+    scan: NDArray[np.int64]
+    world: NDArray[np.float64]
+    value: NDArray[np.float64]
+    row: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one scan.
+
+    Attributes:
+        world: (n, 3) mm x y z, as in the CSV.
+        label: (n,) int64, 1 = nodule.
+        row: (n,) int64 row in the CSV; the first data row is 1.
+        source: The CSV, for error sentences.
+    """
+
+    world: NDArray[np.float64]
+    label: NDArray[np.int64]
+    row: NDArray[np.int64]
+    source: str = "candidates"
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def read_points(path: Path, last: str | None) -> Points:
+    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more.
+
+    Args:
+        path: The file.
+        last: Name of the further column, ``class`` or ``diameter_mm``; None reads only the points,
+            and their values are 0.
+
+    Returns:
+        The points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
+
+    Raises:
+        DataError: Naming the unusable row and column.
+    """
+    names: dict[str, int] = {}
+    scan, numbers = array("q"), array("d")
+    wanted = ("seriesuid", *_WORLD, *([last] if last else []))
+    with csv_rows(path) as rows:
+        header = [cell.strip() for cell in next(rows, [])]
+        if any(name not in header for name in wanted):
+            raise DataError(
+                f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}; give "
+                "it the header line of LUNA16."
+            )
+        series_at, *number_at = (header.index(name) for name in wanted)
+        for number, row in enumerate(rows, start=1):
+            try:
+                numbers.extend([float(row[at]) for at in number_at])
+                scan.append(names.setdefault(row[series_at], len(names)))
+            except (ValueError, IndexError):
+                raise _bad_row(path, number, row, header, wanted) from None
+    table = np.array(numbers).reshape(-1, len(wanted) - 1)
+    if not len(table):
+        raise DataError(f"{path} has no data rows.")
+    if not np.isfinite(table).all():
+        at = int((~np.isfinite(table)).any(axis=1).argmax())
+        cells = ", ".join(f"{value:g}" for value in table[at])
+        raise DataError(f"{path}, data row {at + 1}: {cells} are not all finite; mend the row.")
+    return Points(
+        series=tuple(name.strip() for name in names),
+        scan=np.array(scan, dtype=np.int64),
+        world=table[:, :3],
+        value=table[:, 3] if last else np.zeros(len(table)),
+        row=np.arange(1, len(table) + 1),
+    )
+
+
+def _bad_row(
+    path: Path, number: int, row: Sequence[str], header: Sequence[str], wanted: Sequence[str]
+) -> DataError:
+    """The sentence about a row whose cells are too few or not numbers."""
+    if len(row) != len(header):
+        return DataError(
+            f"{path}, data row {number}: {len(row)} cells, but {len(header)} columns; mend the row."
+        )
+    for name in wanted[1:]:
+        try:
+            float(row[header.index(name)])
+        except ValueError:
+            break
+    return DataError(
+        f"{path}, data row {number}, column {name}: {row[header.index(name)]!r} is not a number; "
+        "mend the row."
+    )
+
+
+def find_scans(path: Path) -> dict[str, Path]:
+    """Finds the headers in a folder and in its subfolders ``subset*``.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        Header by series id, which is the file's name without ``.mhd`` or ``.mha``.
+
+    Raises:
+        DataError: If there is no scan, or one series twice.
+    """
+    scans: dict[str, Path] = {}
+    folders = [path, *sorted(path.glob("subset*"))]
+    for header in (f for folder in folders for f in sorted(folder.glob("*.mh[ad]"))):
+        series = header.name[: -len(".mhd")]  # series ids contain dots
+        if series in scans:
+            raise DataError(f"{header} and {scans[series]} are the same series; remove one.")
+        scans[series] = header
+    if not scans:
+        raise DataError(
+            f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9; set "
+            "data.path to the folder of LUNA16."
+        )
+    return scans

@@ -20,7 +20,8 @@ from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.samples import ImageSet, Index, unit_range
+from medfed.datamodules.readers.pictures import unit_range
+from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.scanner import scan_each
 from medfed.datamodules.splits import SPLITS, Split
 

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError, did_you_mean, few
 from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Wrapped
-from medfed.datamodules.readers.base import Patient, few
+from medfed.datamodules.readers.base import Patient
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from medfed.common.console import few, size
+from medfed.common.console import size
+from medfed.common.errors import few
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.sentences import LABELS, names, room, shares, signed
 from medfed.reports.tables import Cell, Table

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from medfed.common.console import few, say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.console import say, wide_console
+from medfed.common.errors import CheckpointError, ConfigError, few
 from medfed.common.files import writing
 from medfed.records.folder import Run, RunFolder
 from medfed.reports.files import print_tables, write

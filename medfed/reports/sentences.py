@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from medfed.common.console import few
+from medfed.common.errors import few
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import Difference, splits_needed
 from medfed.reports.tasks import Task

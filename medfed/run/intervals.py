@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.console import few, shown
+from medfed.common.console import shown
+from medfed.common.errors import few
 from medfed.common.files import csv_text
 from medfed.common.scores import federation_statistics, smaller_is_better
 from medfed.datamodules.splits import Split

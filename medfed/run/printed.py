@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from medfed.common.console import cell, few, say, shown, size, wide_console
+from medfed.common.console import cell, say, shown, size, wide_console
+from medfed.common.errors import few
 from medfed.common.scores import (
     failure_sentences,
     interval,

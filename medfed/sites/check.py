@@ -18,11 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, few
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
-from medfed.datamodules.readers.base import few
 from medfed.datamodules.tables.agreement import converse
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort

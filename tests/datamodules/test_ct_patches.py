@@ -6,8 +6,7 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.ct_patches import PatchSpec, extract, to_unit
-from medfed.datamodules.readers.luna16 import Candidates
+from medfed.datamodules.ct_patches import Candidates, PatchSpec, extract, to_unit
 from medfed.datamodules.readers.metaimage import open_scan
 from tests.sweeps import sweep
 

@@ -9,6 +9,7 @@ from scipy.ndimage import center_of_mass, label
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
+from medfed.datamodules.ct_patches import read_points
 from medfed.datamodules.generated.hospitals import CtHospital
 from medfed.datamodules.generated.luna16 import (
     FLIPPED,
@@ -19,7 +20,7 @@ from medfed.datamodules.generated.luna16 import (
     make_chest,
     write_scan,
 )
-from medfed.datamodules.readers.luna16 import Luna16Reader, read_points
+from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.metaimage import open_scan
 
 TINY = LunaCohort(hospitals=3, patients=4, shape=(48, 44, 24), lookalikes=10, seed=1)

@@ -7,9 +7,9 @@ import SimpleITK as sitk
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
-from medfed.datamodules.ct_patches import PatchSpec, extract
+from medfed.datamodules.ct_patches import PatchSpec, extract, find_scans, read_points
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.readers.luna16 import Luna16Reader, find_scans, read_points
+from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.metaimage import open_scan
 
 from .luna_files import image_of, noise, write_csv, write_luna

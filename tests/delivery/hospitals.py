@@ -128,7 +128,16 @@ def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
     return Hospital(client, config, data, task, bundle)
 
 
-def run_by_monai(bundle: Path, source: Path, target: Path, monkeypatch) -> None:
+def same_files(made: Path, expected: Path) -> list[str]:
+    """Compares every file of a folder to the byte with the one of that name; returns the names."""
+    names = sorted(p.relative_to(made).as_posix() for p in made.rglob("*") if p.is_file())
+    for name in names:
+        assert (made / name).read_bytes() == (expected / name).read_bytes(), name
+    assert names
+    return names
+
+
+def run_by_monai(bundle: Path, source: Path, target: Path, monkeypatch, **keys: Any) -> None:
     """Runs a bundle's own configuration in this process, which is quicker than in another."""
     monkeypatch.syspath_prepend(str(bundle))
     monkeypatch.chdir(bundle)
@@ -137,6 +146,6 @@ def run_by_monai(bundle: Path, source: Path, target: Path, monkeypatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MONAI's own making
         paths = {"dataset_dir": str(source), "output_dir": str(target)}
-        monai.bundle.run(config_file="configs/inference.json", **paths)
+        monai.bundle.run(config_file="configs/inference.json", **paths, **keys)
     for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
         del sys.modules[name]

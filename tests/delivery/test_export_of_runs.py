@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 
-import monai.bundle
 import numpy as np
 import pytest
 import safetensors.torch
@@ -24,6 +22,7 @@ from medfed.models.networks.canonical import Canonical
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.train import train
+from tests.delivery.hospitals import run_by_monai
 from tests.toys import assert_alike
 
 QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1", "pictures.format=none")
@@ -124,18 +123,5 @@ def test_a_continuous_outcome_is_predicted_in_its_unit(tmp_path, monkeypatch):
     predictions = torch.tensor([float(row[-1]) for row in found])
     assert_alike(predictions, expected, 1e-6)
     # What MONAI runs without medfed writes the same numbers.
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "a.csv").write_bytes(source.read_bytes())
-    monkeypatch.syspath_prepend(str(bundle.folder))
-    monkeypatch.chdir(bundle.folder)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        monkeypatch.delitem(sys.modules, name)
-    paths = {"dataset_dir": str(tmp_path / "tables"), "output_dir": str(tmp_path / "eval")}
-    monai.bundle.run(config_file="configs/inference.json", **paths)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        del sys.modules[name]
-    with (tmp_path / "eval" / "predictions.csv").open(newline="") as file:
-        names, *found = csv.reader(file)
-    assert names == ["input", "prediction"]
-    predictions = torch.tensor([float(row[1]) for row in found])
-    assert_alike(predictions, expected, 1e-6)
+    run_by_monai(bundle.folder, source, tmp_path / "eval", monkeypatch)
+    assert (tmp_path / "eval" / "predictions.csv").read_bytes() == output.read_bytes()

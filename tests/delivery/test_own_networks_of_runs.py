@@ -6,7 +6,6 @@ import inspect
 import json
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -80,12 +79,10 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
         np.save(tmp_path / "in" / f"{i}.npy", values)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", monkeypatch)
     keys = {"bundle": folder, "input": tmp_path / "in", "output": tmp_path / "own.csv"}
+    keys["backend"] = "torch"
     predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
-    theirs, own = (
-        np.array([[float(c) for c in row.split(",")[1:11]] for row in path.read_text().split()[1:]])
-        for path in (tmp_path / "out" / "probabilities.csv", tmp_path / "own.csv")
-    )
-    np.testing.assert_allclose(theirs, own, atol=1e-5)
+    table = (tmp_path / "out" / "predictions.csv").read_bytes()
+    assert table == (tmp_path / "own.csv").read_bytes()
 
 
 def check_masks(run, client, folder: Path, tmp_path: Path, accept: str, patch) -> None:
@@ -95,9 +92,6 @@ def check_masks(run, client, folder: Path, tmp_path: Path, accept: str, patch) -
     (tmp_path / "in" / "a.nii.gz").symlink_to(file)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", patch)
     keys = {"bundle": folder, "input": file, "output": tmp_path / "own.nii.gz"}
+    keys["backend"] = "torch"
     predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
-    theirs = np.asarray(nib.load(tmp_path / "out" / "a_pred.nii.gz").dataobj) > 0
-    own = np.asarray(nib.load(tmp_path / "own.nii.gz").dataobj) > 0
-    theirs = theirs.any(-1) if theirs.ndim == 4 else theirs
-    assert theirs.shape == own.shape
-    assert (theirs != own).mean() < 1e-3
+    assert (tmp_path / "out" / "a.nii.gz").read_bytes() == (tmp_path / "own.nii.gz").read_bytes()

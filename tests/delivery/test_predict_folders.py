@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.delivery.bundle import scripts
 from medfed.delivery.predict import masks
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.test_predict_geometry import centred, run, scan, threshold_bundle
@@ -77,7 +78,7 @@ def test_a_series_among_files(finds_ball, tmp_path):
 
 def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, capsys):
     source = nested(tmp_path / "in", [f"{n}.nii.gz" for n in "abcde"])
-    whole, output = masks.outputs.save_like, tmp_path / "out"
+    whole, output = masks.save_like, tmp_path / "out"
     written: list[str] = []
 
     def killed(*given):
@@ -86,7 +87,8 @@ def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, ca
         if len(written) == 4:
             raise KeyboardInterrupt  # b's mask is written, its probabilities are not
 
-    monkeypatch.setattr(masks.outputs, "save_like", killed)
+    for module in (masks, scripts.masks):
+        monkeypatch.setattr(module, "save_like", killed)
     with pytest.raises(KeyboardInterrupt, match=r"^1 of 5 are done and whole; the same command"):
         run(finds_ball, source, output, probabilities="true")
     assert written[2:] == ["b.nii.gz", "b_probabilities.nii.gz"]
@@ -95,7 +97,8 @@ def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, ca
     with (output / "summary.csv").open("a") as file:
         file.write("c,/torn")  # as a process that is killed while it writes a row
     before = {p.name: p.stat().st_mtime_ns for p in output.glob("a*")}
-    monkeypatch.setattr(masks.outputs, "save_like", whole)
+    for module in (masks, scripts.masks):
+        monkeypatch.setattr(module, "save_like", whole)
     run(finds_ball, source, output, probabilities="true")
     assert "1 of 5 scans were predicted before; they stay." in capsys.readouterr().out
     assert list(summary(output)) == list("abcde")

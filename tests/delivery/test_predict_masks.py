@@ -20,12 +20,11 @@ from medfed.config.description import checked
 from medfed.datamodules import patches
 from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.scripts import run, volumes
-from medfed.delivery.bundle.scripts.label_maps import label_codes, label_map
-from medfed.delivery.predict.outputs import save_like
+from medfed.delivery.bundle.scripts.masks import label_codes, label_map, save_like
+from medfed.delivery.bundle.scripts.run import run as run_bundle
 from medfed.delivery.predict.prediction import predict
 from medfed.functional.grids import axial
-from tests.delivery.hospitals import run_by_monai
+from tests.delivery.hospitals import run_by_monai, same_files
 from tests.delivery.test_predict_geometry import threshold_bundle
 from tests.sweeps import sweep
 
@@ -107,9 +106,9 @@ def test_exclusive_classes_in_the_bundle_run_by_monai(hospital, tmp_path, monkey
     (tmp_path / "in").mkdir()
     shutil.copytree(source, tmp_path / "in" / "a")
     run_by_monai(made.bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
-    theirs = nib.load(tmp_path / "monai" / "a_pred.nii.gz")
+    theirs = nib.load(tmp_path / "monai" / "a.nii.gz")
     np.testing.assert_allclose(theirs.affine, nib.load(source / "CT.nii.gz").affine)
-    found = read_volume(tmp_path / "monai" / "a_pred.nii.gz").voxels
+    found = read_volume(tmp_path / "monai" / "a.nii.gz").voxels
     np.testing.assert_array_equal(found.numpy()[0], expected)
 
 
@@ -238,16 +237,10 @@ def test_mask_of_the_bundle_run_by_monai(hospital, tmp_path):
     (tmp_path / "in").mkdir()
     shutil.copy(file, tmp_path / "in")
     bundle_run(made.copy(tmp_path), tmp_path / "in", tmp_path / "monai", tmp_path)
-    made.predict(input=file, output=tmp_path / "mask.nii.gz")
-    theirs = nib.load(tmp_path / "monai" / f"{patient}_pred.nii.gz")
-    ours = nib.load(tmp_path / "mask.nii.gz")
-    np.testing.assert_allclose(theirs.affine, ours.affine, atol=1e-5)
-    regions = torch.from_numpy(np.moveaxis(theirs.get_fdata(), -1, 0)) > 0
-    expected = np.zeros(ours.shape)
-    for region, value in zip(regions, (1, 2, 3), strict=True):  # oedema, non-enhancing, enhancing
-        expected[region.numpy()] = value
-    assert 0 < (expected > 0).mean() < 1
-    np.testing.assert_array_equal(np.asarray(ours.dataobj), expected)
+    made.predict(input=tmp_path / "in", output=tmp_path / "own")
+    assert same_files(tmp_path / "monai", tmp_path / "own") == [f"{patient}.nii.gz"]
+    mask = np.asarray(nib.load(tmp_path / "own" / f"{patient}.nii.gz").dataobj)
+    assert 0 < (mask > 0).mean() < 1
 
 
 def case_bundle(made, folder: Path) -> Path:
@@ -272,13 +265,8 @@ def test_cases_that_share_file_names_get_a_mask_each(hospital, tmp_path, monkeyp
             )
     run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     made.predict(bundle=bundle, input=tmp_path / "in", output=tmp_path / "own")
-    theirs = {p.name.removesuffix("_pred.nii.gz") for p in (tmp_path / "monai").iterdir()}
-    own = {p.name.removesuffix(".nii.gz") for p in (tmp_path / "own").glob("*.nii.gz")}
-    assert theirs == own == {"a", "b.1", "b.2"}
-    for case in own:
-        mask = np.asarray(nib.load(tmp_path / "own" / f"{case}.nii.gz").dataobj)
-        regions = nib.load(tmp_path / "monai" / f"{case}_pred.nii.gz").get_fdata()
-        np.testing.assert_array_equal(mask > 0, regions.any(axis=-1))
+    names = ["a.nii.gz", "b.1.nii.gz", "b.2.nii.gz"]
+    assert same_files(tmp_path / "monai", tmp_path / "own") == names
     read_bundle(bundle)  # what the run left in it is no damage
 
 
@@ -289,19 +277,18 @@ def touched(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_names_that_the_scripts_give(tmp_path):
-    folder = touched(tmp_path / "in", "a/image.nii.gz", "b/image.nii.gz", "c.nii", "out/d.nii")
-    found = volumes.find_scans(str(folder), str(folder / "out"))
-    assert [case["name"] for case in found] == ["a_image", "b_image", "c"]
-    touched(folder, "c.nii.gz")
-    with pytest.raises(ValueError, match=r"has two scans of the name c; rename one"):
-        volumes.find_scans(str(folder), "elsewhere")
-    with pytest.raises(ValueError, match="is the folder of the input; choose another"):
-        volumes.find_scans(str(folder), str(folder))
-    with pytest.raises(ValueError, match=r"has no files ending with \.png"):
-        run.find_files(str(folder), [".png"], "elsewhere")
-    with pytest.raises(ValueError, match=r"a: 0 files match t1\.nii, but one must"):
-        volumes.find_cases(str(folder), [["t1.nii"]], "elsewhere")
+def test_inputs_that_a_bundle_refuses(tmp_path):
+    source = {"kind": "volumes", "files": None, "file_channels": ["CT"]}
+    facts = {"task": "segmentation", "labels": ["a"], "present": ["CT"], "threshold": 0.5}
+    facts |= {"channels": ["CT"], "input": source}
+    folder = touched(tmp_path / "in", "a/x.nii.gz", "a/x.nii")
+    with pytest.raises(MedfedError, match="There are two scans of the name a/x; rename one"):
+        run_bundle(torch.nn.Identity(), facts, str(folder), str(tmp_path / "out"))
+    with pytest.raises(DataError, match="is the folder of the input; choose another"):
+        run_bundle(torch.nn.Identity(), facts, str(folder), str(folder))
+    facts |= {"task": "classification", "input": {"kind": "ct_patches"}}
+    with pytest.raises(DataError, match="This model classifies candidates; name their CSV file"):
+        run_bundle(torch.nn.Identity(), facts, str(folder), str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -426,8 +413,10 @@ def test_the_largest_part_alone_is_kept(parts, tmp_path, monkeypatch):
     found = {}
     for name, kept in (("whole masks", None), ("parts", parts)):
         bundle = threshold_bundle(tmp_path / name / "b", outputs, **facts, largest_part=kept)
-        run_by_monai(bundle, tmp_path / "in", tmp_path / name, monkeypatch)
-        found[name] = np.asarray(nib.load(tmp_path / name / "a_pred.nii.gz").dataobj)
+        target = tmp_path / f"{name} by MONAI"
+        run_by_monai(bundle, tmp_path / "in", target, monkeypatch, spacing_tolerance=None)
+        mask = np.asarray(nib.load(target / "a.nii.gz").dataobj)
+        found[name] = np.stack([mask > 0, mask == 2], -1).astype(np.uint8)
     for channel, label in enumerate(labels):
         image = sitk.GetImageFromArray(found["whole masks"][..., channel])
         connected = sitk.ConnectedComponent(image, True)
@@ -438,9 +427,7 @@ def test_the_largest_part_alone_is_kept(parts, tmp_path, monkeypatch):
     assert read_bundle(bundle).metadata["required_packages_version"]["scipy"]
     options = [f"bundle={bundle}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'own'}"]
     predict(checked(load([*options, "spacing_tolerance=null"], "predict")))
-    own = np.asarray(nib.load(tmp_path / "own" / "a.nii.gz").dataobj)
-    np.testing.assert_array_equal(own > 0, found["parts"].any(-1))
-    np.testing.assert_array_equal(own == 2, found["parts"][..., 1] > 0)
+    same_files(target, tmp_path / "own")
 
 
 def test_twenty_cases_of_one_file_name_get_twenty_masks(tmp_path, monkeypatch):
@@ -454,9 +441,8 @@ def test_twenty_cases_of_one_file_name_get_twenty_masks(tmp_path, monkeypatch):
     run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     options = [f"bundle={bundle}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'own'}"]
     predict(checked(load(options, "predict")))
-    for folder in ("monai", "own"):
-        masks = sorted((tmp_path / folder).rglob("*.nii.gz"))
-        assert len(masks) == 20
-        for case, mask in enumerate(masks):
-            assert f"case_{case:02d}" in str(mask)
-            assert nib.load(mask).shape[:3] == (9 + case, 8, 7)
+    masks = same_files(tmp_path / "monai", tmp_path / "own")
+    assert len(masks) == 20
+    for case, mask in enumerate(masks):
+        assert mask == f"case_{case:02d}/t1.nii.gz"
+        assert nib.load(tmp_path / "own" / mask).shape[:3] == (9 + case, 8, 7)

@@ -14,6 +14,7 @@ from medfed.common.errors import CheckpointError, ConfigError, DataError, Medfed
 from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
 from medfed.delivery.bundle.weights import MODEL
+from tests.delivery.hospitals import run_by_monai
 
 
 def read(path):
@@ -38,7 +39,7 @@ def expected(made):
     return torch.cat([made.task.predict(batch) for batch in batches])
 
 
-def test_candidates_are_those_of_the_data_module(hospital, tmp_path):
+def test_candidates_are_those_of_the_data_module(hospital, tmp_path, monkeypatch):
     made = hospital("candidates")
     reader, series = made.data.scans, made.data.plans[made.client].patients["test"]
     rows = [
@@ -47,6 +48,10 @@ def test_candidates_are_those_of_the_data_module(hospital, tmp_path):
     header = ["seriesuid", "coordX", "coordY", "coordZ"]
     candidates = write(tmp_path / "candidates.csv", header, rows)
     made.predict(input=reader.path, output=tmp_path / "all.csv", candidates=candidates)
+    keys = {"candidates": str(candidates)}
+    run_by_monai(made.bundle, reader.path, tmp_path / "monai", monkeypatch, **keys)
+    written = (tmp_path / "monai" / "predictions.csv").read_bytes()
+    assert written == (tmp_path / "all.csv").read_bytes()
     names, found = read(tmp_path / "all.csv")
     assert names == [*header, "probability_non-nodule", "probability_nodule"]
     assert [row[:4] for row in found] == rows

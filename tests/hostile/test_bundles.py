@@ -24,12 +24,10 @@ from medfed.common.scores import Record, metrics_csv
 from medfed.config.compose import load
 from medfed.config.description import resolved
 from medfed.config.sections import Section
-from medfed.datamodules.readers.csv_files import csv_rows
-from medfed.datamodules.readers.table import read_features
+from medfed.datamodules.readers.csv_files import csv_rows, read_features
 from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import ONNX
-from medfed.delivery.bundle.scripts.run import inert
 from medfed.delivery.bundle.weights import MODEL
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
@@ -532,7 +530,7 @@ def test_scripts_of_a_bundle_are_never_run(table, tmp_path, monkeypatch):
 
 def test_what_monai_leaves_in_a_bundle_is_no_damage_and_not_lost(table, tmp_path):
     folder = table.copy(tmp_path)
-    for name in ("eval/a_pred.nii.gz", "scripts/__pycache__/decode.pyc", "docs/.DS_Store"):
+    for name in ("eval/a.nii.gz", "scripts/__pycache__/decode.pyc", "docs/.DS_Store"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("x")
     bundle = read_bundle(folder)
@@ -583,7 +581,6 @@ def test_names_are_no_formulas_and_are_read_again(tmp_path, monkeypatch):
         assert next(rows) == FORMULAS
     cells = next(csv.reader(io.StringIO(text, newline="")))
     assert [c for c in cells if c[0] in "=+-@\t\r"] == ["-0.5"]
-    assert [inert(name) for name in FORMULAS] == cells  # MONAI's runs do the same
     write_text(tmp_path / "metrics.csv", metrics_csv([Record(0, "=a", {"loss": -0.5})], []))
     assert RunFolder(tmp_path).history() == [Record(0, "=a", {"loss": -0.5})]
 

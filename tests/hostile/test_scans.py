@@ -17,8 +17,7 @@ from PIL import Image
 
 from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import described
-from medfed.datamodules.ct_patches import PatchSpec, extract
-from medfed.datamodules.readers.luna16 import Candidates
+from medfed.datamodules.ct_patches import Candidates, PatchSpec, extract
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.readers.pictures import load_picture

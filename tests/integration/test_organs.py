@@ -61,7 +61,7 @@ def test_from_training_to_a_mask(kind, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.nii.gz").write_bytes(Path(source).read_bytes())
     run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
-    masks["monai"] = tmp_path / "monai" / "a_pred.nii.gz"
+    masks["monai"] = tmp_path / "monai" / "a.nii.gz"
     found = {name: read_volume(path).voxels[0].numpy() for name, path in masks.items()}
     np.testing.assert_array_equal(nib.load(masks["torch"]).affine, nib.load(source).affine)
     assert found["torch"].shape == nib.as_closest_canonical(nib.load(source)).shape

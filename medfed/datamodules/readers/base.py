@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medfed.common.console import few as few
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError, did_you_mean, few
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,11 +17,9 @@ from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient, check_names
-from medfed.datamodules.readers.cases import CaseReader
-from medfed.datamodules.readers.csv_files import institutions
+from medfed.datamodules.readers.cases import CaseReader, institutions
 from medfed.datamodules.readers.datalist import DatalistReader, Regions
-
-Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
+from medfed.datamodules.readers.volumes import FILES, Pattern, find_file
 
 
 class FolderReader(CaseReader):
@@ -90,44 +88,6 @@ def is_visible_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".")
 
 
-def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
-    """Finds the one file that matches; of alternative patterns, the first with a match counts.
-
-    Args:
-        folder: The folder of a case.
-        role: A channel, or ``"label"``, for the message.
-        pattern: File name or glob pattern, or alternatives.
-
-    Returns:
-        The file.
-
-    Raises:
-        DataError: If there is none, or more than one.
-    """
-    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
-    # Archives made on a Mac hold a hidden shadow of every file.
-    visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
-    matches: list[Path] = []
-    for one in patterns:
-        matches = matches or [f for f in visible if f.match(one)]
-    if len(matches) != 1:
-        what = "mask" if role == "label" else f"modality {role}"
-        names = ", ".join(f.name for f in visible[:8])
-        raise DataError(
-            f"{folder}: {len(matches)} files match {' or '.join(patterns)} ({what}), but exactly "
-            f"one must; the folder has: {names or 'nothing'}. Add the file, mend data.reader, or "
-            "remove the case."
-        )
-    return matches[0]
-
-
-# The channels have the names that MSD gives them, so that a partition fits both layouts.
-FILES = {
-    "FLAIR": ("*_flair.nii.gz", "*_flair.nii", "*-t2f.nii.gz", "*-t2f.nii"),
-    "T1w": ("*_t1.nii.gz", "*_t1.nii", "*-t1n.nii.gz", "*-t1n.nii"),
-    "T1gd": ("*_t1ce.nii.gz", "*_t1ce.nii", "*-t1c.nii.gz", "*-t1c.nii"),
-    "T2w": ("*_t2.nii.gz", "*_t2.nii", "*-t2w.nii.gz", "*-t2w.nii"),
-}
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
 
 

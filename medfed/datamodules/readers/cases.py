@@ -1,21 +1,27 @@
-"""The base of the readers of cases: images and a mask whose label values make up regions."""
+"""The base of the readers of cases: images and a mask whose label values make up regions.
+
+The hospital of a case comes from a file next to the data, or from the name of the case.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from medfed.common.errors import DataError
+from medfed.common.schemas import parse_json
 from medfed.datamodules.preparation import Preparation, zscore
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive, with_hospitals
-from medfed.datamodules.readers.csv_files import named_centres
+from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.volumes import check_finite, read_geometry, read_together
 
 log = logging.getLogger(__name__)
@@ -30,7 +36,7 @@ class CaseReader(VolumeReader):
 
     Args:
         path: The data. A ``centres.json`` or ``centres.csv`` there names the hospitals, see
-            `readers.csv_files.named_centres`.
+            `readers.cases.named_centres`.
         channels: Channel names.
         regions: Label values of every region, by region name, in the order of the output.
         known_labels: Label values that may occur beside 0; another one stops the run.
@@ -207,3 +213,101 @@ def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
     table = np.zeros(256, dtype=bool)
     table[list(values)] = True
     return torch.from_numpy(table.take(codes.numpy()))
+
+
+_INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
+
+
+def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
+    """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital; with header).
+
+    Args:
+        folder: The folder of the data; without one of the two files no hospital is named.
+        cases: Ids of all cases; the file must name each.
+
+    Returns:
+        The hospital of each case.
+
+    Raises:
+        DataError: If a file cannot be read, names a case twice with different hospitals, or leaves
+            one out.
+    """
+    if (path := folder / "centres.json").exists():
+        named = _from_json(path)
+    elif (path := folder / "centres.csv").exists():
+        named = _from_csv(path)
+    else:
+        return {}
+    for case in cases:
+        if not named.get(case):
+            raise DataError(f"{path} names no hospital for case {case}; add it, or move the file.")
+    return named
+
+
+def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
+    """Takes the institution from the names of BraTS cases.
+
+    The names of 2017 to 2019 hold it: ``Brats18_CBICA_ABO_1`` is from CBICA. Those of 2020 and 2021
+    do not, but ``name_mapping.csv`` of 2020 gives the older names in the same row.
+
+    Args:
+        folder: The folder that may hold ``name_mapping.csv``.
+        cases: Ids of all cases.
+
+    Returns:
+        The institution of each case that has one.
+
+    Example:
+        >>> institutions(Path("."), ["Brats18_TCIA08_242_1", "BraTS20_Training_001"])
+        {'Brats18_TCIA08_242_1': 'TCIA08'}
+    """
+    centres: dict[str, str] = {}
+    mapping = folder / "name_mapping.csv"
+    for row in _rows(mapping) if mapping.exists() else []:
+        if older := [match[1] for name in row if (match := _INSTITUTION.match(name))]:
+            centres |= dict.fromkeys(row, older[0])
+    centres |= {case: match[1] for case in cases if (match := _INSTITUTION.match(case))}
+    return {case: centres[case] for case in cases if case in centres}
+
+
+def _from_json(path: Path) -> dict[str, str]:
+    content = read_json(path)
+    if not all(isinstance(name, str) for name in content.values()):
+        raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
+    return content
+
+
+def _from_csv(path: Path) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for number, row in enumerate(_rows(path)[1:], start=2):
+        if len(row) != 2:
+            raise DataError(f"{path}, line {number}: {len(row)} columns; give case and hospital.")
+        if named.setdefault(row[0], row[1]) != row[1]:
+            raise DataError(f"{path}, line {number}: case {row[0]} is already at {named[row[0]]}.")
+    return named
+
+
+def _rows(path: Path) -> list[list[str]]:
+    with csv_rows(path) as rows:
+        return [[cell.strip() for cell in row] for row in rows]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads an index file.
+
+    Args:
+        path: A JSON file that holds an object.
+
+    Returns:
+        The object.
+
+    Raises:
+        DataError: If it is missing or not such a file.
+    """
+    try:
+        content = parse_json(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold a JSON object.")
+    return content

@@ -1,7 +1,4 @@
-"""CSV files: their rows and cells, an error sentence for each fault, and the hospitals of cases.
-
-The hospital comes from a file next to the data, or from the case's name.
-"""
+"""CSV files: their rows and cells, and an error sentence for each fault; bundles carry this."""
 
 from __future__ import annotations
 
@@ -9,20 +6,19 @@ import csv
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
+from medfed.common.errors import DataError, few
 from medfed.common.files import original
-from medfed.common.schemas import parse_json
 
+Categories = Mapping[str, Sequence[str]]
 _MAGIC = {
     b"PK\x03\x04": "an Excel or zip file",
     b"\xd0\xcf\x11\xe0": "an old Excel file",
@@ -294,99 +290,58 @@ def tidy(text: str) -> str:
     return str(int(number)) if np.isfinite(number) and number == int(number) else text
 
 
-_INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
-
-
-def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
-    """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital; with header).
+def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> NDArray[np.float64]:
+    """Reads the features.
 
     Args:
-        folder: The folder of the data; without one of the two files no hospital is named.
-        cases: Ids of all cases; the file must name each.
+        sheet: The cells.
+        names: F columns.
+        categories: Of those that have some.
 
     Returns:
-        The hospital of each case.
+        (N, F): numbers, or the position of the category, -1 where it is none; NaN where missing.
 
     Raises:
-        DataError: If a file cannot be read, names a case twice with different hospitals, or leaves
-            one out.
+        DataError: If a cell of another column is no number.
     """
-    if (path := folder / "centres.json").exists():
-        named = _from_json(path)
-    elif (path := folder / "centres.csv").exists():
-        named = _from_csv(path)
-    else:
-        return {}
-    for case in cases:
-        if not named.get(case):
-            raise DataError(f"{path} names no hospital for case {case}; add it, or move the file.")
-    return named
+    numeric = [at for at, name in enumerate(names) if name not in categories]
+    cells = np.empty((len(sheet.rows), len(names)))
+    cells[:, numeric] = sheet.numbers([names[at] for at in numeric])
+    for at, name in enumerate(names):
+        if name in categories:
+            position = {text: float(code) for code, text in enumerate(categories[name])}
+            cells[:, at] = [
+                np.nan if text is None else position.get(text, -1.0) for text in sheet.texts(name)
+            ]
+    return cells
 
 
-def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
-    """Takes the institution from the names of BraTS cases.
-
-    The names of 2017 to 2019 hold it: ``Brats18_CBICA_ABO_1`` is from CBICA. Those of 2020 and 2021
-    do not, but ``name_mapping.csv`` of 2020 gives the older names in the same row.
+def read_features(
+    path: Path, names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None
+) -> tuple[NDArray[np.float64], dict[str, list[str]], dict[str, list[str | None]]]:
+    """Reads features alone, of a table that may lack labels.
 
     Args:
-        folder: The folder that may hold ``name_mapping.csv``.
-        cases: Ids of all cases.
+        path: A CSV file with a header; columns are found by name, in any order and case.
+        names: F features.
+        categories: Of the columns that have some.
 
     Returns:
-        The institution of each case that has one.
-
-    Example:
-        >>> institutions(Path("."), ["Brats18_TCIA08_242_1", "BraTS20_Training_001"])
-        {'Brats18_TCIA08_242_1': 'TCIA08'}
-    """
-    centres: dict[str, str] = {}
-    mapping = folder / "name_mapping.csv"
-    for row in _rows(mapping) if mapping.exists() else []:
-        if older := [match[1] for name in row if (match := _INSTITUTION.match(name))]:
-            centres |= dict.fromkeys(row, older[0])
-    centres |= {case: match[1] for case in cases if (match := _INSTITUTION.match(case))}
-    return {case: centres[case] for case in cases if case in centres}
-
-
-def _from_json(path: Path) -> dict[str, str]:
-    content = read_json(path)
-    if not all(isinstance(name, str) for name in content.values()):
-        raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
-    return content
-
-
-def _from_csv(path: Path) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for number, row in enumerate(_rows(path)[1:], start=2):
-        if len(row) != 2:
-            raise DataError(f"{path}, line {number}: {len(row)} columns; give case and hospital.")
-        if named.setdefault(row[0], row[1]) != row[1]:
-            raise DataError(f"{path}, line {number}: case {row[0]} is already at {named[row[0]]}.")
-    return named
-
-
-def _rows(path: Path) -> list[list[str]]:
-    with csv_rows(path) as rows:
-        return [[cell.strip() for cell in row] for row in rows]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads an index file.
-
-    Args:
-        path: A JSON file that holds an object.
-
-    Returns:
-        The object.
+        (N, F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other
+        columns by name; and those of the columns with categories.
 
     Raises:
-        DataError: If it is missing or not such a file.
+        DataError: Naming the file, row and column of what cannot be used.
     """
-    try:
-        content = parse_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} must hold a JSON object.")
-    return content
+    sheet, categories = Sheet.read(path), categories or {}
+    known = {column.lower() for column in sheet.columns}
+    if lacking := [name for name in names if name.lower() not in known]:
+        raise DataError(
+            f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}; it needs "
+            f"{few(names)}. Leave the cells of unknown values empty."
+        )
+    used = {name.lower() for name in names}
+    others = {c: [row[i] for row in sheet.rows] for i, c in enumerate(sheet.columns)}
+    kept = {c: cells for c, cells in others.items() if c.lower() not in used}
+    texts = {name: sheet.texts(name) for name in categories}
+    return read_cells(sheet, names, categories), kept, texts

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.readers.base import Patient, check_names, few
-from medfed.datamodules.readers.cases import CaseReader
-from medfed.datamodules.readers.csv_files import read_json
+from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.readers.image_folder import search_name
 from medfed.datamodules.readers.volumes import read_geometry, stem_of
 from medfed.datamodules.splits import Split

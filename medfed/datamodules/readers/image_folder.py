@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError, DataError, first_line
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import given_path
-from medfed.datamodules.readers.pictures import SUFFIXES
+from medfed.datamodules.readers.pictures import SUFFIXES, read_image
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 
 if TYPE_CHECKING:
-    from PIL import Image
+    pass
 
 
 def read_image_folder(
@@ -82,64 +81,6 @@ def read_image_folder(
     stacked = np.stack(images)
     channels = channel_names(stacked.shape[1])
     return ImageSet(stacked, channels, names, samples, str(path), converted=True)
-
-
-def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]:
-    """Reads one image.
-
-    Args:
-        file: The file; of several pages or frames, the first is taken.
-        size: Height and width.
-        color: ``"grey"`` or ``"rgb"``.
-
-    Returns:
-        (C, height, width).
-
-    Raises:
-        DataError: If it cannot be read.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(file) as image:
-            upright = ImageOps.exif_transpose(image)
-            plain = eight_bits(upright).convert("L" if color == "grey" else "RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        why = first_line(error)
-        raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
-    height, width = size
-    if plain.size != (width, height):
-        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(plain, dtype=np.uint8)
-    return pixels[None] if color == "grey" else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
-
-
-def eight_bits(image: Image.Image) -> Image.Image:
-    """Scales 16-bit grey values to 8 bits, which Pillow's own conversion would clip.
-
-    Args:
-        image: Of any mode.
-
-    Returns:
-        The image, or one of mode ``L``.
-
-    Raises:
-        ValueError: If its values are of an unknown range (32 bits, or floating).
-
-    Example:
-        >>> from PIL import Image
-        >>> image = Image.fromarray(np.array([[0, 257 * 100, 65535]], np.uint16))
-        >>> np.asarray(eight_bits(image)).tolist()
-        [[0, 100, 255]]
-    """
-    from PIL import Image
-
-    if image.mode.startswith("I;16"):
-        values = np.asarray(image).astype(np.float64)
-        return Image.fromarray(np.round(values / 257).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError("its values have 32 bits and no known range; save it with 8 or 16 bits")
-    return image
 
 
 def _class_folders(path: Path) -> tuple[str, ...]:

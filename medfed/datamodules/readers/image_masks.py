@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError, DataError, did_you_mean
+from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.datamodules.readers import pictures
-from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive, few
-from medfed.datamodules.readers.csv_files import csv_rows, named_centres
+from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
+from medfed.datamodules.readers.cases import named_centres
+from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.image_folder import search_name
 from medfed.datamodules.readers.pictures import SUFFIXES
 from medfed.datamodules.readers.samples import channel_names
@@ -229,7 +230,7 @@ class ImageMasksReader(VolumeReader):
     Args:
         path: A CSV file; a folder with ``images.csv``; or a folder with the folders ``images`` and
             ``masks``, whose files have equal names but for the ending. There, a ``centres.csv`` or
-            ``centres.json`` names the hospital of each picture, see `csv_files.named_centres`.
+            ``centres.json`` names the hospital of each picture, see `cases.named_centres`.
         image: The CSV's column of pictures, as paths from the CSV's folder.
         mask: That of masks.
         patient: That of patients. Without one every picture counts as a patient, with a warning.

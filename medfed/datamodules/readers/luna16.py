@@ -13,9 +13,6 @@ Analysis 42, 2017.
 from __future__ import annotations
 
 import logging
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +22,9 @@ from numpy.typing import NDArray
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
+from medfed.datamodules.ct_patches import Candidates, Points, find_scans, read_points
 from medfed.datamodules.readers.base import Patient, Reader
-from medfed.datamodules.readers.csv_files import csv_rows, named_centres
+from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.metaimage import open_scan, storage_of
 
 RULE = (
@@ -34,93 +32,6 @@ RULE = (
     "place among the rows of their series, negatives_per_positive for every nodule of the data set"
 )
 Mask = NDArray[np.bool_]
-_WORLD = ("coordX", "coordY", "coordZ")
-
-
-@dataclass(frozen=True)
-class Points:
-    """A CSV of points in scans.
-
-    Attributes:
-        series: Series ids, each once, in the order of the file.
-        scan: (n,) int64 index into `series`.
-        world: (n, 3) mm x y z.
-        value: (n,) the last column: a class or a diameter in mm.
-        row: (n,) int64 row in the file; the first data row is 1.
-    """
-
-    series: tuple[str, ...]
-    scan: NDArray[np.int64]
-    world: NDArray[np.float64]
-    value: NDArray[np.float64]
-    row: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The candidates of one scan.
-
-    Attributes:
-        world: (n, 3) mm x y z, as in the CSV.
-        label: (n,) int64, 1 = nodule.
-        row: (n,) int64 row in the CSV; the first data row is 1.
-        source: The CSV, for error sentences.
-    """
-
-    world: NDArray[np.float64]
-    label: NDArray[np.int64]
-    row: NDArray[np.int64]
-    source: str = "candidates"
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-def read_points(path: Path, last: str | None) -> Points:
-    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more.
-
-    Args:
-        path: The file.
-        last: Name of the further column, ``class`` or ``diameter_mm``; None reads only the points,
-            and their values are 0.
-
-    Returns:
-        The points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
-
-    Raises:
-        DataError: Naming the unusable row and column.
-    """
-    names: dict[str, int] = {}
-    scan, numbers = array("q"), array("d")
-    wanted = ("seriesuid", *_WORLD, *([last] if last else []))
-    with csv_rows(path) as rows:
-        header = [cell.strip() for cell in next(rows, [])]
-        if any(name not in header for name in wanted):
-            raise DataError(
-                f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}; give "
-                "it the header line of LUNA16."
-            )
-        series_at, *number_at = (header.index(name) for name in wanted)
-        for number, row in enumerate(rows, start=1):
-            try:
-                numbers.extend([float(row[at]) for at in number_at])
-                scan.append(names.setdefault(row[series_at], len(names)))
-            except (ValueError, IndexError):
-                raise _bad_row(path, number, row, header, wanted) from None
-    table = np.array(numbers).reshape(-1, len(wanted) - 1)
-    if not len(table):
-        raise DataError(f"{path} has no data rows.")
-    if not np.isfinite(table).all():
-        at = int((~np.isfinite(table)).any(axis=1).argmax())
-        cells = ", ".join(f"{value:g}" for value in table[at])
-        raise DataError(f"{path}, data row {at + 1}: {cells} are not all finite; mend the row.")
-    return Points(
-        series=tuple(name.strip() for name in names),
-        scan=np.array(scan, dtype=np.int64),
-        world=table[:, :3],
-        value=table[:, 3] if last else np.zeros(len(table)),
-        row=np.arange(1, len(table) + 1),
-    )
 
 
 def subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
@@ -177,25 +88,6 @@ def mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return keys ^ (keys >> np.uint64(31))
 
 
-def _bad_row(
-    path: Path, number: int, row: Sequence[str], header: Sequence[str], wanted: Sequence[str]
-) -> DataError:
-    """The sentence about a row whose cells are too few or not numbers."""
-    if len(row) != len(header):
-        return DataError(
-            f"{path}, data row {number}: {len(row)} cells, but {len(header)} columns; mend the row."
-        )
-    for name in wanted[1:]:
-        try:
-            float(row[header.index(name)])
-        except ValueError:
-            break
-    return DataError(
-        f"{path}, data row {number}, column {name}: {row[header.index(name)]!r} is not a number; "
-        "mend the row."
-    )
-
-
 log = logging.getLogger(__name__)
 
 CANDIDATE_FILES = ("candidates_V2.csv", "candidates.csv")
@@ -206,7 +98,7 @@ class Luna16Reader(Reader):
 
     Args:
         path: The folder with the subsets and the CSV files. A ``centres.json`` (or
-            ``.csv``) there is used, see `readers.csv_files.named_centres`.
+            ``.csv``) there is used, see `readers.cases.named_centres`.
         candidates: Name of the candidates' CSV; None uses V2 if it exists, else the first version.
         negatives_per_positive: How many non-nodules to keep for every nodule of the data set; None
             keeps all. Nodules are always kept.
@@ -356,33 +248,6 @@ class Luna16Reader(Reader):
             for rows in np.split(order, cuts)
             if len(rows)
         }
-
-
-def find_scans(path: Path) -> dict[str, Path]:
-    """Finds the headers in a folder and in its subfolders ``subset*``.
-
-    Args:
-        path: The folder.
-
-    Returns:
-        Header by series id, which is the file's name without ``.mhd`` or ``.mha``.
-
-    Raises:
-        DataError: If there is no scan, or one series twice.
-    """
-    scans: dict[str, Path] = {}
-    folders = [path, *sorted(path.glob("subset*"))]
-    for header in (f for folder in folders for f in sorted(folder.glob("*.mh[ad]"))):
-        series = header.name[: -len(".mhd")]  # series ids contain dots
-        if series in scans:
-            raise DataError(f"{header} and {scans[series]} are the same series; remove one.")
-        scans[series] = header
-    if not scans:
-        raise DataError(
-            f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9; set "
-            "data.path to the folder of LUNA16."
-        )
-    return scans
 
 
 def _count(labels: NDArray[np.float64]) -> dict[str, int]:

@@ -7,7 +7,6 @@ Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
 
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import DataError, MedfedError, first_line
 from medfed.datamodules.readers.base import given_path
+from medfed.datamodules.readers.pictures import channels_first, check_headers
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
 
@@ -24,7 +24,6 @@ Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Arrays = Mapping[str, Bytes]
 NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST convention"
-_INFLATION = 1032  # the most bytes that deflate unpacks from one
 _MOST_CLASSES = 1000
 
 
@@ -59,33 +58,6 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
     except Exception as error:  # every error of zipfile, zlib and NumPy on bad bytes
         why = first_line(error)
         raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
-
-
-def check_headers(path: Path) -> None:
-    """Checks the sizes in the arrays' headers against the file, before allocating memory.
-
-    Raises:
-        DataError: If an array holds objects, or is larger than the data in the file.
-    """
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            with archive.open(info) as member:
-                version = np.lib.format.read_magic(member)
-                read = np.lib.format.read_array_header_1_0
-                if version != (1, 0):
-                    read = np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(member)
-                size = member.tell() + math.prod(shape) * dtype.itemsize
-            if dtype.hasobject:
-                raise DataError(
-                    f"{path}, {info.filename}: it holds Python objects, which are never loaded; "
-                    "write numbers."
-                )
-            if size != info.file_size or size > _INFLATION * (info.compress_size + 1):
-                raise DataError(
-                    f"{path}, {info.filename}: its header says {size} bytes, but the file cannot "
-                    "hold them; download or write it again."
-                )
 
 
 def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> ImageSet:
@@ -165,33 +137,3 @@ def _images(path: Path, arrays: Arrays, labels: Mapping[Split, Labels]) -> Bytes
         out[filled : filled + len(images)] = images
         filled += len(images)
     return out
-
-
-def channels_first(path: Path, split: str, images: Bytes) -> Bytes:
-    """Moves or adds the channel axis.
-
-    Args:
-        path: For the message.
-        split: For the message.
-        images: (n, h, w), (n, h, w, 3) or (n, d, h, w), uint8.
-
-    Returns:
-        (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
-
-    Raises:
-        DataError: If they are of another type or shape.
-
-    Example:
-        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 3), np.uint8)).shape
-        (5, 3, 28, 28)
-        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 28), np.uint8)).shape
-        (5, 1, 28, 28, 28)
-    """
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        raise DataError(
-            f"{path}, {split}_images: {images.dtype} {images.shape} must be uint8 (n, h, w), "
-            "(n, h, w, 3) or (n, d, h, w)."
-        )
-    if images.ndim == 4 and images.shape[-1] == 3:
-        return np.moveaxis(images, -1, 1)
-    return images[:, None]

@@ -7,6 +7,8 @@ refused. In the resulting image the first axis runs to the right and the second 
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -297,3 +299,143 @@ def _check_opaque(picture: Image.Image, file: Path) -> None:
         return
     if picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:
         raise DataError(f"{file} is transparent in places; save it without an alpha channel.")
+
+
+def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]:
+    """Reads one image.
+
+    Args:
+        file: The file; of several pages or frames, the first is taken.
+        size: Height and width.
+        color: ``"grey"`` or ``"rgb"``.
+
+    Returns:
+        (C, height, width).
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as image:
+            upright = ImageOps.exif_transpose(image)
+            plain = eight_bits(upright).convert("L" if color == "grey" else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        why = first_line(error)
+        raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
+    height, width = size
+    if plain.size != (width, height):
+        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(plain, dtype=np.uint8)
+    return pixels[None] if color == "grey" else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Scales 16-bit grey values to 8 bits, which Pillow's own conversion would clip.
+
+    Args:
+        image: Of any mode.
+
+    Returns:
+        The image, or one of mode ``L``.
+
+    Raises:
+        ValueError: If its values are of an unknown range (32 bits, or floating).
+
+    Example:
+        >>> from PIL import Image
+        >>> image = Image.fromarray(np.array([[0, 257 * 100, 65535]], np.uint16))
+        >>> np.asarray(eight_bits(image)).tolist()
+        [[0, 100, 255]]
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        values = np.asarray(image).astype(np.float64)
+        return Image.fromarray(np.round(values / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its values have 32 bits and no known range; save it with 8 or 16 bits")
+    return image
+
+
+def unit_range(
+    images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Turns the bytes of images into numbers.
+
+    Args:
+        images: (N, C, *spatial).
+        peak: The value that becomes 1; 0 becomes -1.
+        present: (C,) bool; the other channels are 0.
+
+    Example:
+        >>> unit_range(np.array([[[0, 16]]], np.uint8), 16, np.array([True])).tolist()
+        [[[-1.0, 1.0]]]
+    """
+    unit = images.astype(np.float32)
+    unit *= 2 / peak
+    unit -= 1
+    # After scaling, as 0 is missing, while black is -1.
+    unit[:, ~present] = 0
+    return unit
+
+
+_INFLATION = 1032  # the most bytes that deflate unpacks from one
+
+
+def check_headers(path: Path) -> None:
+    """Checks the sizes in the arrays' headers against the file, before allocating memory.
+
+    Raises:
+        DataError: If an array holds objects, or is larger than the data in the file.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0
+                if version != (1, 0):
+                    read = np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(member)
+                size = member.tell() + math.prod(shape) * dtype.itemsize
+            if dtype.hasobject:
+                raise DataError(
+                    f"{path}, {info.filename}: it holds Python objects, which are never loaded; "
+                    "write numbers."
+                )
+            if size != info.file_size or size > _INFLATION * (info.compress_size + 1):
+                raise DataError(
+                    f"{path}, {info.filename}: its header says {size} bytes, but the file cannot "
+                    "hold them; download or write it again."
+                )
+
+
+def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Moves or adds the channel axis.
+
+    Args:
+        path: For the message.
+        split: For the message.
+        images: (n, h, w), (n, h, w, 3) or (n, d, h, w), uint8.
+
+    Returns:
+        (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
+
+    Raises:
+        DataError: If they are of another type or shape.
+
+    Example:
+        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 3), np.uint8)).shape
+        (5, 3, 28, 28)
+        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 28), np.uint8)).shape
+        (5, 1, 28, 28, 28)
+    """
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(
+            f"{path}, {split}_images: {images.dtype} {images.shape} must be uint8 (n, h, w), "
+            "(n, h, w, 3) or (n, d, h, w)."
+        )
+    if images.ndim == 4 and images.shape[-1] == 3:
+        return np.moveaxis(images, -1, 1)
+    return images[:, None]

@@ -169,28 +169,6 @@ class ImageSet:
     converted: bool = False
 
 
-def unit_range(
-    images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_]
-) -> NDArray[np.float32]:
-    """Turns the bytes of images into numbers.
-
-    Args:
-        images: (N, C, *spatial).
-        peak: The value that becomes 1; 0 becomes -1.
-        present: (C,) bool; the other channels are 0.
-
-    Example:
-        >>> unit_range(np.array([[[0, 16]]], np.uint8), 16, np.array([True])).tolist()
-        [[[-1.0, 1.0]]]
-    """
-    unit = images.astype(np.float32)
-    unit *= 2 / peak
-    unit -= 1
-    # After scaling, as 0 is missing, while black is -1.
-    unit[:, ~present] = 0
-    return unit
-
-
 def channel_names(count: int) -> tuple[str, ...]:
     """Names the channels of a grey or colour image.
 

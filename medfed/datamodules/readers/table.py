@@ -16,14 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.readers.base import check_names, few
-from medfed.datamodules.readers.csv_files import Sheet, as_number, like_a_number, tidy
+from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.base import check_names
+from medfed.datamodules.readers.csv_files import (
+    Categories,
+    Sheet,
+    as_number,
+    like_a_number,
+    read_cells,
+    tidy,
+)
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
-
-Categories = Mapping[str, Sequence[str]]
 
 
 def find_kinds(
@@ -162,32 +167,6 @@ def in_order(text: str) -> tuple[float, str]:
     return as_number(text), text
 
 
-def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> NDArray[np.float64]:
-    """Reads the features.
-
-    Args:
-        sheet: The cells.
-        names: F columns.
-        categories: Of those that have some.
-
-    Returns:
-        (N, F): numbers, or the position of the category, -1 where it is none; NaN where missing.
-
-    Raises:
-        DataError: If a cell of another column is no number.
-    """
-    numeric = [at for at, name in enumerate(names) if name not in categories]
-    cells = np.empty((len(sheet.rows), len(names)))
-    cells[:, numeric] = sheet.numbers([names[at] for at in numeric])
-    for at, name in enumerate(names):
-        if name in categories:
-            position = {text: float(code) for code, text in enumerate(categories[name])}
-            cells[:, at] = [
-                np.nan if text is None else position.get(text, -1.0) for text in sheet.texts(name)
-            ]
-    return cells
-
-
 def recode(
     features: NDArray[np.float64], names: Sequence[str], old: Categories, new: Categories
 ) -> NDArray[np.float64]:
@@ -315,37 +294,6 @@ def read_csv(
     centres, files = sheet.known(centre) if centre else (), [path] * count
     cells = read_cells(sheet, names, categories)
     return Table(names, cells, labels, classes, patients, centres, files, categories)
-
-
-def read_features(
-    path: Path, names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None
-) -> tuple[NDArray[np.float64], dict[str, list[str]], dict[str, list[str | None]]]:
-    """Reads features alone, of a table that may lack labels.
-
-    Args:
-        path: A CSV file with a header; columns are found by name, in any order and case.
-        names: F features.
-        categories: Of the columns that have some.
-
-    Returns:
-        (N, F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other
-        columns by name; and those of the columns with categories.
-
-    Raises:
-        DataError: Naming the file, row and column of what cannot be used.
-    """
-    sheet, categories = Sheet.read(path), categories or {}
-    known = {column.lower() for column in sheet.columns}
-    if lacking := [name for name in names if name.lower() not in known]:
-        raise DataError(
-            f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}; it needs "
-            f"{few(names)}. Leave the cells of unknown values empty."
-        )
-    used = {name.lower() for name in names}
-    others = {c: [row[i] for row in sheet.rows] for i, c in enumerate(sheet.columns)}
-    kept = {c: cells for c, cells in others.items() if c.lower() not in used}
-    texts = {name: sheet.texts(name) for name in categories}
-    return read_cells(sheet, names, categories), kept, texts
 
 
 def join_tables(tables: Mapping[str, Table]) -> Table:

@@ -31,8 +31,9 @@ from medfed.common.errors import DataError
 from medfed.common.floors import CATEGORY
 from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
+from medfed.datamodules.readers.csv_files import Categories
 from medfed.datamodules.readers.samples import Index
-from medfed.datamodules.readers.table import Categories, in_order
+from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables.columns import (
     Array,
     Columns,

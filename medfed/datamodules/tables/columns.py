@@ -366,7 +366,7 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
         train: (N, F) training rows of every client.
         scalings: The scaling of every client.
     """
-    from medfed.common.console import few  # bundles carry this file without the console
+    from medfed.common.errors import few
 
     rows, names = np.concatenate(list(train.values())), columns.names
     standard = any(isinstance(scaling, Standard) for scaling in scalings.values())

@@ -7,8 +7,8 @@ It holds::
     configs/inference.json   how MONAI runs it (``python -m monai.bundle run``)
     models/model.pt          its weights, see :mod:`medfed.delivery.bundle.weights`
     models/model.onnx        the same for ONNX Runtime, if it was asked for
-    scripts/                 what reads, infers and writes without this package; `medfed predict`
-                             infers by the same modules
+    scripts/                 what reads, infers and writes without this package: the modules of
+                             `medfed predict`
     scripts/plugins/         the source of a network of the user's own
     docs/README.md           how it is run
     docs/model_card.md       what is recorded of data, metrics and origin
@@ -41,8 +41,7 @@ from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
 from medfed.common.schemas import parse_json
 from medfed.delivery.bundle import weights
-from medfed.delivery.bundle.documents import CARD, model_card, readme
-from medfed.delivery.bundle.inference_config import inference_config
+from medfed.delivery.bundle.documents import CARD, inference_config, model_card, readme
 from medfed.delivery.bundle.metadata import (
     FORMAT_VERSION,
     METADATA,

@@ -1,6 +1,7 @@
 """A bundle's pages: ``docs/README.md`` says how to run it, ``docs/model_card.md`` what is recorded.
 
-Every line comes from the metadata. Where nothing was recorded, the page says so.
+Every line comes from the metadata. Where nothing was recorded, the page says so. What runs the
+bundle under MONAI is ``configs/inference.json``.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from medfed.delivery.bundle.metadata import further
-from medfed.delivery.bundle.scripts.label_maps import map_codes
+from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.source_code import short_hash
+from medfed.delivery.bundle.weights import MODEL
 
 _INPUT = {
-    "volumes": "one volume per patient (NIfTI; NRRD, MetaImage and folders of DICOM series need "
-    "`pip install SimpleITK`), channels on the last axis, in the order below",
-    "pictures": "one picture per file: PNG, JPEG, TIFF or BMP",
-    "images": "one image per file: PNG, or NumPy arrays (channels, height, width) alike",
-    "ct_patches": "one patch per file: NumPy arrays (channels, height, width[, depth]) in HU",
-    "table": "CSV files with a header; one patient per row, empty cells are missing values",
+    "volumes": "a scan, or a folder of scans (NIfTI; NRRD, MetaImage and folders of DICOM series "
+    "need `pip install SimpleITK`), channels on the last axis, in the order below",
+    "pictures": "a picture, or a folder of pictures: PNG, JPEG, TIFF or BMP",
+    "images": "an image, or a folder of images: PNG, JPEG, TIFF or BMP, or NumPy arrays (channels, "
+    "height, width)",
+    "ct_patches": "a folder of CT scans (MetaImage) with `candidates.csv`: the columns seriesuid, "
+    "coordX, coordY and coordZ",
+    "table": "one CSV file with a header; one patient per row, empty cells are missing values",
 }
 _README = """\
 # {task} model of {client}
@@ -78,17 +82,16 @@ def readme(facts: Mapping[str, Any]) -> str:
             f"one folder per patient, with one volume per channel ({named}): NIfTI; NRRD, "
             "MetaImage and folders of DICOM series need `pip install SimpleITK`"
         )
-    table = "`predictions.csv`" if task == "regression" else "`probabilities.csv`"
-    result = "one mask (NIfTI) per patient, on its own grid"
+    result = "the masks of each scan, on its grid"
     if source["kind"] == "pictures":
-        result = "PNG masks of the pictures' own sizes"
+        result = "PNG masks of the sizes of the pictures"
     metrics = facts["run_test_metrics"] if exported is None else exported
     rows = (f"| {n} | {'undefined' if v is None else f'{v:.4f}'} |" for n, v in metrics.items())
     return _README.format(
         task=task.capitalize(),
         client=facts["client"],
         method=facts["method"],
-        result=result if task == "segmentation" else table,
+        result=result if task == "segmentation" else "`predictions.csv`",
         expected=expected,
         inputs="Features" if source["kind"] == "table" else "Channels",
         channels=", ".join((not files and source.get("file_channels")) or facts["channels"]),
@@ -347,3 +350,34 @@ def _by(sizes: Iterable[int]) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds the configuration that ``python -m monai.bundle run`` runs.
+
+    Args:
+        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
+
+    Returns:
+        ``configs/inference.json``, as JSON has it.
+    """
+    ct = facts["input"]["kind"] == "ct_patches"
+    return {
+        "imports": [
+            *("$import json", "$import torch"),
+            *("$from scripts.decode import load", "$from scripts.run import run as predict"),
+        ],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/input'",
+        "output_dir": "$@bundle_root + '/eval'",
+        "candidates": "$@dataset_dir + '/candidates.csv'" if ct else None,
+        "spacing_tolerance": 0.25,
+        "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
+        "network_def": facts["network"],
+        "network": f"$load(@network_def, @bundle_root + '/{MODEL}').to(@device)",
+        "facts": "$json.load(open(@bundle_root + '/configs/metadata.json', encoding='utf-8'))"
+        "['medfed']",
+        "run": [
+            "$predict(@network, @facts, @dataset_dir, @output_dir, @candidates, @spacing_tolerance)"
+        ],
+    }

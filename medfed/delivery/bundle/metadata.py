@@ -175,7 +175,8 @@ def further(facts: Mapping[str, Any]) -> dict[str, str]:
     """
     code = facts.get("code") or {"require": {}}
     every = {**(facts.get("packages") or {}), **code["require"]}
-    if facts.get("largest_part"):
+    resampled = (facts.get("input", {}).get("patches") or {}).get("spacing")
+    if facts.get("largest_part") or resampled:
         every["scipy"] = version("scipy")
     return {name: known for name, known in every.items() if name not in ("monai", "numpy")}
 

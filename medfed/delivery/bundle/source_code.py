@@ -36,16 +36,24 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # its files import each other
 '''
-CARRIED = (  # beside those of medfed/delivery/bundle/scripts; PyTorch, MONAI, NumPy, Pillow alone
+CARRIED = (  # as well as medfed/delivery/bundle/scripts; they need what MONAI and Pillow need
     "common/checks",
     "common/errors",
+    "common/files",
+    "common/seeding",
+    "datamodules/ct_patches",
     "datamodules/preparation",
+    "datamodules/readers/csv_files",
+    "datamodules/readers/dicom",
+    "datamodules/readers/metaimage",
+    "datamodules/readers/nrrd",
     "datamodules/readers/pictures",
+    "datamodules/readers/volumes",
     "datamodules/tables/columns",
     "functional/grids",
     "models/inference",
 )
-_OF_MEDFED = re.compile(r"^( *)from medfed\.(?:\w+\.)*(\w+) import", re.MULTILINE)
+_OF_MEDFED = re.compile(r"^( *)from medfed((?:\.\w+)*) import", re.MULTILINE)
 _PREFIX = "sha256-"
 _LEAST = 8  # digits of a hash that a person must have copied
 _FILE = re.compile(r"([A-Za-z_]\w*/)*[A-Za-z_]\w*\.py")
@@ -59,15 +67,21 @@ def carried() -> dict[str, str]:
     inference; only their imports of each other name ``scripts``.
 
     Example:
-        >>> [line for line in carried()["tables.py"].splitlines() if "scripts" in line]
-        ['from scripts.columns import Columns, from_facts']
+        >>> [line for line in carried()["predictor.py"].splitlines() if "scripts.masks" in line]
+        ['from scripts.masks import largest_part']
     """
     folder = Path(scripts.__path__[0])
     root = folder.parents[2]
-    files = [*folder.glob("*.py"), *(root / f"{name}.py" for name in CARRIED)]
+    paths = [*folder.glob("*.py"), *(root / f"{name}.py" for name in CARRIED)]
+    files = {path.name: path for path in sorted(paths, key=lambda path: path.name)}
+
+    def renamed(line: re.Match[str]) -> str:
+        module = line[2].rpartition(".")[2]  # of a package, modules are imported
+        return f"{line[1]}from scripts{f'.{module}' * (f'{module}.py' in files)} import"
+
     return {
-        path.name: _OF_MEDFED.sub(r"\1from scripts.\2 import", path.read_text(encoding="utf-8"))
-        for path in sorted(files, key=lambda path: path.name)
+        name: _OF_MEDFED.sub(renamed, path.read_text(encoding="utf-8"))
+        for name, path in files.items()
     }
 
 

@@ -35,10 +35,15 @@ from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.common.files import csv_text, digest, locked, original, write_json, write_text, writing
 from medfed.common.schemas import parse_json
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.predict import outputs
+from medfed.delivery.bundle.scripts.masks import check_apart
+from medfed.delivery.bundle.scripts.scans import RECORD
 from medfed.delivery.predict.committee import Committee
-from medfed.delivery.predict.options import PredictOptions, attempt
-from medfed.delivery.predict.scans import RECORD
+from medfed.delivery.predict.options import (
+    PredictOptions,
+    attempt,
+    check_place,
+    check_targets,
+)
 
 Content = TypeVar("Content")
 SUMMARY, _UNFINISHED, _LOCK = "summary.csv", ".unfinished.json", ".lock"
@@ -291,8 +296,8 @@ def segment_cases(
         MedfedError: If nothing can be done, or some cases could not be segmented.
     """
     options = committee.options
-    _check_apart(cases, what)
-    outputs.check_place(options)
+    check_apart([(case.name, case.targets) for case in cases], what)
+    check_place(options)
     named = columns(committee, unit)
     table, left_out = _table(committee, unit, what), 0
 
@@ -311,7 +316,7 @@ def segment_cases(
             replaced = options.overwrite or (
                 record is not None and record.replaceable(case.targets)
             )
-            outputs.check_targets(case.targets, replaced, inputs)
+            check_targets(case.targets, replaced, inputs)
             if record is None:
                 found = segment(case)
             else:
@@ -378,18 +383,3 @@ def _is_done(record: OutputFolder, case: Case) -> bool:
         return record.is_done(case.name, case.inputs(), case.targets)
     except (MedfedError, OSError):
         return False  # which is told when it is its turn
-
-
-def _check_apart(cases: Sequence[Case], what: str) -> None:
-    """Refuses cases of which one would be written over another's files."""
-    owners: dict[Path, Case] = {}
-    for case in cases:
-        for file in case.targets:
-            other = owners.setdefault(file, case)
-            if other is case:
-                continue
-            if other.name == case.name:
-                raise ConfigError(f"There are two {what} of the name {case.name}; rename one.")
-            raise ConfigError(
-                f"{what.capitalize()} {other.name} and {case.name} would share {file}; rename one."
-            )

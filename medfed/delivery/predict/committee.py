@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError, DataError
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
-from medfed.delivery.bundle.scripts.label_maps import map_codes
+from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.predict.options import PredictOptions
 from medfed.functional.mixing import entropies, mean_and_spread, mean_dice

@@ -14,7 +14,6 @@ annotations and machine learning model outputs in pathology and radiology", J Di
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -28,17 +27,30 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
+from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
 from medfed.datamodules.readers import dicom
-from medfed.datamodules.readers.volumes import Geometry, as_stored, is_volume
+from medfed.datamodules.readers.volumes import Geometry, as_stored
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.bundle.scripts.label_maps import label_map, map_codes
+from medfed.delivery.bundle.scripts.masks import (
+    SEG,
+    beside,
+    mask_files,
+    mask_suffix,
+    save_like,
+    save_masks,
+)
 from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.predict import outputs
+from medfed.delivery.bundle.scripts.scans import (
+    Scan,
+    ScanFiles,
+    find_scans,
+    read_scan,
+    regions_of_scan,
+)
 from medfed.delivery.predict.cases import Case, segment_cases
 from medfed.delivery.predict.committee import Committee, segmented
-from medfed.delivery.predict.scans import Scan, ScanFiles, find_scans, read_scan
+from medfed.delivery.predict.options import check_writable
 from medfed.functional.grids import on_grid
 
 _SCHEME = "99MEDFED"
@@ -52,13 +64,13 @@ def highdicom() -> ModuleType:
         ConfigError: If it is not installed.
     """
     try:
-        found = import_module("highdicom")
+        module = import_module("highdicom")
     except ImportError as error:
         raise ConfigError(
             "DICOM SEG needs the package highdicom: pip install medfed[dicom]."
         ) from error
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells of every copied attribute
-    return found
+    return module
 
 
 def save_segments(
@@ -160,15 +172,15 @@ def segment_all(committee: Committee, bundles: Sequence[Bundle], console: Consol
         MedfedError: If nothing can be done, or some scans could not be segmented.
     """
     options = committee.options
-    if options.format == "dicomseg" or Path(options.output).suffix.lower() == outputs.SEG:
+    if options.format == "dicomseg" or Path(options.output).suffix.lower() == SEG:
         highdicom()
     facts = [member.facts for member in committee.members]
     scans = find_scans(Path(options.input), facts, Path(options.output))
-    found = {scan.id: scan for scan in scans}
+    by_name = {scan.id: scan for scan in scans}
     cases = [_case(committee, scan, len(scans) == 1) for scan in scans]
 
     def one(case: Case) -> Mapping[str, float]:
-        return segment(committee, found[case.name], case.base)
+        return segment(committee, by_name[case.name], case.base)
 
     segment_cases(cases, one, committee, bundles, "ml", "scans", console)
 
@@ -194,50 +206,33 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
         read = read_scan(scan, member.facts, options.spacing_tolerance)
         reads[1:] = []  # the first one says where its voxels lie
         reads.append(read)
-        found = member.regions(read.image, read.body, scan.path, read.grid, read.geometry.shape)
-        return committee.in_order(member, found, 0)
+        return committee.in_order(member, regions_of_scan(member, read, scan.path), 0)
 
     decided = segmented(committee, committee.ask(answer))
     read, probabilities = reads[0], decided.probabilities
-    inside = dict(zip(first.labels, decided.masks, strict=True))
     like = read.geometry, read.source
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.suffix.lower() == outputs.SEG:
-        series, said = _series(scan, read), f"medfed, {first.facts['method']}"
-        planes = {name: mask.numpy() for name, mask in inside.items()}
-        save_segments(planes, read.geometry, series, target, said)
+    if target.suffix.lower() == SEG:
+        title = f"medfed, {first.facts['method']}"
+        planes = {n: m.numpy() for n, m in zip(first.labels, decided.masks, strict=True)}
+        save_segments(planes, read.geometry, _series(read), target, title)
     else:
-        for path, codes in _mask_files(first, target).items():
-            note = ", ".join(f"{code} {name}" for name, code in codes.items())
-            outputs.save_like(label_map(inside, codes).numpy(), *like, path, note)
+        save_masks(first.facts, decided.masks, *like, target)
     maps = {_MAPS: probabilities} if options.probabilities else {}
     if options.uncertainty and decided.spread is not None:
         maps[_SPREAD] = decided.spread
     for postfix, values in maps.items():
         note = f"{postfix[1:]} of " + ", ".join(first.labels)
-        path = outputs.beside(target, postfix)
-        outputs.save_like(np.moveaxis(values.numpy(), 0, -1), *like, path, note)
+        path = beside(target, postfix)
+        save_like(np.moveaxis(values.numpy(), 0, -1), *like, path, note)
     spacing = read.geometry.spacing
     if options.picture:
         image = read.image
         if read.grid is not None:
             image = on_grid(image, read.grid, read.geometry.shape)
-        picture = outputs.beside(target, "", ".png")
+        picture = beside(target, "", ".png")
         _draw(first, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
     return decided.measured("ml", float(np.prod(spacing)) / 1000)
-
-
-def _mask_files(predictor: Predictor, target: Path) -> dict[Path, dict[str, int]]:
-    """The files of the masks with their label values: one, or one for each region."""
-    codes = map_codes(predictor.facts)
-    if codes is not None:
-        return {target: codes}
-    for name in predictor.labels:
-        if re.search(r"[/\\\x00-\x1f]", name):
-            raise CheckpointError(
-                f"The bundle's label {name!r} cannot be part of a file's name; export it anew."
-            )
-    return {outputs.beside(target, f"_{name}"): {name: 1} for name in predictor.labels}
 
 
 def _case(committee: Committee, scan: ScanFiles, alone: bool) -> Case:
@@ -245,30 +240,26 @@ def _case(committee: Committee, scan: ScanFiles, alone: bool) -> Case:
     options, first = committee.options, committee.first
     output, wanted = Path(options.output), options.format
     if options.into_folder:
-        target = output / f"{scan.id}{outputs.mask_suffix(_volume(scan), wanted)}"
+        target = output / f"{scan.id}{mask_suffix(scan.volume, wanted)}"
     elif not alone:
         raise ConfigError(
             f"{options.input} holds several scans, so output={output} must be a folder: a name "
             "without a suffix."
         )
     else:
-        outputs.check_writable(output, wanted)
+        check_writable(output, wanted)
         target = output
-    is_seg = target.suffix.lower() == outputs.SEG
-    if is_seg and alone and not _may_be_dicom(scan):
+    is_seg = target.suffix.lower() == SEG
+    if is_seg and alone and not scan.path.is_dir():
         raise ConfigError(f"{scan.path} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
-    masks = [target] if is_seg else [*_mask_files(first, target)]
+    masks = [target] if is_seg else [*mask_files(first.facts, target)]
     more = {_MAPS: options.probabilities, _SPREAD: options.uncertainty}
-    maps = [outputs.beside(target, postfix) for postfix, wanted in more.items() if wanted]
-    picture = [outputs.beside(target, "", ".png")] * options.picture
+    maps = [beside(target, postfix) for postfix, wanted in more.items() if wanted]
+    picture = [beside(target, "", ".png")] * options.picture
     return Case(scan.id, scan.path, scan.files, target, (*masks, *maps, *picture))
 
 
-def _may_be_dicom(scan: ScanFiles) -> bool:
-    return scan.path.is_dir()
-
-
-def _series(scan: ScanFiles, read: Scan) -> Path:
+def _series(read: Scan) -> Path:
     """The DICOM series that a scan is, or of which its first contrast is."""
     if not read.source.is_dir():
         raise DataError(f"{read.source} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
@@ -276,13 +267,6 @@ def _series(scan: ScanFiles, read: Scan) -> Path:
 
 
 _OTHER = "leave format=dicomseg out to get a mask of the scan's own format"
-
-
-def _volume(scan: ScanFiles) -> Path:
-    """A volume of the scan, after whose format that of its mask is chosen."""
-    if not scan.path.is_dir() or dicom.is_series(scan.path):
-        return scan.path
-    return min((p for p in scan.path.iterdir() if is_volume(p)), default=scan.path)
 
 
 def _draw(

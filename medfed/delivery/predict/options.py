@@ -1,10 +1,10 @@
-"""What is wanted of a prediction, and many inputs one by one."""
+"""What a prediction is asked for, where it writes, and how it works through many inputs."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 from medfed.common.checks import check_known
 from medfed.common.console import Steps
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError, first_line
+from medfed.delivery.bundle.scripts.masks import NIFTI, SEG, WRITTEN
 
 Item = TypeVar("Item")
 BACKENDS = ("auto", "onnx", "torch")
@@ -146,8 +147,8 @@ def attempt(
             try:
                 work(item)
             except KeyboardInterrupt as error:
-                told = again.format(done=steps.done - len(errors), all=len(items))
-                raise type(error)(told) from error
+                how = again.format(done=steps.done - len(errors), all=len(items))
+                raise type(error)(how) from error
             except Exception as error:
                 if isinstance(error, WriteError):
                     raise
@@ -165,4 +166,86 @@ def attempt(
         raise DataError(
             f"{len(errors)} of {len(items)} {what} could not be predicted, for the reasons above"
             + ("; the others are done." if len(errors) < len(items) else ".")
+        )
+
+
+def check_place(options: PredictOptions) -> None:
+    """Refuses an output that would be in the way of what is there; parents may be missing.
+
+    Raises:
+        ConfigError: If the output is the input, lies in a bundle or below a file.
+
+    Example:
+        >>> check_place(PredictOptions("bundle", "scans", "no/such/folder/masks"))
+    """
+    output = Path(options.output).absolute()
+    if output.resolve() == Path(options.input).resolve():
+        raise ConfigError(f"output={options.output} is the input; choose another one.")
+    for folder in options.bundles:
+        if output.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(
+                f"output={options.output} lies in the bundle {folder}; choose another one."
+            )
+    above = next(p for p in output.parents if p.exists())
+    for path in (output, above):
+        is_wanted = options.into_folder if path == output else True
+        if path.exists() and is_wanted and not path.is_dir():
+            raise ConfigError(f"{path} is a file and no folder; choose another output.")
+
+
+def check_targets(targets: Iterable[Path], overwrite: bool, inputs: Iterable[Path]) -> None:
+    """Refuses to write over an input, or over what is there.
+
+    Args:
+        targets: The files to be written.
+        overwrite: Whether existing files may be replaced.
+        inputs: Files that are never replaced.
+
+    Raises:
+        ConfigError: Naming the file and what to do.
+    """
+    kept = {path.resolve() for path in inputs}
+    for target in targets:
+        if target.resolve() in kept:
+            raise ConfigError(f"The output {target} is an input; choose another output.")
+        if target.exists() and not overwrite:
+            raise ConfigError(f"{target} is there already; set overwrite=true to replace it.")
+
+
+def table_path(options: PredictOptions) -> Path:
+    """Returns the CSV file that will be written: the output itself, or one in it.
+
+    Raises:
+        ConfigError: If the output is another file, is there already, or cannot be made.
+
+    Example:
+        >>> table_path(PredictOptions("bundle", "patients.csv", "probabilities.csv")).name
+        'probabilities.csv'
+        >>> table_path(PredictOptions("bundle", "images", "results")).as_posix()
+        'results/predictions.csv'
+    """
+    output = Path(options.output)
+    if options.into_folder:
+        output /= "predictions.csv"
+    elif output.suffix.lower() != ".csv":
+        raise ConfigError(
+            f"output={output} must be a .csv file, or a folder: this model writes a table."
+        )
+    inputs = [Path(path) for path in (options.input, options.candidates) if path is not None]
+    check_targets([output], options.overwrite, inputs)
+    return output
+
+
+def check_writable(path: Path, wanted: str | None) -> None:
+    """Refuses a mask's file of a format that is not written, or not the one that is wanted.
+
+    Raises:
+        ConfigError: Naming the formats that are.
+    """
+    kinds = {"nifti": NIFTI, "dicomseg": (SEG,), None: (*WRITTEN, SEG)}[wanted]
+    if not path.name.lower().endswith(kinds):
+        by = f" with format={wanted}" * (wanted is not None)
+        raise ConfigError(
+            f"output={path} must be a folder, or a file of {', '.join(kinds)}{by} where the input "
+            "is one scan."
         )

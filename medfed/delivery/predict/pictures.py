@@ -5,24 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import replacing, writing
+from medfed.common.errors import ConfigError
 from medfed.datamodules.readers import pictures
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.bundle.scripts.label_maps import label_map, map_codes
+from medfed.delivery.bundle.scripts.masks import (
+    picture_beside,
+    picture_files,
+    save_picture,
+    save_picture_masks,
+)
 from medfed.delivery.bundle.scripts.predictor import PictureRegions, Predictor, regions_of_picture
+from medfed.delivery.bundle.scripts.scans import find_pictures, stem_below
 from medfed.delivery.predict.cases import Case, segment_cases
 from medfed.delivery.predict.committee import Committee, segmented
 from medfed.delivery.predict.options import PredictOptions
-from medfed.delivery.predict.scans import say_left_out, stem_below, walk
 
 log = logging.getLogger(__name__)
 
@@ -61,48 +62,22 @@ def _segment(committee: Committee, file: Path, target: Path) -> dict[str, float]
         return committee.in_order(member, seen[-1].full, 0)
 
     decided = segmented(committee, committee.ask(answer))
-    inside = dict(zip(first.labels, decided.masks, strict=True))
     target.parent.mkdir(parents=True, exist_ok=True)
-    codes = map_codes(first.facts)
-    if codes:
-        values = label_map(inside, codes).numpy()
-        _save(values if values.dtype == np.uint8 else values.astype(np.uint16), target)
-    else:
-        for path, mask in zip(_masks(first, target), inside.values(), strict=True):
-            _save(mask.numpy().astype(np.uint8) * 255, path)
+    save_picture_masks(first.facts, decided.masks, target)
     maps = {"probability": decided.probabilities} if options.probabilities else {}
     if options.uncertainty and decided.spread is not None:
         maps["uncertainty"] = decided.spread
     for what, shares in maps.items():
         for name, share in zip(first.labels, shares.numpy(), strict=True):
-            _save(share, _beside(target, f"{name}_{what}", ".tif"))
+            save_picture(share, picture_beside(target, f"{name}_{what}", ".tif"))
     if options.picture:
         image, small, _ = seen[0]
         if committee.several:
             size = image.shape[2], image.shape[1]
             mean = pictures.upright(pictures.resized(decided.probabilities.numpy(), size))
             small = torch.from_numpy(mean)
-        _draw(first, file.stem, image, small, _beside(target, "contours"))
+        _draw(first, file.stem, image, small, picture_beside(target, "contours"))
     return decided.measured("percent", 100 / (width * height))
-
-
-def _masks(predictor: Predictor, target: Path) -> list[Path]:
-    if map_codes(predictor.facts):
-        return [target]
-    return [_beside(target, name) for name in predictor.labels]
-
-
-def _beside(target: Path, what: str, suffix: str | None = None) -> Path:
-    return target.with_name(f"{target.stem}_{what}{suffix or target.suffix}")
-
-
-def _save(values: NDArray[Any], target: Path) -> None:
-    """Writes a mask or map, whole or not at all."""
-    from PIL import Image
-
-    kind = "TIFF" if target.suffix == ".tif" else "PNG"
-    with writing(target, "choose another output"), replacing(target) as partial:
-        Image.fromarray(np.ascontiguousarray(values)).save(partial, format=kind)
 
 
 def _draw(
@@ -128,31 +103,25 @@ def _cases(committee: Committee) -> list[Case]:
     """The pictures with all files that are written: the output itself, or in it, by their names."""
     options, first = committee.options, committee.first
     source, output = Path(options.input), Path(options.output)
-    if not source.exists():
-        raise DataError(f"{source} does not exist; name a picture, or a folder of them, in input.")
-    found = [source]
-    if source.is_dir():
-        inside = [*walk(source, output)]
-        found = [f for f in inside if f.suffix.lower() in pictures.SUFFIXES]
-        if not found:
-            raise DataError(f"{source} has no pictures ({', '.join(pictures.SUFFIXES)}); add some.")
-        say_left_out(source, [f for f in inside if f not in set(found)], "pictures")
+    files = find_pictures(source, output)
     if not options.into_folder and (source.is_dir() or output.suffix.lower() != ".png"):
         raise ConfigError(
             f"output={output} must be a folder (a name without a suffix), or a .png file where "
             "input is one picture."
         )
     root = source if source.is_dir() else source.parent
-    return [_case(first, file, stem_below(file, root, file.stem), options) for file in found]
+    return [_case(first, file, stem_below(file, root, file.stem), options) for file in files]
 
 
 def _case(first: Predictor, file: Path, name: str, options: PredictOptions) -> Case:
     output = Path(options.output)
     target = output / f"{name}.png" if options.into_folder else output
     maps = [
-        _beside(target, f"{label}_{what}", ".tif")
+        picture_beside(target, f"{label}_{what}", ".tif")
         for what in ["probability"] * options.probabilities + ["uncertainty"] * options.uncertainty
         for label in first.labels
     ]
-    contours = [_beside(target, "contours")] * options.picture
-    return Case(name, file, lambda: [file], target, (*_masks(first, target), *maps, *contours))
+    contours = [picture_beside(target, "contours")] * options.picture
+    return Case(
+        name, file, lambda: [file], target, (*picture_files(first.facts, target), *maps, *contours)
+    )

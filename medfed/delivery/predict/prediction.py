@@ -7,7 +7,7 @@ where it is done here:
 ==========  ==============================================================  ======================
 Kind        What happens between the file and the network                   Read by
 ==========  ==============================================================  ======================
-volumes     Axes towards right, anterior, superior (``read_volume``). Cropped    `scans.read_scan`,
+volumes     Axes towards right, anterior, superior (``read_volume``). Cropped   `scans.read_scan`,
             to the body, normalised channel by channel and resampled where  `Predictor.regions`
             training did so (`datamodules.preparation`); z-scored over
             voxels that are not zero by default. Channels that the client
@@ -17,16 +17,16 @@ volumes     Axes towards right, anterior, superior (``read_volume``). Cropped   
             windows of the training patches' size, blended by a Gaussian,
             and a smaller volume is padded with zeros. Logits are
             interpolated back to the scan's own grid.
-pictures    Resampled by the scale of training, each channel normalised     `pictures`, by
+pictures    Resampled by the scale of training, each channel normalised     `load_picture`
             by itself over the whole picture; windows of the training       `load_picture`
             patches' size; probabilities resampled to the picture's size.
-ct_patches  Axes right to left, front to back, foot to head; a patch whose  `tables`
+ct_patches  Axes right to left, front to back, foot to head; a patch whose  `samples`
             centre is the candidate's voxel, air beyond the border,
             resampled where training was; HU clipped to the window and
             scaled to [-1, 1].
-images      Resized and converted where training did so; 0 to white         `images.read_pixels`
+images      Resized and converted where training did so; 0 to white         `samples`
             becomes -1 to 1.
-table       Features by name; the training rows' minimum and maximum        `tables.predict_table`
+table       Features by name; the training rows' minimum and maximum        `samples`
             become -1 and 1, beyond them values are clipped; missing cells
             become 0, with indicators where training had them.
 ==========  ==============================================================  ======================
@@ -43,8 +43,7 @@ from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.delivery.bundle.bundle import read_bundle
-from medfed.delivery.predict.options import PredictOptions
-from medfed.delivery.predict.outputs import check_place
+from medfed.delivery.predict.options import PredictOptions, check_place
 
 
 def predict(config: Section, console: Console | None = None) -> None:
@@ -89,8 +88,11 @@ def predict(config: Section, console: Console | None = None) -> None:
             raise ConfigError(f"{key}=true is for segmentation; this model writes a table.")
     if options.format is not None:
         raise ConfigError("format is for masks of scans; this model writes a table: leave it out.")
-    from medfed.delivery.predict.images import predict_images
-    from medfed.delivery.predict.tables import predict_candidates, predict_table
+    from medfed.delivery.predict.samples import (
+        predict_candidates,
+        predict_images,
+        predict_table,
+    )
 
     kinds = {"ct_patches": predict_candidates, "images": predict_images, "table": predict_table}
     written = kinds[kind](committee)

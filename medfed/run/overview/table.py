@@ -21,14 +21,14 @@ from rich.table import Table
 from torch import Tensor
 
 from medfed.common.console import cell, say, wide_console
-from medfed.common.errors import DataError
+from medfed.common.errors import DataError, few
 from medfed.common.files import csv_text
 from medfed.common.scores import span
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import Patient, few
+from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.datamodules.splits import SPLITS, Split
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError, DataError, first_line
 from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers.pictures import load_picture, picture_header, resized, rows_from_top
-from medfed.delivery.bundle.scripts.label_maps import largest_part
+from medfed.delivery.bundle.scripts.masks import largest_part
 from medfed.functional.grids import axial, plane_of, with_neighbours
 from medfed.models.inference import ClassInference, Inference, OutcomeInference, RegionInference
 

@@ -1,6 +1,6 @@
-"""Scans as hospitals have them: found in folders, checked, and read as in training.
+"""Scans, pictures and images in a folder of inputs: found, checked, and read as in training.
 
-What lies in a folder of inputs, however deep.
+Bundles carry this file.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.common.seeding import one_thread
-from medfed.datamodules.readers import dicom
-from medfed.datamodules.readers.case_folders import FILES, Pattern, find_file
+from medfed.datamodules.readers import dicom, pictures
 from medfed.datamodules.readers.volumes import (
+    FILES,
     SUFFIXES,
     Geometry,
+    Pattern,
     check_finite,
     check_same_grid,
     files_of,
+    find_file,
     is_volume,
     read_geometry,
     read_volume,
     stem_of,
     suffix_of,
 )
-from medfed.delivery.bundle.scripts.predictor import channels_of, prepare
+from medfed.delivery.bundle.scripts.predictor import Predictor, channels_of, prepare
 
 _log = logging.getLogger(__name__)
 _NAMED = 3
@@ -116,6 +118,13 @@ class ScanFiles:
         volumes = [self.path] if one else [p for p in self.path.iterdir() if is_volume(p)]
         return [file for volume in volumes for file in files_of(volume)]
 
+    @property
+    def volume(self) -> Path:
+        """A volume of the scan, after whose format that of its mask is chosen."""
+        if not self.path.is_dir() or dicom.is_series(self.path):
+            return self.path
+        return min((p for p in self.path.iterdir() if is_volume(p)), default=self.path)
+
 
 class Scan(NamedTuple):
     """One scan as a network sees it.
@@ -167,17 +176,60 @@ def find_scans(
     if is_one(path):
         return [ScanFiles(stem_of(path.resolve()), path)]
     inside = [*walk(path, apart_from, is_one)]
-    found = [p for p in inside if p.is_dir() or suffix_of(p)]
-    if not found:
+    volumes = [p for p in inside if p.is_dir() or suffix_of(p)]
+    if not volumes:
         raise DataError(
             f"{path} has no volumes ({', '.join(SUFFIXES)}, folders of DICOM series) and no "
             "folders of them; name the folder with the scans in input."
         )
-    data = {".raw", ".zraw", ".gz"}  # of headers, which name them
-    others = [p for p in inside if p not in found and p.suffix.lower() not in data]
+    of_headers = {".raw", ".zraw", ".gz"}
+    others = [p for p in inside if p not in volumes and p.suffix.lower() not in of_headers]
     say_left_out(path, others, "volumes")
-    scans = [ScanFiles(stem_below(p, path, p.name if p.is_dir() else stem_of(p)), p) for p in found]
+    scans = [
+        ScanFiles(stem_below(p, path, p.name if p.is_dir() else stem_of(p)), p) for p in volumes
+    ]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
+
+
+def find_pictures(path: Path, apart_from: Path | None = None) -> list[Path]:
+    """Lists the pictures that an input names: a file, or all below a folder.
+
+    Args:
+        path: The file or folder.
+        apart_from: A folder in it that is left out: the one for the masks.
+
+    Raises:
+        DataError: If there is none.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name a picture, or a folder of them, in input.")
+    if not path.is_dir():
+        return [path]
+    inside = [*walk(path, apart_from)]
+    files = [f for f in inside if f.suffix.lower() in pictures.SUFFIXES]
+    if not files:
+        raise DataError(f"{path} has no pictures ({', '.join(pictures.SUFFIXES)}); add some.")
+    say_left_out(path, [f for f in inside if f not in set(files)], "pictures")
+    return files
+
+
+def find_images(path: Path) -> list[Path]:
+    """Lists the images that an input names, arrays of NumPy among them.
+
+    Raises:
+        DataError: If there is none.
+    """
+    wanted = (*pictures.SUFFIXES, ".npy", ".npz")
+    if path.is_dir():
+        inside = [*walk(path)]
+        files = [f for f in inside if f.suffix.lower() in wanted]
+        if not files:
+            raise DataError(f"{path} has no images ({', '.join(wanted)}); name their folder.")
+        say_left_out(path, [f for f in inside if f not in set(files)], "images")
+        return files
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name an image, or a folder of images, in input.")
+    return [path]
 
 
 def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None) -> Scan:
@@ -209,6 +261,15 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
         return Scan(*prepare(loaded, names, facts, geometry.spacing), geometry, paths[0])
 
 
+def regions_of_scan(predictor: Predictor, scan: Scan, source: object) -> Tensor:
+    """Segments a scan: ``(R, H, W, D)`` float32 probabilities on its own voxels.
+
+    Raises:
+        DataError: If the network cannot take it.
+    """
+    return predictor.regions(scan.image, scan.body, source, scan.grid, scan.geometry.shape)
+
+
 def check_spacing(
     spacing: Sequence[float],
     facts: Mapping[str, Any],
@@ -238,14 +299,14 @@ def check_spacing(
         medfed.common.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model \
 was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
     """
-    found = facts.get("spacing_range") or [facts.get("spacing")] * 2
-    if tolerance is None or found[0] is None:
+    ends = facts.get("spacing_range") or [facts.get("spacing")] * 2
+    if tolerance is None or ends[0] is None:
         return
-    low, high = (np.asarray(end, dtype=float)[list(axes)] for end in found)
-    own = np.asarray(spacing, dtype=float)[list(axes)]
-    if (own >= low * (1 - tolerance) - 1e-6).all() and (own <= high * (1 + tolerance) + 1e-6).all():
+    low, high = (np.asarray(end, dtype=float)[list(axes)] for end in ends)
+    mm = np.asarray(spacing, dtype=float)[list(axes)]
+    if (mm >= low * (1 - tolerance) - 1e-6).all() and (mm <= high * (1 + tolerance) + 1e-6).all():
         return
-    least, greatest = _millimetres(found[0]), _millimetres(found[1])
+    least, greatest = _millimetres(ends[0]), _millimetres(ends[1])
     wanted = least if least == greatest else f"{least} to {greatest}"
     raise DataError(
         f"{source} has voxels of {_millimetres(spacing)} mm, but the model was trained on {wanted} "
@@ -265,12 +326,12 @@ def _is_case(folder: Path, facts: Mapping[str, Any]) -> bool:
 def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     """File names of the contrasts that the client has: those of the training data, or the usual."""
     known: Mapping[str, Pattern] = facts["input"].get("files") or {}
-    found: dict[str, Sequence[str]] = {}
+    patterns: dict[str, Sequence[str]] = {}
     for name in facts["present"]:
         usual = (*FILES.get(name, ()), *(f"{name}{suffix}" for suffix in SUFFIXES), name)
         given = known.get(name, usual)
-        found[name] = [given] if isinstance(given, str) else list(given)
-    return found
+        patterns[name] = [given] if isinstance(given, str) else list(given)
+    return patterns
 
 
 def _load(path: Path, count: int) -> Tensor:

@@ -1,0 +1,334 @@
+"""Masks in files: which label values they have, and on which grid and axes they lie.
+
+Bundles carry this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.files import replacing, writing
+from medfed.datamodules.readers.volumes import Geometry, as_stored, stem_of, suffix_of
+
+NIFTI = (".nii.gz", ".nii")
+WRITTEN = (*NIFTI, ".nrrd", ".mha")
+SEG = ".dcm"
+
+
+def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
+    """Chooses the label value of every region, where the regions nest or are exclusive.
+
+    The zone of a region is what none of the regions within it takes. Where each zone was exactly
+    one label value of the training masks, it keeps that value, so that prediction and truth
+    compare; otherwise the zones are numbered, from outside to inside where they nest.
+
+    Args:
+        regions: Label values of the training masks that make up every region.
+
+    Returns:
+        Value by region, an outer one before those within it; None where two regions overlap
+        without nesting, or are the same.
+
+    Example:
+        >>> label_codes({"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]})  # BraTS
+        {'whole': 2, 'core': 1, 'enhancing': 4}
+        >>> label_codes({"enhancing": [3], "whole": [1, 2, 3]})
+        {'whole': 1, 'enhancing': 2}
+        >>> label_codes({"liver": [1], "tumour": [2]}), label_codes({"a": [1], "b": [2, 3]})
+        ({'liver': 1, 'tumour': 2}, {'a': 1, 'b': 2})
+        >>> label_codes({"a": [1, 2], "b": [2, 3]}) is None
+        True
+    """
+    values = {name: set(codes) for name, codes in regions.items()}
+    exclusive = sum(map(len, values.values())) == len(set().union(*values.values()))
+    names = list(regions)
+    if not exclusive:
+        names.sort(key=lambda name: -len(values[name]))
+    inner = [set() if exclusive else values[name] for name in names[1:]] + [set()]
+    if any(not within < values[name] for name, within in zip(names, inner, strict=True)):
+        return None
+    zones = {n: sorted(values[n] - within) for n, within in zip(names, inner, strict=True)}
+    if all(len(zone) == 1 for zone in zones.values()):
+        return {name: int(zone[0]) for name, zone in zones.items()}
+    return {name: number for number, name in enumerate(names, start=1)}
+
+
+def map_codes(facts: Mapping[str, Any]) -> dict[str, int] | None:
+    """Chooses the label values of the one map that a segmentation is written as.
+
+    Regions that were decided one by one, and do not nest, may lie in each other where the training
+    masks never did; that would be lost in one map.
+
+    Args:
+        facts: The part ``medfed`` of the metadata.
+
+    Returns:
+        See :func:`label_codes`; None where every region needs a mask of its own.
+
+    Example:
+        >>> regions = {"liver": [1], "tumour": [2]}
+        >>> facts = {"labels": list(regions), "input": {"regions": regions}}
+        >>> map_codes({**facts, "activation": "softmax"}), map_codes(facts)
+        ({'liver': 1, 'tumour': 2}, None)
+    """
+    given = facts["input"].get("regions") or {}
+    regions = {name: given.get(name, [1]) for name in facts["labels"]}
+    codes = label_codes(regions)
+    if facts.get("activation") == "softmax":
+        return codes or {name: number for number, name in enumerate(regions, start=1)}
+    shared = sum(map(len, regions.values())) > len(set().union(*regions.values()))
+    return codes if shared or len(regions) == 1 else None
+
+
+def label_map(masks: Mapping[str, Tensor], codes: Mapping[str, int]) -> Tensor:
+    """Writes regions into one map, the innermost last: one label per voxel, as viewers show it.
+
+    A voxel that is predicted to lie in a region but not in the one around it gets the inner
+    region's label; the outer region is then the union of both.
+
+    Args:
+        masks: ``(H, W, D)`` bool per region.
+        codes: From :func:`label_codes`, an outer region before those within it.
+
+    Returns:
+        ``(H, W, D)`` uint8, or int32 where a value needs it.
+
+    Example:
+        >>> masks = {"whole": torch.tensor([1, 1, 0]) > 0, "core": torch.tensor([0, 1, 0]) > 0}
+        >>> label_map(masks, {"whole": 2, "core": 1})
+        tensor([2, 1, 0], dtype=torch.uint8)
+    """
+    small = all(0 <= code < 256 for code in codes.values())
+    dtype = torch.uint8 if small else torch.int32
+    labels = torch.zeros(next(iter(masks.values())).shape, dtype=dtype)
+    for name, code in codes.items():
+        labels[masks[name]] = code
+    return labels
+
+
+def largest_part(mask: Tensor) -> Tensor:
+    """Returns the largest connected part of a mask (H, W, D), of equal ones the first."""
+    from scipy.ndimage import label  # few bundles need the package
+
+    parts, count = label(mask.numpy(), structure=np.ones((3,) * mask.ndim))
+    if count < 2:
+        return mask
+    sizes = np.bincount(parts.ravel())
+    sizes[0] = 0
+    return torch.from_numpy(parts == sizes.argmax())
+
+
+def mask_suffix(scan: Path, wanted: str | None = None) -> str:
+    """Chooses the format of a scan's mask.
+
+    Args:
+        scan: A volume's file, or the folder of a DICOM series.
+        wanted: ``nifti``, ``dicomseg``, or None: that of the scan, NIfTI for a DICOM series.
+
+    Returns:
+        One of :data:`WRITTEN`, or :data:`SEG`.
+
+    Example:
+        >>> mask_suffix(Path("a.nii")), mask_suffix(Path("a.mhd")), mask_suffix(Path("series"))
+        ('.nii.gz', '.mha', '.nii.gz')
+        >>> mask_suffix(Path("a.mha"), "nifti"), mask_suffix(Path("series"), "dicomseg")
+        ('.nii.gz', '.dcm')
+    """
+    if wanted is not None:
+        return SEG if wanted == "dicomseg" else ".nii.gz"
+    return {".nrrd": ".nrrd", ".nhdr": ".nrrd", ".mha": ".mha", ".mhd": ".mha"}.get(
+        suffix_of(scan), ".nii.gz"
+    )
+
+
+def beside(mask: Path, postfix: str, suffix: str | None = None) -> Path:
+    """Names a file after a mask.
+
+    Args:
+        mask: The mask's file.
+        postfix: What follows its stem.
+        suffix: Of the new file; None for the mask's own, NIfTI beside a DICOM SEG.
+
+    Example:
+        >>> beside(Path("out/mask.nii.gz"), "_probabilities").as_posix()
+        'out/mask_probabilities.nii.gz'
+        >>> beside(Path("out/mask.nii.gz"), "", ".png").as_posix()
+        'out/mask.png'
+        >>> beside(Path("out/mask.dcm"), "_probabilities").as_posix()
+        'out/mask_probabilities.nii.gz'
+    """
+    is_seg = mask.suffix.lower() == SEG
+    stem = mask.stem if is_seg else stem_of(mask)
+    own = ".nii.gz" if is_seg else mask.name[len(stem) :]
+    return mask.with_name(stem + postfix + (suffix or own))
+
+
+def save_like(
+    array: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str = ""
+) -> None:
+    """Writes an array in RAS on a scan's own axes and grid.
+
+    Args:
+        array: ``(H, W, D)`` or ``(H, W, D, n)``, as :func:`readers.volumes.read_volume` turns the
+            scan.
+        geometry: Of the scan.
+        source: The scan; a NIfTI's header goes on in a NIfTI mask.
+        target: The file to write, of one of :data:`WRITTEN`; whole, or not at all.
+        note: The description in a NIfTI header, 79 characters at most.
+
+    Raises:
+        DataError: If the file cannot be written.
+    """
+    turned = as_stored(array, geometry)
+    with writing(target, "choose another output"), replacing(target) as partial:
+        if suffix_of(target) in NIFTI:
+            _save_nifti(turned, geometry, source, partial, note)
+        else:
+            _save_by_itk(turned, geometry, partial)
+
+
+def _save_nifti(
+    turned: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str
+) -> None:
+    import nibabel as nib  # tables need none of it
+
+    if suffix_of(source) in NIFTI:
+        scan = nib.load(source)
+        header = scan.header.copy()
+        header.set_data_dtype(turned.dtype)
+        header["cal_min"] = header["cal_max"] = 0  # a viewer's window for the scan
+        image = type(scan)(turned, scan.affine, header)
+    else:
+        image = nib.Nifti1Image(turned, geometry.stored)
+        image.header.set_xyzt_units("mm")
+        image.set_qform(geometry.stored, code="scanner")
+        image.set_sform(geometry.stored, code="scanner")
+    image.header["descrip"] = note.encode("ascii", "replace")[:79]
+    nib.save(image, target)
+
+
+def _save_by_itk(turned: NDArray[Any], geometry: Geometry, target: Path) -> None:
+    """NRRD and MetaImage, whose axes run to the left and to the back (LPS)."""
+    import SimpleITK as sitk
+
+    affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ geometry.stored
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    axes = (2, 1, 0, *range(3, turned.ndim))  # ITK's arrays begin with the last axis
+    image = sitk.GetImageFromArray(turned.transpose(axes), isVector=turned.ndim == 4)
+    image.SetSpacing(spacing.tolist())
+    image.SetOrigin(affine[:3, 3].tolist())
+    image.SetDirection((affine[:3, :3] / spacing).ravel().tolist())
+    sitk.WriteImage(image, str(target), useCompression=True)
+
+
+def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, int]]:
+    """Names the files of a scan's masks with their label values: one, or one for each region.
+
+    Raises:
+        CheckpointError: If a region's name cannot be part of a file's name.
+    """
+    codes = map_codes(facts)
+    if codes is not None:
+        return {target: codes}
+    names = [str(name) for name in facts["labels"]]
+    for name in names:
+        if re.search(r"[/\\\x00-\x1f]", name):
+            raise CheckpointError(
+                f"The bundle's label {name!r} cannot be part of a file's name; export it anew."
+            )
+    return {beside(target, f"_{name}"): {name: 1} for name in names}
+
+
+def save_masks(
+    facts: Mapping[str, Any], masks: Tensor, geometry: Geometry, source: Path, target: Path
+) -> None:
+    """Writes the masks of a scan, one file or one for each region.
+
+    Args:
+        facts: The part ``medfed`` of the metadata.
+        masks: ``(R, H, W, D)`` bool.
+        geometry: Of the scan.
+        source: The scan.
+        target: See :func:`mask_files`.
+    """
+    inside = dict(zip(facts["labels"], masks, strict=True))
+    for path, codes in mask_files(facts, target).items():
+        note = ", ".join(f"{code} {name}" for name, code in codes.items())
+        save_like(label_map(inside, codes).numpy(), geometry, source, path, note)
+
+
+def picture_files(facts: Mapping[str, Any], target: Path) -> list[Path]:
+    """Names the files of a picture's masks: one with all label values, or one for each region."""
+    if map_codes(facts):
+        return [target]
+    return [picture_beside(target, str(name)) for name in facts["labels"]]
+
+
+def picture_beside(target: Path, what: str, suffix: str | None = None) -> Path:
+    """Names a file after a picture's mask.
+
+    Example:
+        >>> picture_beside(Path("out/a.png"), "cell_probability", ".tif").as_posix()
+        'out/a_cell_probability.tif'
+    """
+    return target.with_name(f"{target.stem}_{what}{suffix or target.suffix}")
+
+
+def save_picture_masks(facts: Mapping[str, Any], masks: Tensor, target: Path) -> None:
+    """Writes the masks of a picture: label values in one file, or 0 and 255 in one per region.
+
+    Args:
+        facts: The part ``medfed`` of the metadata.
+        masks: ``(R, height, width)`` bool.
+        target: See :func:`picture_files`.
+    """
+    if codes := map_codes(facts):
+        inside = dict(zip(facts["labels"], masks, strict=True))
+        values = label_map(inside, codes).numpy()
+        save_picture(values if values.dtype == np.uint8 else values.astype(np.uint16), target)
+        return
+    for path, mask in zip(picture_files(facts, target), masks, strict=True):
+        save_picture(mask.numpy().astype(np.uint8) * 255, path)
+
+
+def save_picture(values: NDArray[Any], target: Path) -> None:
+    """Writes ``(height, width)`` values as PNG or TIFF, whole or not at all."""
+    from PIL import Image
+
+    kind = "TIFF" if target.suffix == ".tif" else "PNG"
+    with writing(target, "choose another output"), replacing(target) as partial:
+        Image.fromarray(np.ascontiguousarray(values)).save(partial, format=kind)
+
+
+def check_apart(cases: Iterable[tuple[str, Iterable[Path]]], what: str) -> None:
+    """Refuses cases of which one would be written over another's files.
+
+    Args:
+        cases: The name of each, and the files that are written for it.
+        what: What cases are called, in plural.
+
+    Raises:
+        ConfigError: Naming both.
+    """
+    owners: dict[Path, int] = {}
+    names = []
+    for number, (name, files) in enumerate(cases):
+        names.append(name)
+        for file in files:
+            other = owners.setdefault(file, number)
+            if other == number:
+                continue
+            if names[other] == name:
+                raise ConfigError(f"There are two {what} of the name {name}; rename one.")
+            raise ConfigError(
+                f"{what.capitalize()} {names[other]} and {name} would share {file}; rename one."
+            )

@@ -1,0 +1,449 @@
+"""Samples that become rows of a CSV file: table rows, images, and candidates in CT scans.
+
+Each is read as in training. Bundles carry this file.
+"""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from medfed.common.errors import CheckpointError, DataError, MedfedError, first_line
+from medfed.common.files import csv_text, write_text, writing
+from medfed.datamodules.ct_patches import (
+    Candidates,
+    PatchSpec,
+    extract,
+    find_scans,
+    read_points,
+    to_unit,
+)
+from medfed.datamodules.readers.csv_files import read_features
+from medfed.datamodules.readers.metaimage import open_scan
+from medfed.datamodules.readers.pictures import (
+    channels_first,
+    check_headers,
+    read_image,
+    unit_range,
+)
+from medfed.datamodules.tables.columns import Columns, from_facts
+from medfed.delivery.bundle.scripts.predictor import Predictor
+from medfed.delivery.bundle.scripts.scans import check_spacing
+
+Classify = Callable[[Callable[[Predictor], Tensor], object], Tensor]
+"""From what a model sees, and its source for error sentences, to ``(N, columns)`` answers."""
+_log = logging.getLogger(__name__)
+_MOST_WARNED = 10  # rows that are named
+_GREY = ("1", "L", "LA", "I", "I;16", "F")
+
+
+def inputs_of(
+    rows: NDArray[np.float64], columns: Columns, facts: Mapping[str, Any]
+) -> NDArray[np.float32]:
+    """The inputs of rows, as in training."""
+    scaling, numbers = facts["normalization"], rows[:, columns.numeric]
+    return columns.encode(rows, numbers if scaling is None else from_facts(scaling).scale(numbers))
+
+
+def unusual_cells(
+    rows: NDArray[np.float64],
+    columns: Columns,
+    facts: Mapping[str, Any],
+    texts: Mapping[str, Sequence[str | None]],
+) -> dict[int, list[str]]:
+    """Names the cells of which a model has learnt nothing.
+
+    Args:
+        rows: (N, F), see `readers.csv_files.read_cells`.
+        columns: What the columns are.
+        facts: Of the bundle.
+        texts: (N) cells of the columns with categories.
+
+    Returns:
+        Sentences without a stop by row, counted from 1; rows without any are left out.
+
+    Example:
+        >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("sex",))
+        >>> facts = {"input": {"indicators": ["sex"], "lowest": [40], "highest": [60]}}
+        >>> rows = np.array([[50.0, 0.0], [130.0, -1.0], [np.nan, np.nan]])
+        >>> unusual = unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
+        >>> for row, cells in unusual.items():
+        ...     print(row, cells)
+        2 ['age is 130, outside of 40 to 60 in training', "sex is 'x', unknown in training"]
+        3 ['age is missing, which it never was in training']
+    """
+    source, unusual = facts["input"], dict[int, list[str]]()
+    lowest, highest = source.get("lowest"), source.get("highest")
+    place = {at: number for number, at in enumerate(columns.numeric)}
+    for at, name in enumerate(columns.names):
+        for row, value in enumerate(rows[:, at].tolist()):
+            said = None
+            if np.isnan(value):
+                if name not in columns.indicators:
+                    said = "is missing, which it never was in training"
+            elif name in columns.categories:
+                if value < 0:
+                    said = f"is {texts[name][row]!r:.60}, unknown in training"
+            elif lowest is not None and highest is not None:
+                said = _outside(value, lowest[place[at]], highest[place[at]])
+            if said:
+                unusual.setdefault(row + 1, []).append(f"{name} {said}")
+    return dict(sorted(unusual.items()))
+
+
+def _outside(value: float, low: float | None, high: float | None) -> str | None:
+    if low is None or high is None:
+        return f"is {value:g}, but training had no value of it"
+    if low <= value <= high:
+        return None
+    return f"is {value:g}, outside of {low:g} to {high:g} in training"
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Writes a CSV file, whole or not at all; numbers with eight digits.
+
+    Args:
+        path: Where to.
+        header: Column names.
+        rows: One sequence of cells per row.
+
+    Raises:
+        DataError: If the file cannot be written.
+    """
+    written = ([f"{c:.8g}" if isinstance(c, float) else c for c in row] for row in rows)
+    with writing(path, "choose another output"):
+        write_text(path, csv_text(header, written))
+
+
+class Rows(NamedTuple):
+    """The rows of a table.
+
+    Attributes:
+        tensor: ``(N, F)`` as the model sees them.
+        others: Cells of the columns that are no features, by column.
+        unusual: Sentences on cells that training has not seen the like of, by row.
+    """
+
+    tensor: Tensor
+    others: Mapping[str, Sequence[str | None]]
+    unusual: Mapping[int, list[str]]
+
+
+def read_rows(predictor: Predictor, source: Path) -> Rows:
+    """Reads the rows of one CSV file, features by the names in the header.
+
+    Raises:
+        DataError: If a column is missing, or a cell is no number.
+    """
+    if source.is_dir():
+        raise DataError(f"{source} is a folder; name one CSV file in input.")
+    columns = Columns.from_facts(predictor.facts["input"])
+    rows, others, texts = read_features(source, columns.names, columns.categories)
+    unusual = unusual_cells(rows, columns, predictor.facts, texts)
+    tensor = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
+    return Rows(tensor, others, unusual)
+
+
+def save_rows(
+    read: Sequence[Rows], answers: Tensor, columns: Sequence[str], source: Path, output: Path
+) -> None:
+    """Writes the answers to the rows of a table, and warns of unusual cells.
+
+    Args:
+        read: The rows as each model sees them.
+        answers: ``(N, columns)``.
+        columns: Their names.
+        source: The table.
+        output: The file to write: ``row``, counted from 1, the cells of all columns that are no
+            features, ``warning``, and the answers.
+    """
+    unusual: dict[int, list[str]] = {}
+    for each in read:
+        for row, cells in each.unusual.items():
+            known = unusual.setdefault(row, [])
+            known += [cell for cell in cells if cell not in known]
+    _warn(dict(sorted(unusual.items())), source, output)
+    # What is a feature of any of the models is none of the others.
+    shared = [name for name in read[0].others if all(name in each.others for each in read)]
+    others = [read[0].others[name] for name in shared]
+    numbers = range(1, len(answers) + 1)
+    warnings = ["; ".join(unusual.get(n, ())) for n in numbers]
+    before = zip(numbers, *others, warnings, strict=True)
+    rows = ([*a, *b] for a, b in zip(before, answers.tolist(), strict=True))
+    write_csv(output, ["row", *shared, "warning", *columns], rows)
+
+
+def _warn(unusual: Mapping[int, list[str]], source: Path, output: Path) -> None:
+    """Names the first rows with cells that training has not seen the like of."""
+    for number, cells in [*unusual.items()][:_MOST_WARNED]:
+        more = f"; and {len(cells) - 3} more" * (len(cells) > 3)
+        _log.warning("%s, data row %d: %s%s.", source, number, "; ".join(cells[:3]), more)
+    if len(unusual) > _MOST_WARNED:
+        _log.warning(
+            "%d rows in all have such cells; the column warning of %s names them.",
+            len(unusual),
+            output,
+        )
+
+
+class ScanCandidates:
+    """The candidates of a CSV file, and what a model says of those whose scans were read.
+
+    Args:
+        scans: A MetaImage scan, or the folder of several.
+        source: The CSV file.
+        columns: Names of what a model says.
+        tolerance: See :func:`scans.check_spacing`.
+
+    Attributes:
+        series: The scans to read.
+
+    Raises:
+        DataError: If there is no scan or candidate, or the file cannot be read.
+    """
+
+    def __init__(
+        self, scans: Path, source: Path, columns: Sequence[str], tolerance: float | None
+    ) -> None:
+        self.source, self.columns, self.tolerance = source, columns, tolerance
+        self.points = read_points(source, None)
+        self.folder = scans
+        self.scans = find_scans(scans) if scans.is_dir() else self._one_scan(scans)
+        self.series = list(self.points.series if scans.is_dir() else self.scans)
+        self.chances = np.full((len(self.points.row), len(columns)), np.nan)
+
+    def _one_scan(self, path: Path) -> dict[str, Path]:
+        if not path.exists():
+            raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
+        if path.suffix.lower() not in (".mhd", ".mha"):
+            raise DataError(
+                f"{path} is no MetaImage scan (.mhd, .mha), in which LUNA16 has its CTs."
+            )
+        series = path.name[: -len(path.suffix)]
+        if series not in self.points.series:
+            raise DataError(
+                f"{self.source} has no candidates of series {series}; the scan's file must be "
+                "named by its series id."
+            )
+        return {series: path}
+
+    def classify(self, series: str, classify: Classify) -> None:
+        """Classifies the candidates of one scan.
+
+        Raises:
+            DataError: If there is no such scan, it cannot be read, or a candidate lies outside.
+        """
+        points = self.points
+        rows = np.flatnonzero(points.scan == points.series.index(series))
+        if series not in self.scans:
+            raise DataError(
+                f"{self.source}, data row {points.row[rows[0]]}: series {series} has no scan below "
+                f"{self.folder}; copy it there, or remove its rows."
+            )
+        labels = np.zeros(len(rows), np.int64)
+        chosen = Candidates(points.world[rows], labels, points.row[rows], str(self.source))
+        file = self.scans[series]
+        cut = partial(_patches, file, chosen, self.tolerance)
+        self.chances[rows] = classify(cut, file).double().numpy()
+
+    def save(self, output: Path) -> None:
+        """Writes the classified candidates, in the order of their file; no file without any."""
+        points = self.points
+        done = np.flatnonzero(~np.isnan(self.chances).any(axis=1))
+        names, world = [points.series[k] for k in points.scan], points.world.tolist()
+        # Coordinates as they were read, to the last digit.
+        rows = [[names[r], *map(repr, world[r]), *self.chances[r].tolist()] for r in done]
+        if rows:
+            header = ["seriesuid", "coordX", "coordY", "coordZ", *self.columns]
+            write_csv(output, header, rows)
+
+
+def _patches(
+    header: Path, candidates: Candidates, tolerance: float | None, predictor: Predictor
+) -> Tensor:
+    """(n, C, *spatial) patches of the candidates of one scan, as in training."""
+    try:
+        spec = PatchSpec(**predictor.facts["input"]["patches"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"The bundle does not say how patches are cut ({error}); export it anew."
+        ) from error
+    resampled = range(0 if spec.spacing is None else len(spec.size))  # may be of any spacing
+    axes = [axis for axis in range(3) if axis not in resampled]
+    check_spacing(open_scan(header).spacing, predictor.facts, tolerance, header, axes)
+    patches = extract(header, candidates, spec)
+    return torch.from_numpy(to_unit(patches, spec.window, predictor.present.numpy()))
+
+
+def rows_of_image(file: Path, root: Path, classify: Classify) -> list[list[object]]:
+    """Classifies the image of a file, or the images of an ``.npz`` file.
+
+    Args:
+        file: The file.
+        root: The folder below which it lies.
+        classify: Answers.
+
+    Returns:
+        A row per image: its name, its label (empty if the file has none) and the answer.
+    """
+    name = file.relative_to(root).as_posix()
+    if file.suffix.lower() != ".npz":
+        return [[name, "", *classify(partial(read_pixels, file), file)[0].tolist()]]
+    rows: list[list[object]] = []
+    for key, images, labels in read_arrays(file):
+        answers = classify(partial(_of_array, images, f"{file}, {key}"), file).tolist()
+        given: Sequence[object] = labels if labels is not None else [""] * len(answers)
+        pairs = zip(given, answers, strict=True)
+        rows += [[f"{name}/{key}/{n}", label, *answer] for n, (label, answer) in enumerate(pairs)]
+    return rows
+
+
+def save_images(rows: Sequence[Sequence[object]], columns: Sequence[str], output: Path) -> None:
+    """Writes the rows of images; labels only where some image has one, no file without rows."""
+    labelled = any(row[1] != "" for row in rows)
+    header = ["image", *["label"] * labelled, *columns]
+    if rows:
+        write_csv(output, header, ([r[0], *r[1 : 1 + labelled], *r[2:]] for r in rows))
+
+
+def read_pixels(file: Path, predictor: Predictor) -> Tensor:
+    """Reads one image as in training.
+
+    Args:
+        file: An image, or a NumPy array ``(C, *spatial)`` of the values that training had.
+        predictor: Whose metadata say what that is.
+
+    Returns:
+        ``(1, C, *spatial)`` float32 in [-1, 1]; channels that the client lacks are 0.
+
+    Raises:
+        DataError: If the image cannot be read, or is of another size, colour or range than those
+            that the model was trained on. Images of a model that was trained on converted ones are
+            converted, whatever their size and colour.
+    """
+    facts = predictor.facts["input"]
+    size = list(facts["size"])
+    if file.suffix.lower() == ".npy":
+        pixels = _array(file, (len(predictor.present), *size))
+    else:
+        if len(size) == 3:
+            raise DataError(f"{file} is flat, but the model takes volumes of {size}; give .npy.")
+        if not facts.get("converted", False):
+            _check_image(file, size, facts["color"])
+        pixels = read_image(file, size, facts["color"])
+    return _as_seen(pixels[None], file, predictor)
+
+
+def read_arrays(file: Path) -> Iterator[tuple[str, NDArray[np.uint8], list[int] | None]]:
+    """Reads the images of an ``.npz`` file: ``images``, or ``test_images`` and so on (MedMNIST).
+
+    Args:
+        file: The file; it is read without pickle.
+
+    Yields:
+        The name of an array, its images ``(n, C, *spatial)``, and of ``labels``, ``test_labels``
+        and so on the n classes, or None where there are none.
+
+    Raises:
+        DataError: If it cannot be read or has no images.
+    """
+    if not zipfile.is_zipfile(file):
+        raise DataError(f"{file} is no whole .npz file; write it again.")
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            check_headers(file)
+            names = [n for n in arrays.files if n == "images" or n.endswith("_images")]
+            if not names:
+                raise DataError(
+                    f"{file} has no array of the name images or *_images, but "
+                    f"{', '.join(arrays.files)[:200] or 'none'}; name it so."
+                )
+            for name in names:
+                images = channels_first(file, name.removesuffix("images").rstrip("_"), arrays[name])
+                labels = name.removesuffix("images") + "labels"
+                yield name, images, _labels(file, labels, arrays, len(images))
+    except MedfedError:
+        raise
+    except Exception as error:  # whatever zipfile, zlib or NumPy raise on bad bytes
+        raise DataError(
+            f"{file} cannot be read as .npz ({first_line(error)}); write it again."
+        ) from error
+
+
+def _labels(file: Path, name: str, arrays: Mapping[str, Any], count: int) -> list[int] | None:
+    if name not in arrays:
+        return None
+    labels = np.asarray(arrays[name])
+    if labels.shape not in ((count,), (count, 1)) or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{file}, {name}: {labels.dtype} {labels.shape} must be {count} whole numbers, one for "
+            "each image; leave them out otherwise."
+        )
+    return [int(label) for label in labels.ravel()]
+
+
+def _of_array(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
+    shape = (len(predictor.present), *predictor.facts["input"]["size"])
+    if images.shape[1:] != shape:
+        raise DataError(
+            f"{source}: images of {images.shape[1:]}, but the model takes {shape} (channels first)."
+        )
+    return _as_seen(images, source, predictor)
+
+
+def _as_seen(pixels: NDArray[np.uint8], source: object, predictor: Predictor) -> Tensor:
+    """(n, C, *spatial) in [-1, 1]; channels that the client lacks are 0."""
+    white = predictor.facts["normalization"]["range"][1]
+    if len(pixels) and pixels.max() > white:
+        raise DataError(
+            f"{source} has values up to {pixels.max()}, but white was {white} in training; "
+            "scale the image."
+        )
+    return torch.from_numpy(unit_range(pixels, white, predictor.present.numpy()))
+
+
+def _check_image(file: Path, size: list[int], color: str) -> None:
+    """Refuses what training never saw, where training took the images as they were."""
+    try:
+        with Image.open(file) as image:
+            pixels, grey = [image.height, image.width], image.mode in _GREY
+            coloured = not grey and _has_colour(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return  # the reader says what is wrong with it
+    if pixels != size:
+        raise DataError(
+            f"{file} has {pixels[0]} × {pixels[1]} pixels, but the model was trained on "
+            f"{size[0]} × {size[1]}; resample the image."
+        )
+    if (color == "rgb" and grey) or (color == "grey" and coloured):
+        is_, was = ("grey", "coloured") if grey else ("coloured", "grey")
+        raise DataError(f"{file} is {is_}, but the model was trained on {was} images.")
+
+
+def _has_colour(image: Image.Image) -> bool:
+    pixels = np.asarray(image.convert("RGB"))
+    return bool((pixels != pixels[..., :1]).any())
+
+
+def _array(file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{file} cannot be read as an array ({first_line(error)}); write it again."
+        ) from error
+    if array.shape != shape or array.dtype != np.uint8:
+        raise DataError(
+            f"{file} is {array.dtype} {array.shape}, but the model takes uint8 {shape}."
+        )
+    return np.asarray(array, dtype=np.uint8)
