@@ -534,7 +534,7 @@ def test_what_monai_leaves_in_a_bundle_is_no_damage_and_not_lost(table, tmp_path
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("x")
     bundle = read_bundle(folder)
-    with pytest.raises(MedfedError, match=r"a_pred.nii.gz would be lost by the export; move it"):
+    with pytest.raises(MedfedError, match=r"a.nii.gz would be lost by the export; move it"):
         write_bundle(folder, bundle.facts, bundle.state, {})
     shutil.rmtree(folder / "eval")
     write_bundle(folder, bundle.facts, bundle.state, {})
