@@ -1,14 +1,13 @@
 """Settings of all tests."""
 
-import copy
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hypothesis import HealthCheck, settings
+
+from tests import composing
 
 # Equal numbers of threads give equal bits; one is also the fastest for tests of this size.
 torch.set_num_threads(1)
@@ -26,24 +25,7 @@ settings.register_profile(
 )
 settings.load_profile("fixed")
 
-# Thousands of compositions read the same files, each of which Hydra would parse anew.
-_parsed: dict[tuple[str, str, int, int], Any] = {}
-_parse = FileConfigSource.load_config
-
-
-def _parsed_once(self: FileConfigSource, config_path: str) -> Any:
-    path = os.path.join(self.path, self._normalize_file_name(config_path))
-    try:
-        file = os.stat(path)
-    except OSError:
-        return _parse(self, config_path)
-    key = (self.provider, path, file.st_mtime_ns, file.st_size)
-    if key not in _parsed:
-        _parsed[key] = _parse(self, config_path)
-    return copy.deepcopy(_parsed[key])
-
-
-FileConfigSource.load_config = _parsed_once
+composing.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
