@@ -35,11 +35,11 @@ from medfed.common.errors import (
     did_you_mean,
     first_line,
 )
-from medfed.common.files import SWEEP, Before, refuse_full
 from medfed.common.processes import end_with_parent, ended_by_signals, is_first_process
 from medfed.config.compose import CONFIG_DIR, Composition, as_typed, composed, source_of
 from medfed.config.description import checked, describe
 from medfed.config.spelling import spelled
+from medfed.records.places import SWEEP, Before, Places, check_made, refuse_full
 
 Main = Callable[..., None]
 Run = Callable[[Any], Any]
@@ -101,7 +101,9 @@ class _Command:
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration."""
-        return describe(source, tuple(overrides)) if self.describes else checked(source)
+        asked = describe(source, tuple(overrides)) if self.describes else checked(source)
+        check_made(asked.values if self.describes else asked)
+        return asked
 
     def answer(self, asked: Any) -> Any:
         """Runs the command within Hydra, while Hydra's log is still open."""
@@ -281,7 +283,7 @@ def _logged(error: Exception, folder: Path | None) -> str:
     """Writes the traceback, if possible to the folder of a run that began, and says where."""
     text = "".join(traceback.format_exception(error))
     places = [tempfile.gettempdir()]
-    if folder is not None and (folder / "config.yaml").is_file():
+    if folder is not None and (folder / Places.config_yaml).is_file():
         places.insert(0, str(folder))
     for place in places:
         try:

@@ -302,12 +302,6 @@ WHOLE_NUMBERS = {
 # this machine's cores: the bits of a run depend on its threads, so any machine must accept them.
 LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
-# Keys that name a folder made by medfed, a file that it must hold, and its kind.
-FOLDERS = {
-    "run": ("config.yaml", "run folder"),
-    "resume": ("config.yaml", "run folder"),
-    "bundle": ("configs/metadata.json", "bundle"),
-}
 PICTURES = ("png", "pdf", "svg", "none")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16", "64")
 
@@ -350,7 +344,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: If a number is not whole or out of range, a list of clients is no list, or
             Lightning would refuse a value late or silently change it.
-        CheckpointError: If a folder is not the run folder or bundle that its key needs.
+        CheckpointError: If ``runs`` is no folder.
 
     Example:
         >>> check_values({"rounds": 0})
@@ -389,23 +383,18 @@ def _check_names(values: Mapping[str, Any]) -> None:
 
 
 def check_folders(values: Mapping[str, Any]) -> None:
-    """Checks that run folders and bundles exist and are complete, before Hydra makes a folder.
+    """Checks that folders of runs and of initial weights exist, before Hydra makes a folder.
 
     Raises:
-        CheckpointError: If a folder is not; the error names the key.
+        CheckpointError: If a folder does not; the error names the key.
 
     Example:
-        >>> check_folders({"run": "/no/such/run"})
+        >>> check_folders({"runs": "/no/such/folder"})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: run=/no/such/run is no run folder (it has no \
-config.yaml).
+        medfed.common.errors.CheckpointError: runs=/no/such/folder is no folder; name one that \
+holds finished runs.
     """
-    for key, (file, kind) in FOLDERS.items():
-        value = values.get(key)
-        for one in value if isinstance(value, list) else [value]:
-            if one is not None and not (Path(str(one)) / file).is_file():
-                raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}).")
     start = select(values, "init.weights")
     if start is None and select(values, "init.adopt"):
         raise ConfigError(

@@ -31,6 +31,7 @@ from medfed.config.compose import changed_keys
 from medfed.config.description import RunDescription, as_yaml
 from medfed.config.sections import Section, optional, select
 from medfed.federation.wire.ledger import Ledger
+from medfed.records.places import Places
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -151,18 +152,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-class _Place:
-    """A file of a run folder, by its name; on a :class:`RunFolder` its path."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, run: RunFolder | None, owner: object) -> Path:
-        return Path(self.name) if run is None else run.folder / self.name
-
-
 @dataclass(frozen=True)
-class RunFolder:
+class RunFolder(Places):
     """The files of a run: each file's path and content.
 
     The first access to a file's content reads and checks it; a missing, damaged or invalid file
@@ -173,48 +164,6 @@ class RunFolder:
     """
 
     folder: Path
-
-    # Before the first round; the configuration last, as a run folder is known by it.
-    versions_json = _Place("versions.json")  # of packages, the commit, hashes of plugins
-    splits_json = _Place("splits.json")  # patients per client and split, hashes of the data's files
-    preprocessing_json = _Place("preprocessing.json")  # what becomes of each client's scans
-    cohort_json = _Place("cohort.json")  # what each client has, what is there twice
-    overrides_yaml = _Place("overrides.yaml")  # what was typed
-    start_json = _Place("start.json")  # what became of the weights of init.weights
-    start_safetensors = _Place("start.safetensors")  # all entries that the first round starts from
-    logger_json = _Place("logger.json")  # by what name W&B or MLflow know the run
-    config_yaml = _Place("config.yaml")  # resolved, facts of the data filled in
-    # After each round.
-    checkpoints = _Place("checkpoints")  # round_00000.ckpt, best.ckpt, each with its hash
-    best_ckpt = _Place("checkpoints/best.ckpt")
-    unusual_json = _Place("unusual.json")  # messages far longer than others, diverging losses
-    # Once the selected round was tested; summary.json last, as a finished run is known by it.
-    hashes_json = _Place("hashes.json")  # of all states after the last round
-    models = _Place("models")  # each client's personal weights
-    centers = _Place("centers")  # of its quantised parameters
-    predictions = _Place("predictions")  # a slice of each client, of some where there are many
-    memberships_csv = _Place("memberships.csv")  # in canonical models, over rounds
-    metrics_csv = _Place("metrics.csv")  # validation after each round, the test at the end
-    ledger_csv = _Place("ledger.csv")  # every part of every message, with its bytes
-    cases_csv = _Place("cases.csv")  # what each test case gave
-    intervals_csv = _Place("intervals.csv")
-    summary_json = _Place("summary.json")
-    pictures_folder = _Place("pictures")
-    # What commands add to a finished run: evaluate, also evaluation_SPLIT.json and
-    # subsets_SPLIT.csv; export.
-    onboarding_csv = _Place("onboarding.csv")
-    onboarding_json = _Place("onboarding.json")
-    bundles = _Place("bundles")
-    export_csv = _Place("export.csv")
-    # Of a run across hospitals, at the coordinator ...
-    sites_json = _Place("sites.json")  # what the sites said when it began
-    withdrawn_json = _Place("withdrawn.json")  # who has left it since, and what was forgotten
-    absences_json = _Place("absences.json")  # who took no part in which round, and why
-    agreed_json = _Place("agreed.json")  # what all have agreed on, for hospitals that join
-    # ... and at a hospital, whose folder is as that of a run with one client.
-    job_json = _Place("job.json")  # of which federation it is
-    validation_json = _Place("validation.json")  # metrics and steps until now
-    bundle = _Place("bundle")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))

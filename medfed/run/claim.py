@@ -15,27 +15,14 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from medfed.common.errors import ConfigError, DataError, MedfedError
-from medfed.common.files import (
-    FIRST_FILES,
-    FULL,
-    LOCK,
-    LOG,
-    PARTIAL,
-    Before,
-    cannot_write,
-    locked,
-    refuse_full,
-    refuse_links,
-    writing,
-)
+from medfed.common.files import FULL, PARTIAL, cannot_write, locked, refuse_links, writing
 from medfed.common.processes import is_first_process
-from medfed.config.check import check_folders
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.collect import gather_named, rank
-from medfed.records.folder import RunFolder
+from medfed.records.places import BEGUN, Before, Places, check_made, refuse_full
 
-_MINE = (LOCK, f"{LOCK}.pid")
+_MINE = (str(Places.lock), str(Places.lock_pid))
 _ELSEWHERE = "choose another run folder"
 
 
@@ -70,21 +57,21 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
                 f"resume={config.resume} continues in that folder; leave out the other, {folder}."
             )
         else:
-            check_folders(config.values)
+            check_made(config.values)
             refuse_links(*sorted(folder.iterdir()))
         with ExitStack() as held:
             with writing(folder, _ELSEWHERE):
                 folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(folder, LOCK, wait=False))
+                held.enter_context(locked(folder, _MINE[0], wait=False))
             if new:  # checked again: another training may have held the folder in between
                 refuse_full(folder)
                 _clear(folder)
-                made += [*_MINE, LOG, *FIRST_FILES]
+                made += BEGUN
             if before is not None:
                 held.enter_context(_logged(folder))
             yield
     except BaseException as error:
-        if not RunFolder(folder).config_yaml.exists():
+        if not (folder / Places.config_yaml).exists():
             partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if made else []
             present.remove_made(folder, [*made, *partial])
         explained = isinstance(error, MedfedError)
@@ -104,7 +91,7 @@ def _clear(folder: Path) -> None:
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
     """Also writes the program's log to the run folder."""
-    handler = _Log(folder / LOG, delay=True, encoding="utf-8")
+    handler = _Log(folder / Places.log, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.getLogger().addHandler(handler)
     try:
@@ -139,7 +126,7 @@ class SameEverywhere(pl.Callback):
         if trainer.num_nodes == 1:
             return
         splits = json.dumps(self._data.splits(), sort_keys=True).encode()
-        there = str(RunFolder(self._folder).config_yaml.is_file()).encode()
+        there = str((self._folder / Places.config_yaml).is_file()).encode()
         seen = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
         everywhere = gather_named(seen, pl_module.device)
         for number in range(trainer.world_size):

@@ -18,14 +18,14 @@ from torch import nn
 
 from medfed.common.console import size, wide_console
 from medfed.common.figures import save_figures
-from medfed.common.files import refuse_full, write_json, write_text, writing
+from medfed.common.files import write_json, write_text, writing
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Store
 from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.federation.split import Block, ParameterSplit, blocks
-from medfed.run.overview.table import FILE as COHORT
+from medfed.records.places import Places, refuse_full
 from medfed.run.overview.table import (
     cohort_record,
     print_clients,
@@ -143,10 +143,10 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
         else:
             figures["features"] = feature_means(data)
         write_text(folder / "clients.csv", to_csv(clients, data.class_names))
-        save_figures(folder / "pictures", figures, kind)
-        write_json(folder / COHORT, cohort.record())
-        write_json(folder / "splits.json", data.splits())
-    return folder / "splits.json"
+        save_figures(folder / Places.pictures_folder, figures, kind)
+        write_json(folder / Places.cohort_json, cohort.record())
+        write_json(folder / Places.splits_json, data.splits())
+    return folder / Places.splits_json
 
 
 def report(store: Store, class_names: Sequence[str], seconds: float) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from medfed.common.files import Before
 from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
+from medfed.records.places import Before
 from medfed.run import results
 from medfed.run.claim import claimed
 from medfed.run.experiment import Experiment, build_experiment, test_selected

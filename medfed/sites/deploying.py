@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, SiteError
-from medfed.common.files import make_private, refuse_full, write_text
+from medfed.common.files import make_private, write_text
 from medfed.config.description import as_yaml
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
+from medfed.records.places import refuse_full
 from medfed.sites.agreement import Agreed
 from medfed.sites.calls import Terms
 from medfed.sites.flare.job import LOST, PREFIXES, SITE, write_job

@@ -161,9 +161,9 @@ def run_coordinator(text: str, transport: Transport) -> None:
 
 
 def _coordinate(deployment: Deployment, transport: Transport) -> None:
-    from medfed.common.files import Before
     from medfed.config.compose import load
     from medfed.config.description import describe, written
+    from medfed.records.places import Before
     from medfed.sites.calls import Terms
     from medfed.sites.newcomers import join
     from medfed.sites.run import coordinate

@@ -21,7 +21,7 @@ import pytorch_lightning as pl
 from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, ConfigError, SiteError
 from medfed.common.figures import save_figures
-from medfed.common.files import Before, write_json, write_text
+from medfed.common.files import write_json, write_text
 from medfed.common.scores import Record, metrics_csv
 from medfed.common.tensors import digest
 from medfed.common.untrusted import read_checkpoint
@@ -38,6 +38,7 @@ from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
+from medfed.records.places import Before
 from medfed.records.tasks import build_task
 from medfed.run.assembly import unread_data
 from medfed.run.claim import claimed

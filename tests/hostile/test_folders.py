@@ -32,12 +32,13 @@ from medfed.common import files
 from medfed.common.console import cell, file_names, shown
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
 from medfed.common.figures import save_figures
-from medfed.common.files import FIRST_FILES, Before, locked
+from medfed.common.files import locked
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.callbacks import RoundProgress
 from medfed.records.folder import RunFolder, git_commit, save_tensors
+from medfed.records.places import Before
 from medfed.reports.comparison import compare_runs
 from medfed.run.claim import claimed
 from medfed.run.evaluation import evaluate_run

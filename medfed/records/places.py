@@ -1,0 +1,213 @@
+"""The names of the files in a run folder, and whether a folder is new, begun, or holds a run.
+
+Commands read this before they import any library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.files import PARTIAL
+
+SWEEP = "multirun.yaml"  # the folder of a sweep has this file
+
+
+class _Place:
+    """A file of a run folder, by its name; on a :class:`RunFolder` its path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Places | None, owner: object) -> Path:
+        return Path(self.name) if run is None else run.folder / self.name
+
+
+class Places:
+    """The files of a run folder: their names, and with a ``folder`` their paths."""
+
+    folder: Path
+
+    # From the start.
+    lock = _Place(".lock")
+    lock_pid = _Place(".lock.pid")  # which process holds it
+    log = _Place("train.log")
+    # Before the first round; the configuration last, as a run folder is known by it.
+    versions_json = _Place("versions.json")  # of packages, the commit, hashes of plugins
+    splits_json = _Place("splits.json")  # patients per client and split, hashes of the data's files
+    preprocessing_json = _Place("preprocessing.json")  # what becomes of each client's scans
+    cohort_json = _Place("cohort.json")  # what each client has, what is there twice
+    overrides_yaml = _Place("overrides.yaml")  # what was typed
+    start_json = _Place("start.json")  # what became of the weights of init.weights
+    start_safetensors = _Place("start.safetensors")  # all entries that the first round starts from
+    logger_json = _Place("logger.json")  # by what name W&B or MLflow know the run
+    config_yaml = _Place("config.yaml")  # resolved, facts of the data filled in
+    # After each round.
+    checkpoints = _Place("checkpoints")  # round_00000.ckpt, best.ckpt, each with its hash
+    best_ckpt = _Place("checkpoints/best.ckpt")
+    unusual_json = _Place("unusual.json")  # messages far longer than others, diverging losses
+    # Once the selected round was tested; summary.json last, as a finished run is known by it.
+    hashes_json = _Place("hashes.json")  # of all states after the last round
+    models = _Place("models")  # each client's personal weights
+    centers = _Place("centers")  # of its quantised parameters
+    predictions = _Place("predictions")  # a slice of each client, of some where there are many
+    memberships_csv = _Place("memberships.csv")  # in canonical models, over rounds
+    metrics_csv = _Place("metrics.csv")  # validation after each round, the test at the end
+    ledger_csv = _Place("ledger.csv")  # every part of every message, with its bytes
+    cases_csv = _Place("cases.csv")  # what each test case gave
+    intervals_csv = _Place("intervals.csv")
+    summary_json = _Place("summary.json")
+    pictures_folder = _Place("pictures")
+    # What commands add to a finished run: evaluate, also evaluation_SPLIT.json and
+    # subsets_SPLIT.csv; export.
+    onboarding_csv = _Place("onboarding.csv")
+    onboarding_json = _Place("onboarding.json")
+    bundles = _Place("bundles")
+    export_csv = _Place("export.csv")
+    # Of a run across hospitals, at the coordinator ...
+    sites_json = _Place("sites.json")  # what the sites said when it began
+    withdrawn_json = _Place("withdrawn.json")  # who has left it since, and what was forgotten
+    absences_json = _Place("absences.json")  # who took no part in which round, and why
+    agreed_json = _Place("agreed.json")  # what all have agreed on, for hospitals that join
+    # ... and at a hospital, whose folder is as that of a run with one client.
+    job_json = _Place("job.json")  # of which federation it is
+    validation_json = _Place("validation.json")  # metrics and steps until now
+    bundle = _Place("bundle")
+
+
+def _names_of(*files: Path) -> tuple[str, ...]:
+    return tuple(map(str, files))
+
+
+# What a run makes before it is opened; the last file opens it.
+BEGUN = _names_of(
+    *(Places.lock, Places.lock_pid, Places.log, Places.versions_json, Places.splits_json),
+    *(Places.preprocessing_json, Places.cohort_json, Places.overrides_yaml),
+)
+
+
+def check_made(values: Mapping[str, Any]) -> None:
+    """Checks that the run folders and bundles of a command's keys are there.
+
+    Raises:
+        CheckpointError: If one is not; the error names the key.
+
+    Example:
+        >>> check_made({"run": "/no/such/run"})
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.CheckpointError: run=/no/such/run is no run folder (it has no \
+config.yaml).
+    """
+    run = (Places.config_yaml, "run folder")
+    bundle = (Path("configs/metadata.json"), "bundle")
+    for key, (file, kind) in {"run": run, "resume": run, "bundle": bundle}.items():
+        value = values.get(key)
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and not (Path(str(one)) / file).is_file():
+                raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}).")
+
+
+def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None = None) -> None:
+    """Refuses a folder for new results that is not empty.
+
+    Args:
+        folder: The folder for results; need not exist.
+        known_by: A file; a folder that holds it is accepted.
+        otherwise: Another remedy, for the error; by default, to resume a run.
+
+    Raises:
+        ConfigError: If the folder is a file or not empty.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> refuse_full(folder)
+        >>> (folder / "thesis.tex").touch()
+        >>> refuse_full(folder)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: The folder /tmp/... is not empty; name an empty one, or \
+resume=FOLDER.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a new or empty folder.")
+    if known_by is not None and (folder / known_by).is_file():
+        return
+    if folder.is_dir() and any(folder.iterdir()) and not was_killed_early(folder):
+        if otherwise is None:
+            otherwise = "" if known_by else ", or resume=FOLDER"
+        raise ConfigError(f"The folder {folder} is not empty; name an empty one{otherwise}.")
+
+
+def was_killed_early(folder: Path) -> bool:
+    """Returns whether a folder holds only the leftovers of a run that was killed before it opened.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in (".lock", ".lock.pid", "versions.json"):
+        ...     (folder / name).touch()
+        >>> was_killed_early(folder)
+        True
+        >>> (folder / "thesis.tex").touch()
+        >>> was_killed_early(folder)
+        False
+    """
+    names = _names(folder)
+    others = [n for n in names if n not in BEGUN and not n.startswith(PARTIAL)]
+    locked = str(Places.lock_pid) in names or names == [str(Places.lock)]
+    return locked and not others
+
+
+@dataclass(frozen=True)
+class Before:
+    """What existed before a command made anything, so that it never removes older files.
+
+    Attributes:
+        top: The folder in which the command makes others; its parents may be made, too.
+        there: The folders that existed: ``top``, those above it and those below it.
+        swept: Whether an earlier sweep had left its record in ``top``.
+    """
+
+    top: Path
+    there: frozenset[Path] = field(repr=False)
+    swept: bool
+
+    @classmethod
+    def of(cls, top: Path) -> Before:
+        """Records the state of a folder that may not exist yet."""
+        top = Path(os.path.abspath(top))
+        below = [Path(folder) for folder, _, _ in os.walk(top)]
+        there = frozenset([*below, *(p for p in top.parents if p.exists())])
+        return cls(top, there, (top / SWEEP).exists())
+
+    def remove_made(self, folder: Path, files: Iterable[str]) -> None:
+        """Removes files of a folder, and folders made since that are then empty.
+
+        Args:
+            folder: The folder of a command that failed.
+            files: Names of files in it that did not exist before.
+        """
+        folder = Path(os.path.abspath(folder))
+        for name in files:
+            with suppress(OSError):
+                (folder / name).unlink()
+        for place in (folder, *folder.parents):
+            inside = place.is_relative_to(self.top) or self.top.is_relative_to(place)
+            only_record = place == self.top and not self.swept and _names(place) == [SWEEP]
+            if only_record:
+                (place / SWEEP).unlink()
+            if not inside or place in self.there or _names(place):
+                return
+            with suppress(OSError):
+                place.rmdir()
+
+
+def _names(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir()] if folder.is_dir() else []
