@@ -31,6 +31,7 @@ from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.records.places import Places
 
 _COLUMNS = 6  # classes with a column each; more share one column
 _NAMES = 4  # channels that are listed by name
@@ -261,7 +262,7 @@ def changes_text(changes: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2g}" for name, value in changes.items())
 
 
-FILE = "cohort.json"  # in the run folder
+FILE = str(Places.cohort_json)
 Floats = NDArray[np.float64]
 
 
