@@ -101,7 +101,7 @@ class _Command:
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration."""
-        asked = describe(source, tuple(overrides)) if self.describes else checked(source)
+        asked: Any = describe(source, tuple(overrides)) if self.describes else checked(source)
         check_made(asked.values if self.describes else asked)
         return asked
 
