@@ -279,8 +279,6 @@ def test_a_changed_configuration(straight, tmp_path):
 
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(CheckpointError, match=r"is no run folder \(it has no config.yaml\)"):
-        check_overrides([f"resume={tmp_path / 'nowhere'}"])
-    with pytest.raises(CheckpointError, match=r"is no run folder \(it has no config.yaml\)"):
         resume(tmp_path / "nowhere", *CLINICAL)
     assert not (tmp_path / "nowhere").exists()
 
