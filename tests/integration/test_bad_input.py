@@ -17,7 +17,7 @@ from medfed.common.errors import (
     MedfedError,
     NonFiniteError,
 )
-from medfed.config.compose import check_overrides, load
+from medfed.config.compose import load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.federation.lightning.checkpoint import is_whole, last_whole, rounds_in
 from medfed.federation.local_client import LocalClient
