@@ -12,7 +12,7 @@ from pathlib import Path
 from medfed.benchmark.advice import ALONE, Advice, choose
 from medfed.benchmark.advice_words import markdown, print_advice
 from medfed.benchmark.claims import judge_claims
-from medfed.benchmark.findings import findings
+from medfed.benchmark.measured import findings
 from medfed.benchmark.pilot import Pilot, Question, pilots, question
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.runner import Progress, found_groups, run_groups

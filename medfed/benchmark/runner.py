@@ -1,4 +1,4 @@
-"""Runs what is missing, cell by cell, in processes that stay alive, and shows how far it is."""
+"""Runs the missing cells of a benchmark in processes that stay alive, and shows the progress."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-
 from medfed.benchmark.plan import Group, best_trial
 from medfed.benchmark.work import run_cell
 from medfed.common.console import Steps
-from medfed.common.console import cell as as_cell
 from medfed.common.errors import ConfigError, RankError, first_line
 from medfed.common.files import locked
 from medfed.common.processes import WatchedPool, start_worker
@@ -62,17 +57,6 @@ class Progress:
     def done(self) -> int:
         """Those of them that are there."""
         return len(self.tuning) + len(self.final)
-
-    def row(self) -> tuple[str, ...]:
-        """The cells of a line of the table."""
-        trials = len(self.group.settings)
-        tuned = f"{len(self.tuning)}/{trials}" if trials > 1 else "–"
-        final = f"{len(self.final)}/{len(self.group.variants) * self.group.size.splits}"
-        lost = [r for r in (*self.tuning.values(), *self.final.values()) if "failed" in r]
-        wrong = next((str(r["error"]) for r in self.final.values() if "error" in r), "")
-        best = "" if self.trial is None else f"setting {self.trial}"
-        note = wrong or (f"{len(lost)} failed" if lost else best)
-        return self.group.suite.name, self.group.method.name, tuned, final, as_cell(note[:60])
 
 
 def run_groups(
@@ -128,7 +112,7 @@ def run_groups(
         for cell in own.group.final(own.trial):
             ask(own, cell, pool)
 
-    def gather(pool: Executor, refresh: Callable[[str], None], seconds: float | None) -> None:
+    def gather(pool: Executor, seconds: float | None) -> None:
         for future in wait(waiting, seconds, FIRST_COMPLETED).done:
             asked = waiting.pop(future)
             cell = asked[0][1]
@@ -142,19 +126,20 @@ def run_groups(
             write_cell(out, cell, result)
             for own, wanted in asked:
                 take(own, wanted, result, pool)
-            refresh(cell.place)
+            steps.done = sum(own.done for own in progress) - 1
+            steps.advance(cell.place)
 
-    with _pool(workers) as pool, _shown(progress, quiet) as refresh:
+    total = sum(own.total for own in progress)
+    with _pool(workers) as pool, Steps(total, quiet, verb="comput") as steps:
         for own in progress:
             own.wanted = own.group.tuning()
             for cell in own.wanted:
                 ask(own, cell, pool)
             if not own.wanted:
                 finish(own, pool)
-            refresh("")
-            gather(pool, refresh, 0)  # what is finished is kept while others are composed
+            gather(pool, 0)  # keeps what is finished while others are composed
         while waiting:
-            gather(pool, refresh, None)
+            gather(pool, None)
     return broken
 
 
@@ -249,35 +234,3 @@ def _begin(folder: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@contextmanager
-def _shown(progress: Sequence[Progress], quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A table that follows on a terminal, and lines elsewhere."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal or quiet:
-        total = sum(own.total for own in progress)
-        with Steps(total, quiet, console, verb="comput") as steps:
-
-            def count(place: str) -> None:
-                done = sum(own.done for own in progress)
-                if place:
-                    steps.done = done - 1
-                    steps.advance(place)
-
-            yield count
-        return
-    with Live(_table(progress), console=console, refresh_per_second=2) as live:
-        yield lambda place: live.update(_table(progress))
-
-
-def _table(progress: Sequence[Progress]) -> Table:
-    done, total = (sum(getattr(own, n) for own in progress) for n in ("done", "total"))
-    table = Table(title=f"{done} of {total} cells")
-    for column in ("suite", "method", "tuned", "tested", ""):
-        table.add_column(column)
-    # Those that are under way, and the last ones that are done.
-    rows = [own for own in progress if own.done < own.total][:30]
-    for own in rows:
-        table.add_row(*own.row())
-    return table

@@ -247,7 +247,7 @@ class Steps:
         """
         self.done += 1
         if self._bar:
-            self._bar.update(self._task, advance=1, item=cell(item[-24:]))
+            self._bar.update(self._task, completed=self.done, item=cell(item[-24:]))
             return
         now = time.monotonic()
         if self.quiet or (now - self._spoke < SECONDS and self.done < self.total):

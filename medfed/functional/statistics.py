@@ -10,8 +10,7 @@ patients, the training sets overlap, and a plain t-test is too sure of itself.
 
 Source: C. Nadeau and Y. Bengio, "Inference for the generalization error", Machine Learning, 2003
 (the variance of resampled splits); S. Holm, "A simple sequentially rejective multiple test
-procedure", Scandinavian Journal of Statistics, 1979; J. Demšar, "Statistical comparisons of
-classifiers over multiple data sets", JMLR, 2006 (ranks, Nemenyi's critical difference).
+procedure", Scandinavian Journal of Statistics, 1979.
 """
 
 from __future__ import annotations
@@ -264,67 +263,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(known) - rank) * p))
         corrected[i] = largest
     return corrected
-
-
-class Ranks(NamedTuple):
-    """Mean ranks over blocks.
-
-    Attributes:
-        ranks: (M,) mean rank of each method, 1 the best; equal scores share their ranks.
-        critical: No difference is shown between mean ranks that differ by less (Nemenyi, 5 %).
-        p: Of Friedman's test that all are alike.
-    """
-
-    ranks: list[float]
-    critical: float
-    p: float
-
-
-def mean_ranks(scores: Floats, alpha: float = 0.05) -> Ranks:
-    """Ranks methods within blocks.
-
-    Args:
-        scores: (B, M) of M methods on B blocks, larger is better.
-        alpha: Level of the critical difference.
-
-    Example:
-        >>> found = mean_ranks(np.array([[0.9, 0.8, 0.7], [0.8, 0.8, 0.6], [0.9, 0.7, 0.8]]))
-        >>> [round(r, 2) for r in found.ranks]
-        [1.17, 2.17, 2.67]
-    """
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range
-
-    blocks, methods = scores.shape
-    ranks = rankdata(-scores, axis=1).mean(0)
-    quantile = float(studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
-    critical = quantile * math.sqrt(methods * (methods + 1) / (6 * blocks))
-    p = math.nan
-    if methods > 2 and blocks > 1:
-        p = float(friedmanchisquare(*scores.T).pvalue)
-    return Ranks([float(r) for r in ranks], critical, p)
-
-
-def cliques(ranks: Sequence[float], critical: float) -> list[tuple[int, ...]]:
-    """Returns the largest groups of methods between whose mean ranks no difference is shown.
-
-    Args:
-        ranks: (M,) mean ranks.
-        critical: The critical difference.
-
-    Returns:
-        Positions in `ranks`, best first; groups of one are left out.
-
-    Example:
-        >>> cliques([1.0, 3.0, 1.5, 2.2], 1.0)
-        [(0, 2), (2, 3), (3, 1)]
-    """
-    order = sorted(range(len(ranks)), key=lambda i: ranks[i])
-    alike: list[tuple[int, ...]] = []
-    for start, first in enumerate(order):
-        group = tuple(i for i in order[start:] if ranks[i] - ranks[first] < critical)
-        if len(group) > 1 and not (alike and set(group) <= set(alike[-1])):
-            alike.append(group)
-    return alike
 
 
 def harmed(gains: Sequence[Difference], level: float = 0.95) -> tuple[float, float, float]:

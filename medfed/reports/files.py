@@ -6,11 +6,11 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from medfed.common.console import say, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
 from medfed.federation.card import REFERENCES
+from medfed.functional.statistics import Difference
 from medfed.reports.charts import Canvas
 from medfed.reports.decisions import card
 from medfed.reports.findings import Report
@@ -22,47 +22,37 @@ from medfed.reports.task_pictures import (
     dial_pictures,
     looks_of,
     pictures_of,
-    ranks_picture,
 )
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdict
-
-COLUMNS = (
-    *("suite", "variant", "method", "metric", "splits", "mean", "low", "high", "half_width"),
-    *("worst_client", "worst_decile"),
-    *(
-        f"{name}_{reference}"
-        for reference in REFERENCES
-        for name in (
-            *("difference", "low", "high", "half_width", "patients_low", "patients_high"),
-            *("p_holm", "detectable", "verdict"),
-        )
-    ),
-    *("harmed", "harmed_low", "harmed_high", "harmed_clients", "surely_harmed_clients"),
-    *("bytes_up", "bytes_down", "passes", "failed_splits", "setting"),
-)
+from medfed.reports.verdicts import Against, Harm, Verdict
 
 
-def _row(report: Report, task: Any, name: str, v: Verdict) -> list[object]:
+def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
+    """The line of a method, by column; means are in the metric's direction."""
     raw = task.raw
-    ends = sorted((raw(v.mean.low), raw(v.mean.high)))
-    cells: list[object] = [
-        *(task.suite, task.variant, name, task.metric, len(v.scores.values)),
-        *(raw(v.mean.mean), *ends, v.mean.half, raw(v.worst), raw(v.decile)),
-    ]
-    for reference in REFERENCES:
-        if (a := v.against.get(reference)) is None:
-            cells += [""] * 9
-            continue
+    low, high = sorted((raw(v.mean.low), raw(v.mean.high)))
+    row: dict[str, object] = {"suite": task.suite, "variant": task.variant, "method": name}
+    row |= {"metric": task.metric, "splits": len(v.scores.values), "mean": raw(v.mean.mean)}
+    row |= {"low": low, "high": high, "half_width": v.mean.half}
+    row |= {"worst_client": raw(v.worst), "worst_decile": raw(v.decile)}
+    unknown = Difference(*[math.nan] * 6)
+    for r in REFERENCES:
+        a = v.against.get(r, Against(r, unknown, unknown[:2], math.nan, ""))
         d = a.difference
-        cells += [d.mean, d.low, d.high, d.half, *a.patients, a.p, d.detectable, a.verdict]
-    if v.harm is None:
-        cells += [""] * 5
-    else:
-        cells += [v.harm.share, v.harm.low, v.harm.high]
-        cells += [" ".join(v.harm.clients), " ".join(v.harm.surely)]
+        row |= {f"difference_{r}": d.mean, f"low_{r}": d.low, f"high_{r}": d.high}
+        row |= {f"half_width_{r}": d.half, f"patients_low_{r}": a.patients[0]}
+        row |= {f"patients_high_{r}": a.patients[1], f"p_holm_{r}": a.p}
+        row |= {f"detectable_{r}": d.detectable, f"verdict_{r}": a.verdict}
+    harm = v.harm or Harm(*unknown[:3])
+    row |= {"harmed": harm.share, "harmed_low": harm.low, "harmed_high": harm.high}
+    row |= {
+        "harmed_clients": " ".join(harm.clients),
+        "surely_harmed_clients": " ".join(harm.surely),
+    }
+    up, down = v.scores.sent
     setting = " ".join(f"{key}={value:g}" for key, value in v.scores.setting.items())
-    return [*cells, *v.scores.sent, v.scores.passes, v.scores.failed, setting]
+    row |= {"bytes_up": up, "bytes_down": down, "passes": v.scores.passes}
+    return row | {"failed_splits": v.scores.failed, "setting": setting}
 
 
 def write(folder: Path, report: Report, figures: bool = True) -> None:
@@ -73,12 +63,9 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
         report: What was found.
         figures: Whether to write pictures as vectors, too.
     """
-    rows = [
-        [_cell(value) for value in _row(report, task, name, v)]
-        for task, verdicts in report.tasks
-        for name, v in verdicts.items()
-    ]
-    write_text(folder / "table.csv", csv_text(COLUMNS, rows))
+    rows = [_row(task, name, v) for task, verdicts in report.tasks for name, v in verdicts.items()]
+    lines = [[_cell(value) for value in row.values()] for row in rows]
+    write_text(folder / "table.csv", csv_text([*rows[0]] if rows else (), lines))
     clients = [
         [task.suite, task.variant, name, split, client, _cell(task.raw(float(value)))]
         for task, verdicts in report.tasks
@@ -98,7 +85,7 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
 
 
 def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
-    """The pictures that papers show: of each suite's first task, of dials, of ranks."""
+    """The pictures that papers show: of each suite's first task, and of dials."""
     pictures: dict[str, Picture] = {}
     looks = looks_of(report)
     suites: dict[str, Task] = {}
@@ -107,8 +94,6 @@ def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
             drawn = pictures_of(task, verdicts, looks)
             pictures |= {f"{place(task.name)}-{name}": one for name, one in drawn.items()}
     pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, looks).items()}
-    if report.ranks:
-        pictures["ranks"] = ranks_picture(report, looks)
     return ((name, one.canvas) for name, one in pictures.items() if one.canvas is not None)
 
 

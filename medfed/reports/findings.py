@@ -36,7 +36,6 @@ class Report:
         answers: By task: which method, and who would be harmed.
         notes: What else is to be said: what is left out, what crosses.
         dials: By suite the curves over its dial, and where they cross.
-        ranks: See :func:`medfed.reports.verdicts.ranks_of`.
         claims: Those of which something was measured.
         commands: What repeats it.
         libraries: Versions, by name.
@@ -49,7 +48,6 @@ class Report:
     answers: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     dials: dict[str, Any] = field(default_factory=dict)
-    ranks: dict[str, Any] = field(default_factory=dict)
     claims: list[JudgedClaim] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     libraries: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +87,6 @@ class Report:
                 for task, verdicts in self.tasks
             },
             "dials": self.dials,
-            "ranks": self.ranks,
             "claims": {one.name: one.plain() for one in self.claims},
             "remark": "Means, intervals and differences are turned so that larger is better.",
         }
@@ -112,7 +109,7 @@ def judged(tasks: Sequence[Task]) -> Report:
         tasks: What there is of them.
 
     Returns:
-        Findings without dials, ranks and commands.
+        Findings without dials and commands.
     """
     report = Report()
     for task in tasks:

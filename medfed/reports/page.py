@@ -22,7 +22,6 @@ from medfed.reports.task_pictures import (
     looks_of,
     models_of,
     pictures_of,
-    ranks_picture,
 )
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict
@@ -52,7 +51,6 @@ def page(report: Report) -> str:
         card=card(report.tasks),
         undecided=undecided(report.tasks),
         dials=dial_pictures(report, looks),
-        ranks=ranks_picture(report, looks) if report.ranks else None,
         settings=settings_table(report.tasks),
         style=style(),
         generator=GENERATOR,

@@ -1,4 +1,4 @@
-"""The pictures of a report, for the page and for files: scores, models, dials, ranks."""
+"""The pictures of a report, for the page and for files: scores, models and dials."""
 
 from __future__ import annotations
 
@@ -322,16 +322,3 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
         canvas = curves(lines, dial["dial"], label_of(metric), looks, evenly=True, crossed=crossed)
         pictures[suite] = Picture(canvas, caption)
     return pictures
-
-
-def ranks_picture(report: Report, looks: Looks) -> Picture:
-    """Draws mean ranks, each with half of the critical difference to both sides."""
-    ordered = sorted(report.ranks["ranks"].items(), key=lambda item: float(item[1]))
-    half = report.ranks["critical_difference"] / 2
-    rows = [Row(n, r, r - half, r + half, looks.get(n, SOFT)) for n, r in ordered]
-    return Picture(
-        forest(rows, {}, "mean rank"),
-        f"Mean ranks over {report.ranks['blocks']} blocks of suite and split. Where two intervals "
-        f"do not overlap, the ranks differ by more than the critical difference. "
-        f"{report.ranks['remark']}",
-    )

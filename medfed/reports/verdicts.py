@@ -20,11 +20,9 @@ from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import (
     LEVEL,
     Difference,
-    cliques,
     difference,
     harmed,
     holm,
-    mean_ranks,
     percentiles,
 )
 from medfed.reports.tasks import Scores, Task
@@ -278,43 +276,6 @@ def in_one_place(verdicts: Verdicts) -> tuple[str, Difference]:
     means = {n: verdicts[n].mean for n in CEILINGS if n in verdicts}
     best = max(means, key=lambda n: means[n].mean, default="")
     return best, means.get(best, Difference(*[math.nan] * 6))
-
-
-def ranks_of(tasks: Sequence[Task]) -> dict[str, Any]:
-    """Ranks methods over blocks of task and split; for a description, not for a test.
-
-    Splits of one task are not independent of each other, so that neither the critical difference
-    nor the p-value is what it would be of independent blocks.
-
-    Args:
-        tasks: One of every suite.
-
-    Returns:
-        Ranks by method, critical difference, groups without a shown difference, number of blocks;
-        empty where fewer than two methods are in all tasks.
-    """
-    names = [
-        n
-        for n in (tasks[0].scores if tasks else ())
-        if n not in CEILINGS and all(n in task.scores for task in tasks)
-    ]
-    if len(names) < 2:
-        return {}
-    table = np.concatenate(
-        [np.stack([task.scores[n].means for n in names], axis=1) for task in tasks]
-    )
-    table = table[np.isfinite(table).all(axis=1)]
-    if not len(table):
-        return {}
-    found = mean_ranks(table)
-    return {
-        "ranks": dict(zip(names, found.ranks, strict=True)),
-        "critical_difference": found.critical,
-        "friedman_p": found.p,
-        "blocks": len(table),
-        "groups": [[names[i] for i in group] for group in cliques(found.ranks, found.critical)],
-        "remark": "A description: splits of one task are no independent blocks.",
-    }
 
 
 def _plain_harm(harm: Harm) -> dict[str, Any]:

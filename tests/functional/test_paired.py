@@ -7,18 +7,15 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import rankdata, t, ttest_1samp
+from scipy.stats import t, ttest_1samp
 
 from medfed.functional.statistics import (
-    cliques,
     difference,
     harmed,
     holm,
-    mean_ranks,
     noncentrality,
     surely,
 )
-from tests.sweeps import sweep
 
 
 def test_splits_of_other_patients_are_a_plain_t_test():
@@ -59,32 +56,6 @@ def test_holm_is_the_closed_test_of_bonferroni():
         ]
         assert holm(p.tolist()) == pytest.approx(closed)
     assert holm([math.nan, 0.04, 0.03])[1:] == pytest.approx([0.06, 0.06])
-
-
-@sweep(("methods", "quantile"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
-def test_critical_differences_are_those_of_demsar(methods, quantile):
-    """Table 5 (a) of J. Demšar, JMLR 2006: Nemenyi's test at 5 %."""
-    scores = np.random.default_rng(3).normal(size=(14, methods))
-    found = mean_ranks(scores)
-    assert found.critical == pytest.approx(
-        quantile * math.sqrt(methods * (methods + 1) / (6 * 14)), rel=1e-3
-    )
-    by_hand = [rankdata([-v for v in row]) for row in scores]
-    assert found.ranks == pytest.approx(np.mean(by_hand, axis=0))
-
-
-def test_groups_are_those_of_brute_force():
-    rng = np.random.default_rng(4)
-    for _ in range(20):
-        ranks = rng.uniform(1, 6, 6).tolist()
-        alike = [
-            set(s)
-            for n in range(2, 7)
-            for s in itertools.combinations(range(6), n)
-            if max(ranks[i] for i in s) - min(ranks[i] for i in s) < 1.5
-        ]
-        largest = [s for s in alike if not any(s < other for other in alike)]
-        assert sorted(map(sorted, cliques(ranks, 1.5))) == sorted(map(sorted, largest))
 
 
 def test_the_interval_of_the_share_of_harmed_clients_has_the_true_one():
