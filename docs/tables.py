@@ -1,7 +1,10 @@
-"""Writes the tables of these pages from a benchmark's findings, so that nobody types a number.
+"""Writes the tables of these pages, and docs/benchmark, from the findings of a benchmark.
 
-    python docs/tables.py outputs/benchmark/report    # takes its files to docs/benchmark, first
-    python docs/tables.py                             # from docs/benchmark as it is
+    python docs/tables.py outputs/benchmark/report    # copies its findings.json first
+    python docs/tables.py                             # from docs/benchmark/findings.json
+
+It renders ``docs/benchmark/report.html`` and ``table.csv`` from the findings, with all tables and
+sentences. Pictures of rounds and of models need the cells; only the benchmark's own page has them.
 
 Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -->`` is replaced:
 
@@ -34,17 +37,28 @@ from typing import Any
 import numpy as np
 import yaml
 
+from medfed.benchmark.measured import sentences_of
 from medfed.functional.statistics import Difference
+from medfed.reports import page as reports_page
+from medfed.reports.claims import Answer, JudgedClaim
 from medfed.reports.decisions import card, undecided
-from medfed.reports.findings import Judged
+from medfed.reports.files import table_csv
+from medfed.reports.findings import Judged, Report
+from medfed.reports.sentences import answer, short_of
 from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Against, Gain, Harm, Verdict
 
 DOCS = Path(__file__).parent
-KEPT = ("findings.json", "table.csv", "report.html")
+FINDINGS = "findings.json"
 BESIDE = ("memberships.json", "outcome_units.json")
-LARGEST = 5_000_000  # bytes of all that is kept
+LARGEST = 5_000_000  # bytes of docs/benchmark
+# Methods whose stored results are of earlier defaults (CHANGELOG.md has both).
+EARLIER = {
+    "easgd": "alpha=null in place of alpha=0.5",
+    "clusteredfl": "epsilon_1=0.1 in place of 0.2",
+    "fedmgda": "decay=1 in place of 0.99",
+}
 _MARK = re.compile(r"<!-- table: (?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 Findings = Mapping[str, Any]
@@ -54,18 +68,17 @@ def main(arguments: Sequence[str]) -> None:
     """Takes the files of a report, where one is named, and writes all pages anew."""
     kept = DOCS / "benchmark"
     if arguments:
-        source = Path(arguments[0])
-        if lacking := [name for name in KEPT if not (source / name).is_file()]:
-            sys.exit(f"error: {source} has no {lacking[0]}; name the report folder of a benchmark.")
-        files = {name: (source / name).read_bytes() for name in KEPT}
-        compact = json.dumps(json.loads(files["findings.json"]), separators=(",", ":"))
-        files["findings.json"] = compact.encode()
-        if (size := sum(map(len, files.values()))) > LARGEST:
-            sys.exit(f"error: the files of {source} are of {size} bytes, more than {LARGEST}.")
+        source = Path(arguments[0]) / FINDINGS
+        if not source.is_file():
+            sys.exit(f"error: {source} does not exist; name the report folder of a benchmark.")
         kept.mkdir(exist_ok=True)
-        for name, content in files.items():
-            (kept / name).write_bytes(content)
+        compact = json.dumps(json.loads(source.read_bytes()), separators=(",", ":"))
+        (kept / FINDINGS).write_text(compact, encoding="utf-8")
     findings = found(kept)
+    for name, text in rendered(findings).items():
+        (kept / name).write_text(text, encoding="utf-8")
+    if (size := sum(file.stat().st_size for file in kept.iterdir())) > LARGEST:
+        sys.exit(f"error: the files of {kept} have {size} bytes, more than {LARGEST}.")
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (new := filled(text, findings)) != text:
@@ -338,6 +351,10 @@ def judged(findings: Findings) -> list[Judged]:
         task = Task(suite, variant, own["metric"], own["smaller_is_better"], (*own["clients"],))
         task.title, task.situation, task.same = own["title"], own["situation"], own["same"]
         task.overlap, task.patients = own["overlap"], own["tested_patients"]
+        task.left_out = {note.partition(" ")[0]: note for note in own["left_out"]}
+        if own["floor"]["name"]:
+            floor = task.raw(_known(own["floor"]["value"]))
+            task.floor[own["floor"]["name"]] = np.full((own["splits"], 1), floor)
         verdicts = {}
         for name, kept in own["methods"].items():
             none = np.full((own["splits"], len(task.clients)), np.nan)
@@ -356,6 +373,28 @@ def judged(findings: Findings) -> list[Judged]:
             )
         tasks.append((task, verdicts))
     return tasks
+
+
+def rendered(findings: Findings) -> dict[str, str]:
+    """Returns the files of docs/benchmark that the findings decide."""
+    if not findings:
+        return {}
+    tasks = judged(findings)
+    report = Report(findings["size"], tasks, dials=findings["dials"])
+    report.answers = {task.name: answer(task, verdicts) for task, verdicts in tasks}
+    names = {name for _, verdicts in tasks for name in verdicts}
+    stale = [f"{name} ({was})" for name, was in EARLIER.items() if name in names]
+    report.notes = [f"The results of {', '.join(stale)} are of earlier defaults."] * bool(stale)
+    report.notes += sentences_of(report.dials)
+    report.notes += [note for task, _ in tasks for note in short_of(task)]
+    for name, one in findings["claims"].items():
+        parts, reasons = (
+            tuple(Answer(**_known(asked)) for asked in one[key]) for key in ("parts", "reasons")
+        )
+        claim, source, verdict = (one[key] for key in ("claim", "source", "verdict"))
+        report.claims.append(JudgedClaim(name, claim, source, verdict, parts, reasons))
+    report.commands, report.libraries = findings["commands"], findings["libraries"]
+    return {"report.html": reports_page.page(report), "table.csv": table_csv(report)}
 
 
 def _known(kept: Any) -> Any:

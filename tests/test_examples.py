@@ -118,7 +118,7 @@ STORED = json.loads((DOCS / "numbers.json").read_text())
 
 
 def test_the_first_example_s_numbers_are_those_of_its_runs():
-    """After a change: ``python docs/numbers.py outputs/first outputs/demo``."""
+    """After a change: ``python docs/scores.py outputs/first outputs/demo``."""
 
     def shown(page, start):
         line = next(line for line in page.read_text().splitlines() if line.startswith(start))

@@ -55,6 +55,17 @@ def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
     return row | {"failed_splits": v.scores.failed, "setting": setting}
 
 
+def table_csv(report: Report) -> str:
+    """Returns a line per suite, variant and method.
+
+    Args:
+        report: The report.
+    """
+    rows = [_row(task, name, v) for task, verdicts in report.tasks for name, v in verdicts.items()]
+    lines = [[_cell(value) for value in row.values()] for row in rows]
+    return csv_text([*rows[0]] if rows else (), lines)
+
+
 def write(folder: Path, report: Report, figures: bool = True) -> None:
     """Writes all files of a report.
 
@@ -63,9 +74,7 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
         report: What was found.
         figures: Whether to write pictures as vectors, too.
     """
-    rows = [_row(task, name, v) for task, verdicts in report.tasks for name, v in verdicts.items()]
-    lines = [[_cell(value) for value in row.values()] for row in rows]
-    write_text(folder / "table.csv", csv_text([*rows[0]] if rows else (), lines))
+    write_text(folder / "table.csv", table_csv(report))
     clients = [
         [task.suite, task.variant, name, split, client, _cell(task.raw(float(value)))]
         for task, verdicts in report.tasks

@@ -1,6 +1,6 @@
 """Writes ``docs/numbers.json``: the scores behind the numbers of README and of the first page.
 
-    python docs/numbers.py outputs/first outputs/demo
+    python docs/scores.py outputs/first outputs/demo
 
 after the two commands of README's first example and after ``make demo``. The tests compare the
 numbers on both pages with this file, and one of its scores with a fresh run.
