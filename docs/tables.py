@@ -352,9 +352,9 @@ def judged(findings: Findings) -> list[Judged]:
         task.title, task.situation, task.same = own["title"], own["situation"], own["same"]
         task.overlap, task.patients = own["overlap"], own["tested_patients"]
         task.left_out = {note.partition(" ")[0]: note for note in own["left_out"]}
-        if own["floor"]["name"]:
+        if constant := own["floor"].get("name"):
             floor = task.raw(_known(own["floor"]["value"]))
-            task.floor[own["floor"]["name"]] = np.full((own["splits"], 1), floor)
+            task.floor[constant] = np.full((own["splits"], 1), floor)
         verdicts = {}
         for name, kept in own["methods"].items():
             none = np.full((own["splits"], len(task.clients)), np.nan)
