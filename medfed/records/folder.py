@@ -141,6 +141,11 @@ def git_commit(folder: Path) -> str:
     return f"{commit}-dirty" if changed else commit
 
 
+def commit_here() -> str:
+    """Returns the commit of this clone of medfed."""
+    return git_commit(Path(__file__).parents[2])
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
@@ -222,7 +227,7 @@ class RunFolder(Places):
                 )
             return
         code = {
-            "commit": git_commit(Path(__file__).parents[2]),
+            "commit": commit_here(),
             "plugins": fingerprints(config.plugins),
         }
         write_json(self.versions_json, {**versions(), **code})

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -142,11 +142,22 @@ class Caller:
     def greet_some(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
         """Greets sites, and continues with those that answer.
 
+        A site may need as long as before the first round, as it may have been started again. Once
+        a quorum answers, the others have no longer than for any request.
+
         Raises:
             SiteError: If none answers.
         """
-        futures = {c: in_thread(self.hello, r, self.terms.timeout) for c, r in requests.items()}
-        found = {c: future.result() for c, future in futures.items()}
+        futures = {c: in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
+        end, least = time.monotonic() + self.terms.hello, self.terms.quorum * len(futures)
+        while waiting := [f for f in futures.values() if not f.done()]:
+            answered = sum(f.done() and isinstance(f.result(), Reply) for f in futures.values())
+            if answered >= least:
+                end, least = min(end, time.monotonic() + self.terms.timeout), math.inf
+            if (left := end - time.monotonic()) <= 0:
+                break
+            wait(waiting, left, return_when=FIRST_COMPLETED)
+        found = {c: f.result() if f.done() else SILENT for c, f in futures.items()}
         self.lacking = {c: why for c, why in found.items() if isinstance(why, str)}
         replies = {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
         if not replies:
@@ -207,7 +218,7 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
     """
     asked = {c: caller.request("hello", c) for c in caller.sites}
     replies = caller.greet_some(asked) if some else caller.everyone(asked, caller.hello)
-    found = {c: Greeting(r.content["agreed"], r.content["data"]) for c, r in replies.items()}
+    found = {c: Greeting(**r.content) for c, r in replies.items()}
     first, *others = caller.sites
     for site in others:
         compare(found[first], found[site], first, site)
@@ -298,6 +309,32 @@ def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
         raise _differs(f"another configuration than {shown(name)}", differ, site)
     if differ := _differing(one.data, other.data):
         raise _differs(f"other data than {shown(name)}", differ, site)
+
+
+def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> list[str]:
+    """Says where the versions at sites differ from the coordinator's.
+
+    Args:
+        here: The coordinator's.
+        sites: The sites' facts.
+
+    Example:
+        >>> sites = {c: Greeting({}, {}, {"torch": c}) for c in ("2.13.0", "2.12.1")}
+        >>> other_versions({"torch": "2.13.0"}, sites)
+        ['torch is 2.13.0 at the coordinator, but 2.12.1 at 2.12.1; last digits may differ.']
+    """
+    said = []
+    for name, version in here.items():
+        others: dict[str, list[str]] = {}
+        for site, greeting in sites.items():
+            if (there := greeting.versions.get(name, "unknown")) != version:
+                others.setdefault(there, []).append(shown(site))
+        if others:
+            listed = " and ".join(f"{shown(v)} at {', '.join(c)}" for v, c in others.items())
+            said.append(
+                f"{name} is {version} at the coordinator, but {listed}; last digits may differ."
+            )
+    return said
 
 
 def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:

@@ -204,7 +204,7 @@ def sentences(
     lines = [
         f"Also leaves before the first round: that there are {samples:,} training samples; the "
         f"names of channels or columns ({channels}) and of classes or regions ({classes}); hashes "
-        "of the agreed keys and of the initial weights.",
+        "of the agreed keys and of the initial weights; versions of packages, and the device.",
         f"Also leaves after {when}: the metrics, such as {metric}, over {counts['val']} validation "
         "patients, and the number of gradient steps; at the end the metrics over "
         f"{counts['test']} test patients.",

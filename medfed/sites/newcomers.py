@@ -287,7 +287,7 @@ def join(
     reply = caller.hello(caller.request("hello", site), caller.terms.hello)
     if isinstance(reply, str):
         raise SiteError(f"{shown(site)}: {reply}; check the site, and onboard it again.")
-    said = Greeting(reply.content["agreed"], reply.content["data"])
+    said = Greeting(**reply.content)
     compare(Greeting(fingerprints(config.values), kept.greeting), said, "the run", site)
     answers = [answer.encode() for answer in kept.answers]
     samples, metrics, ledger = onboard(

@@ -62,10 +62,11 @@ from medfed.sites.calls import (
     compare_models,
     greet,
     other_samples,
+    other_versions,
     sentence,
 )
 from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
-from medfed.sites.site import FACTS
+from medfed.sites.site import FACTS, versions_here
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
 
@@ -224,7 +225,10 @@ def _coordinate(
     there = [c for c in sites if c not in gone]
     job, progress, checkpoint = before_of(config, sites)
     caller = Caller(transport, there, terms)
-    greeting = next(iter(greet(caller, some=checkpoint is not None).values()))
+    greetings = greet(caller, some=checkpoint is not None)
+    greeting = next(iter(greetings.values()))
+    for line in other_versions(versions_here(str(config.trainer.accelerator)), greetings):
+        _log.warning("%s", line)
     compare(Greeting(agreed, greeting.data), greeting, "the coordinator", caller.sites[0])
     merging = unread_data(config).merging(greeting.data)
     if gone:
@@ -264,7 +268,8 @@ def _coordinate(
     trainer = trainer_of(config, [*callbacks_of(each, evaluation), Absences(run, coordinator)])
     run.open(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
     said = [answer.decode() for answer in answers]
-    record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said)
+    installed = {c: dict(there.versions) for c, there in greetings.items()}
+    record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
     write_json(run.sites_json, asdict(record))
     with together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)

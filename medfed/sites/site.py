@@ -38,7 +38,7 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.split import float_entries
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
-from medfed.records.folder import RunFolder, save_tensors
+from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run.assembly import say_data, unread_data
 from medfed.run.experiment import begin, read_start, trainer_of
 from medfed.run.federating import federate
@@ -221,8 +221,7 @@ class Site:
 
     def _hello(self, asked: Request) -> Reply:
         greeting = self.workplace.greeting()
-        content = {"agreed": dict(greeting.agreed), "data": dict(greeting.data)}
-        return Reply.to(asked, content=content)
+        return Reply.to(asked, content={n: dict(v) for n, v in vars(greeting).items()})
 
     def _agree(self, asked: Request) -> Reply:
         statement = self.workplace.agree(asked.phase, asked.body)
@@ -546,7 +545,8 @@ class ConfiguredSite:
             self._agreeing = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
             check_data(self.policy, self.config, data, self.name, tells=self._statements != [None])
-            self._data, self._greeting = data, Greeting(agreed, data.facts())
+            versions = versions_here(str(self.config.trainer.accelerator))
+            self._data, self._greeting = data, Greeting(agreed, data.facts(), versions)
             self._settle()
         return self._greeting
 
@@ -629,6 +629,21 @@ def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any
         "shape": list(client.train_inputs(1).shape[1:]),
         "channels": list(data.channel_names),
         "labels": list(data.class_names),
+    }
+
+
+def versions_here(accelerator: str) -> dict[str, str]:
+    """Returns the versions of an end, on which the bits of a run depend.
+
+    Args:
+        accelerator: The trainer's.
+    """
+    packages = versions()
+    gpu = accelerator in ("gpu", "cuda") and torch.cuda.is_available()
+    return {
+        **{name: packages[name] for name in ("medfed", "torch", "monai")},
+        "device": torch.cuda.get_device_name() if gpu else accelerator,
+        "commit": commit_here(),
     }
 
 

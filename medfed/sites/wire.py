@@ -10,7 +10,7 @@ from another site, is recognised.
 
 | kind | asks for | content, body | reply's content, body |
 |---|---|---|---|
-| hello | what must be equal everywhere | | hashes of agreed keys, facts of the data |
+| hello | what must be equal everywhere | | hashes of agreed keys, facts of the data, versions |
 | agree | what it tells others of its data (phase: the how-manieth) | answer | message, or Facts |
 | begin | a session: who takes part | clients, job | rounds that it can go back to |
 | fit | training in one phase of a round | message | steps and passes, message |
@@ -70,6 +70,7 @@ REASONS = (
     *("agreed", "policy"),
 )
 RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
 Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 
 
@@ -107,6 +108,7 @@ class _Onboard(_Content):
 class _Greeted(_Content):
     agreed: dict[str, str]
     data: dict[str, Any]
+    versions: dict[str, Name] = {}
 
 
 class _AgreedOn(_Content):
@@ -288,10 +290,12 @@ class Greeting:
     Attributes:
         agreed: A hash for each key of the configuration that all sites must share.
         data: Facts of the data that all sites must share, as JSON.
+        versions: Of medfed, PyTorch and MONAI there; its commit, and the device.
     """
 
     agreed: Mapping[str, str]
     data: Mapping[str, Any]
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 Message = TypeVar("Message", "Request", "Reply")

@@ -36,12 +36,14 @@ class SitesRecord:
         greeting: The facts of all sites before they read their data.
         clients: Each site's facts about its data and model.
         answers: The server's answers about the data of all.
+        versions: At each site.
     """
 
     job: str
     greeting: dict[str, Any]
     clients: dict[str, Facts]
     answers: list[str]
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> SitesRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from medfed.federation.aggregation import Median
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.packet import Packet
 from medfed.sites.agreement import fingerprints
-from medfed.sites.wire import Direct, Facts, Reply
+from medfed.sites.calls import Caller, Terms, greet
+from medfed.sites.wire import Direct, Facts, Reply, Request, Silent
 from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import across, direct, same
 from tests.sites.toy_sites import NAMES, coordinated, fit, toy_sites
@@ -118,3 +120,53 @@ def test_divergence_is_said_and_no_such_round_is_selected(tmp_path: Path, caplog
     for folder in ("simulation", "server"):
         record = json.loads((tmp_path / folder / "unusual.json").read_text())
         assert record["diverged"] == {"0": SITES, "1": SITES}
+
+
+def test_other_versions_are_said_and_recorded(tmp_path: Path, caplog):
+    caplog.set_level(logging.WARNING, "medfed")
+    transport = direct(tmp_path / "sites", SITES, *OVERRIDES)
+    workplace = transport.sites[SITES[2]].workplace
+    greeting = workplace.greeting()
+    older = {**greeting.versions, "torch": "2.0.1"}
+    workplace._greeting = dataclasses.replace(greeting, versions=older)
+    across(tmp_path / "server", transport, SITES, *OVERRIDES)
+    lines = [r.getMessage() for r in caplog.records if "at the coordinator" in r.getMessage()]
+    assert lines == [
+        f"torch is {greeting.versions['torch']} at the coordinator, but 2.0.1 at hospital_2; last "
+        "digits may differ."
+    ]
+    record = json.loads((tmp_path / "server" / "sites.json").read_text())["versions"]
+    assert {*record[SITES[0]]} == {"medfed", "torch", "monai", "device", "commit"}
+    assert record[SITES[2]]["torch"] == "2.0.1"
+
+
+def test_sites_that_start_again_have_the_first_deadline():
+    """A resumed run does not end because a site takes longer to start than for one request."""
+
+    class Starting:
+        def call(self, site: str, request: bytes, timeout: float) -> bytes:
+            if timeout < 5:
+                raise Silent
+            time.sleep(0.2)
+            asked = Request.from_bytes(request)
+            return Reply.to(asked, content={"agreed": {}, "data": {}}).to_bytes()
+
+    caller = Caller(Starting(), NAMES, Terms(timeout=2, hello=30, grace=0.05))
+    assert list(greet(caller, some=True)) == NAMES
+    assert not caller.lacking
+
+
+def test_a_quorum_that_has_started_waits_for_the_others_no_longer_than_for_a_request():
+    class Half:
+        def call(self, site: str, request: bytes, timeout: float) -> bytes:
+            if site == "c2":
+                time.sleep(2)
+                raise Silent
+            asked = Request.from_bytes(request)
+            return Reply.to(asked, content={"agreed": {}, "data": {}}).to_bytes()
+
+    caller = Caller(Half(), NAMES, Terms(timeout=0.2, hello=30, grace=0.05))
+    began = time.monotonic()
+    assert list(greet(caller, some=True)) == ["c0", "c1"]
+    assert time.monotonic() - began < 1.5
+    assert caller.lacking == {"c2": "it did not answer"}
