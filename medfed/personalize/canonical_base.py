@@ -79,7 +79,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
         if start.numel() > len(clients) and rank() == 0:
             _log.warning(
-                "%d canonical models for %d clients are more than their data can distinguish.",
+                "There are %d canonical models for %d clients: more than the data can distinguish.",
                 start.numel(),
                 len(clients),
             )
