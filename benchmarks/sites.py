@@ -27,7 +27,7 @@ from medfed.common.files import write_json
 from medfed.sites.flare.components import CollabTransport
 from medfed.sites.flare.console import Console
 from medfed.sites.flare.job import PREFIXES, write_job
-from medfed.sites.local import LocalFederation
+from scripts.local_federation import LocalFederation
 
 OURS = "benchmarks.sites"
 

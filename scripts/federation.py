@@ -22,12 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from local_federation import SERVER, LocalFederation  # type: ignore[import-not-found]  # next to it
+
 from medfed.common.errors import MedfedError
 from medfed.common.processes import ended_by_signals
 from medfed.sites.agreement import Agreed
 from medfed.sites.deploying import Follower
 from medfed.sites.flare_processes import Deployment
-from medfed.sites.local import SERVER, LocalFederation
 
 ROOT = Path(__file__).resolve().parents[1]
 HEART = ("cleveland", "hungarian", "switzerland", "va")

@@ -24,7 +24,7 @@ the site was restarted and needs a greeting first; ``refused``, with a word of :
 ``failed``, with only the type of the error: its text, which may hold anything, stays in the log of
 the site.
 
-The module also defines the transport of bytes: a protocol, and two transports for tests.
+The module also defines the transport of bytes: a protocol, and one transport within a process.
 
 A transport does not interpret the bytes. At the coordinator it sends a request to a site and
 returns the reply, or raises :class:`Silent` if none arrives in time; one thread per site calls it,
@@ -41,14 +41,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import re
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -358,10 +354,6 @@ def _check_content(content: Mapping[str, Any], kind: type[_Content]) -> None:
         raise ValueError(f"its content: {error}") from None
 
 
-LIMIT = 1 << 32
-"""Bytes of the largest request or reply that a pipe takes."""
-
-
 class Silent(Exception):  # noqa: N818 - it is no error of the program: hospitals go silent
     """There was no reply: the site is down, too slow, or its reply was lost."""
 
@@ -410,84 +402,3 @@ class Direct:
             raise Silent
         with self._lock:
             return bytes(self.sites[site].answer(bytes(request)))
-
-
-class Pipes:
-    """Each site is a process on this machine, at the other end of a pipe.
-
-    Args:
-        starts: By site, what its process makes the site of: a function that can be pickled.
-
-    Example:
-        >>> pipes = Pipes({})
-        >>> pipes.close()
-    """
-
-    def __init__(self, starts: Mapping[str, Callable[[], Answers]]) -> None:
-        self._starts = dict(starts)
-        self._locks = {site: threading.Lock() for site in starts}
-        self._ends: dict[str, Connection] = {}
-        self._unanswered: dict[str, int] = dict.fromkeys(starts, 0)
-        self.processes: dict[str, BaseProcess] = {}
-        for site in starts:
-            self.start(site)
-
-    def start(self, site: str) -> None:
-        """Starts a site's process, again if it has ended."""
-        # Forked from a process that has imported once and done nothing else, where there is such.
-        there = "forkserver" in multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context("forkserver" if there else "spawn")
-        if there:
-            context.set_forkserver_preload(["medfed.sites.site"])
-        ours, theirs = context.Pipe()
-        process: BaseProcess = context.Process(
-            target=serve, args=(theirs, self._starts[site]), daemon=True
-        )
-        process.start()
-        theirs.close()
-        self._ends[site], self.processes[site], self._unanswered[site] = ours, process, 0
-
-    def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """See :meth:`Transport.call`."""
-        end = time.monotonic() + timeout
-        if not self._locks[site].acquire(timeout=timeout):
-            raise Silent
-        try:
-            pipe = self._ends[site]
-            pipe.send_bytes(request)
-            self._unanswered[site] += 1
-            while pipe.poll(max(0.0, end - time.monotonic())):
-                reply = pipe.recv_bytes(LIMIT)
-                self._unanswered[site] -= 1
-                if not self._unanswered[
-                    site
-                ]:  # otherwise it answers an earlier call, which no longer waits
-                    return reply
-            raise Silent
-        except (OSError, EOFError) as error:
-            raise Silent from error
-        finally:
-            self._locks[site].release()
-
-    def close(self) -> None:
-        """Ends all processes."""
-        for pipe in self._ends.values():
-            pipe.close()
-        for process in self.processes.values():
-            process.join(5)
-            process.kill()
-
-
-def serve(pipe: Connection, start: Callable[[], Answers]) -> None:
-    """Answers what comes through a pipe until its other end is closed.
-
-    Args:
-        pipe: This end.
-        start: Makes the site.
-    """
-    site = start()
-    try:
-        while True:
-            pipe.send_bytes(site.answer(pipe.recv_bytes(LIMIT)))
-    except (EOFError, OSError):
-        return

@@ -16,7 +16,7 @@ from medfed.common.errors import ConfigError
 from medfed.run.onboarding import onboard
 from medfed.sites.flare.console import Console, project, provision
 from medfed.sites.flare.job import PREFIXES, write_job
-from medfed.sites.local import SERVER, LocalFederation
+from scripts.local_federation import SERVER, LocalFederation
 from tests.sites.hospitals import same
 
 pytestmark = [pytest.mark.sites, pytest.mark.timeout(600)]  # a busy machine imports slowly

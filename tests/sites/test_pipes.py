@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from medfed.sites.calls import Terms
-from medfed.sites.wire import Pipes, Request, Silent
+from medfed.sites.wire import Request, Silent
 from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import across, same, site
+from tests.sites.pipes import Pipes
 
 OVERRIDES = (
     *CLINICAL,

@@ -131,7 +131,7 @@ def free_port() -> int:
 
 def _environment() -> dict[str, str]:
     """Kits call ``python3`` from PATH: it must be this one, with this package."""
-    here = Path(__file__).resolve().parents[2]
+    here = Path(__file__).resolve().parents[1]
     paths = [str(here), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
