@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[1]
         ("outcome_units.py FOLDER/new --methods fedadam --rounds 1", "| a constant | 79.21 "),
         ("fused_lasso.py --largest 3", "ns/element"),
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
-        ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
         ("kill.py --kills 1 --kinds train", "left over"),
         ("fuzz.py --inputs 60 --messages", "links with memory"),
         ("fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),

@@ -227,7 +227,7 @@ def test_onnx_runtime_computes_the_same_mixture(tmp_path, case):
     network = loaded(model)
     network.load_state_dict({n: b.dense() for n, b in books.items()}, strict=False)
     image = image_of(case)
-    save_onnx(tmp_path / "model.onnx", network, books, tuple(image.shape[1:]))
+    save_onnx(tmp_path / "model.onnx", network, tuple(image.shape[1:]))
     expected = network(image)
     found = OnnxNetwork(tmp_path / "model.onnx")(image)
     assert_alike(found, expected)

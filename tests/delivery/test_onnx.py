@@ -1,11 +1,9 @@
-"""ONNX files: they agree with PyTorch, stay packed on disk, and are plain networks once loaded."""
+"""ONNX files: they agree with PyTorch, in bundles too."""
 
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +12,9 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
-from medfed.delivery.bundle.bundle import read_bundle, write_bundle, write_manifest
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.delivery.bundle.networks import build_network, describe_mixture
 from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_onnx
-from medfed.delivery.bundle.weights import Codebook
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.committee import make_predictor
 from medfed.delivery.predict.options import PredictOptions
@@ -55,33 +51,19 @@ def network_of(name: str, *overrides: str, dims: int = 2) -> torch.nn.Module:
     return network
 
 
-def quantised(network: torch.nn.Module, bits: int, **layers: int) -> dict[str, Codebook]:
+def quantised(network: torch.nn.Module, bits: int, **layers: int) -> None:
     """Quantises a network in place."""
     weights = {n: t.detach().clone() for n, t in float_entries(network).items()}
     books = quantise(weights, choose_bits(network, bits, layers))
     network.load_state_dict({n: b.dense() for n, b in books.items()}, strict=False)
-    return books
-
-
-def coded(network: torch.nn.Module) -> dict[str, Codebook]:
-    """Two bits by thresholds: k-means of millions of weights would take the longest."""
-    weights, books = float_entries(network), {}
-    for name in choose_bits(network, 2):
-        flat = weights[name].detach().flatten()
-        step = flat.std()
-        indices = torch.bucketize(flat, step * torch.tensor([-1.0, 0.0, 1.0]))
-        centers = step * torch.tensor([-1.5, -0.5, 0.5, 1.5])
-        books[name] = Codebook(indices, centers, tuple(weights[name].shape))
-    network.load_state_dict({n: b.dense() for n, b in books.items()}, strict=False)
-    return books
 
 
 @sweep(("name", "bits"), [*((name, 3) for name in sorted(NETWORKS)), ("small_cnn", 1)])
 def test_pytorch_and_onnx_runtime_agree(tmp_path, name, bits):
     network = network_of(name, *NETWORKS[name])
-    books = quantised(network, bits, **{"*": bits})
+    quantised(network, bits, **{"*": bits})
     size = () if name in TABULAR else (32, 32)
-    save_onnx(tmp_path / "model.onnx", network, books, (3, *size))
+    save_onnx(tmp_path / "model.onnx", network, (3, *size))
     session = OnnxNetwork(tmp_path / "model.onnx")
     other = () if name in TABULAR else (48, 16)
     for batch, shape in ((1, size), (2, size), (3, size), (1, other)):
@@ -94,8 +76,8 @@ def test_pytorch_and_onnx_runtime_agree(tmp_path, name, bits):
 
 def test_volumes(tmp_path):
     network = network_of("basic_unet", *NETWORKS["basic_unet"], dims=3)
-    books = quantised(network, 2)
-    save_onnx(tmp_path / "model.onnx", network, books, (3, 16, 16, 16))
+    quantised(network, 2)
+    save_onnx(tmp_path / "model.onnx", network, (3, 16, 16, 16))
     image = torch.randn(2, 3, 16, 32, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = network(image)
@@ -103,60 +85,9 @@ def test_volumes(tmp_path):
     assert_alike(found, expected)
 
 
-def test_equal_weights_and_mixed_outputs(tmp_path):
-    """Instances that are still equal, which the exporter would store once."""
-    one = ("scripts.networks.SmallCNN", 2, 1, 3, [4, 4], [2, 2], None, 0.0)
-    names = ("_target_", "spatial_dims", "in_channels", "out_channels", "channels", "strides")
-    plain = dict(zip((*names, "norm", "dropout"), one, strict=True))
-    network = build_network(describe_mixture(plain, ["head"], 2, "softmax")).eval()
-    heads = [t for n, t in network.state_dict().items() if n.endswith("head.weight")]
-    heads[1].copy_(heads[0])
-    books = quantised(network, 2, **{"*": 2})
-    save_onnx(tmp_path / "model.onnx", network, books, (1, 16, 16))
-    image = torch.randn(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = network(image)
-    found = OnnxNetwork(tmp_path / "model.onnx")(image)
-    assert_alike(found, expected)
-    assert sum(n.endswith("head.weight") for n in books) == 2
-
-
-FULL_SIZE = {
-    "basic_unet": (12, (*("in_channels=4", "out_channels=1"), "regions=[whole]"), (4, 32, 32)),
-    "densenet121": (10, ("in_channels=1", "out_channels=2"), (1, 32, 32)),
-}
-
-
-@pytest.mark.parametrize("name", sorted(FULL_SIZE))
-def test_packed_on_disk_and_plain_once_loaded(tmp_path, name):
-    factor, overrides, shape = FULL_SIZE[name]
-    network = network_of(name, *overrides)
-    books = coded(network)
-    save_onnx(tmp_path / "packed.onnx", network, books, shape)
-    save_onnx(tmp_path / "plain.onnx", network, {}, shape)
-    sizes = {n: (tmp_path / f"{n}.onnx").stat().st_size for n in ("packed", "plain")}
-    assert sizes["packed"] * factor <= sizes["plain"]
-    stored = {t.name for t in onnx.load(tmp_path / "packed.onnx").graph.initializer}
-    assert not stored & set(books)
-    assert {n for n, _ in network.named_parameters()} - set(books) <= stored
-    loaded = {n: operators(tmp_path / f"{n}.onnx") for n in sizes}
-    assert loaded["packed"] == loaded["plain"]
-    assert loaded["packed"]["Conv"] > 10
-
-
-def operators(path: Path) -> Counter[str]:
-    """The operators that are left once ONNX Runtime has loaded a file."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.optimized_model_filepath = str(path.with_suffix(".loaded"))
-    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    loaded = onnx.load(path.with_suffix(".loaded"))
-    return Counter(node.op_type for node in loaded.graph.node)
-
-
 def test_a_file_tells_nothing_of_its_machine(tmp_path):
     network = network_of("small_cnn", *NETWORKS["small_cnn"])
-    save_onnx(tmp_path / "model.onnx", network, quantised(network, 2), (3, 16, 16))
+    save_onnx(tmp_path / "model.onnx", network, (3, 16, 16))
     content = (tmp_path / "model.onnx").read_bytes()
     assert str(Path(__file__).parents[2]).encode() not in content
     assert b"site-packages" not in content
@@ -192,45 +123,8 @@ def test_bundle_and_its_onnx_file_predict_alike(hospital, tmp_path, name):
     bundle = read_bundle(with_onnx(made, tmp_path / "bundle", 4))
     image = next(iter(made.data.clients[made.client].eval_batches("test")))["image"][:3]
     own = make_predictor(bundle, wanted(backend="torch")).answer(image, "test")
-    for backend in ("onnx", "auto"):
-        predictor = make_predictor(bundle, wanted(backend=backend))
-        for _ in range(2):  # auto computes the first by both
-            found = predictor.answer(image, "test")
-            assert_alike(found, own)
+    assert_alike(make_predictor(bundle, wanted(backend="onnx")).answer(image, "test"), own)
     assert own.std() > 0
-
-
-def computed_by(predictor) -> str:
-    """What has answered the second of two equal batches."""
-    network, seen = predictor.network, []
-    image = torch.linspace(-1, 1, 120).reshape(2, 60)
-    for part in network.children():
-        part.register_forward_hook(lambda part, *_: seen.append(part))
-    with torch.no_grad():
-        network(image)
-        seen.clear()
-        network(image)
-    return "onnx" if [type(part) for part in seen] == [OnnxNetwork] else "torch"
-
-
-def test_auto_is_onnx_runtime_as_long_as_it_agrees(hospital, tmp_path, caplog, monkeypatch):
-    made = hospital("table")
-    folder = with_onnx(made, tmp_path / "bundle", 4)
-    assert computed_by(make_predictor(read_bundle(folder), wanted())) == "onnx"
-    assert caplog.text == ""
-    # An ONNX file of other weights, as a trace that depends on what it was traced with.
-    other = with_onnx(made, tmp_path / "other", 1)
-    shutil.copy(other / ONNX, folder / ONNX)
-    write_manifest(folder)
-    assert computed_by(make_predictor(read_bundle(folder), wanted())) == "torch"
-    assert "ONNX Runtime differs from PyTorch by" in caplog.text
-    assert "of the largest logit on inputs of 60; PyTorch goes on alone" in caplog.text
-    caplog.clear()
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    predictor = make_predictor(read_bundle(folder), wanted())
-    assert type(predictor.network).__name__ == "LogisticRegression"
-    assert "is computed by PyTorch, although it holds models/model.onnx" in caplog.text
-    assert "pip install onnxruntime" in caplog.text
 
 
 def test_the_script_predicts_by_onnx_runtime(hospital, tmp_path):

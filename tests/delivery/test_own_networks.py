@@ -291,7 +291,7 @@ class Batches(torch.nn.Module):
 def test_a_trace_that_answers_otherwise_is_no_onnx_file(tmp_path):
     pytest.importorskip("onnxruntime")
     with pytest.raises(NotTraceableError, match=r"ONNX Runtime and PyTorch differ at .*\(1, 4\)"):
-        save_onnx(tmp_path / "model.onnx", Batches().eval(), {}, (4,))
+        save_onnx(tmp_path / "model.onnx", Batches().eval(), (4,))
 
 
 def test_a_bundle_goes_without_what_cannot_be_traced(made, tmp_path, monkeypatch, caplog):

@@ -79,7 +79,6 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
         np.save(tmp_path / "in" / f"{i}.npy", values)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", monkeypatch)
     keys = {"bundle": folder, "input": tmp_path / "in", "output": tmp_path / "own.csv"}
-    keys["backend"] = "torch"
     predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
     table = (tmp_path / "out" / "predictions.csv").read_bytes()
     assert table == (tmp_path / "own.csv").read_bytes()
@@ -92,6 +91,5 @@ def check_masks(run, client, folder: Path, tmp_path: Path, accept: str, patch) -
     (tmp_path / "in" / "a.nii.gz").symlink_to(file)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", patch)
     keys = {"bundle": folder, "input": file, "output": tmp_path / "own.nii.gz"}
-    keys["backend"] = "torch"
     predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
     assert (tmp_path / "out" / "a.nii.gz").read_bytes() == (tmp_path / "own.nii.gz").read_bytes()

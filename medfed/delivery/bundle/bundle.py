@@ -287,7 +287,7 @@ def write_bundle(
             target.write_bytes(path.read_bytes() if path else INIT.encode())
         if onnx or sources:  # source that lacks a part of it shows when it is built
             network = Bundle(made, {"medfed": facts}, state, {}).network(accepted_by(facts))
-        if onnx and _saved_as_onnx(made / ONNX, network, books, facts):
+        if onnx and _saved_as_onnx(made / ONNX, network, facts):
             sizes["onnx"] = (made / ONNX).stat().st_size
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
         _write_json(made / "configs" / "inference.json", inference_config(whole))
@@ -337,12 +337,10 @@ def accepted_by(facts: Mapping[str, Any]) -> list[str]:
     return [code["hash"]] if code else []
 
 
-def _saved_as_onnx(
-    path: Path, network: nn.Module, books: Mapping[str, Codebook], facts: Mapping[str, Any]
-) -> bool:
+def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> bool:
     """Writes the ONNX file; where that cannot be, a line says so and the bundle goes without."""
     try:
-        save_onnx(path, network, books, trace_shape(facts), input_size(facts) is None)
+        save_onnx(path, network, trace_shape(facts), input_size(facts) is None)
     except NotTraceableError as error:
         path.unlink(missing_ok=True)
         _log.warning(

@@ -1,33 +1,16 @@
-"""A bundle's ONNX file: quantised weights stay packed on disk, ONNX Runtime computes with it.
+"""A bundle's ONNX file: the network in single precision, as ONNX Runtime computes it on the CPU.
 
-The network is traced with its ordinary weights. Then every quantised weight is replaced by its bit
-planes, its centres and the few nodes that decode them::
-
-    planes (bits, ceil(n / 8), 1) --BitwiseAnd [1, 2, .., 128]--Cast to bool--+
-    weights [1, 2, 4, ..] of the bits ----------------------------------------Where, else 0
-    --ReduceSum over the bits--+
-    centres (m,) --------------Gather--(to n elements, if 8 is no divisor)--Reshape--> the weight
-
-None of them depends on the input, so ONNX Runtime folds them into plain weights once, when it loads
-the file, and then fuses and runs the network as it does one in single precision. Nodes are put in
-after the trace because exporters fold small constants themselves, which would store those weights
-as floats again. Bytes are compared under masks: ONNX Runtime has no shifts of bytes on every
-device.
-
-The tracing exporter is used rather than ``dynamo=True``: batch and spatial sizes stay free in
-networks whose skips compare sizes (BasicUNet), names of the weights are kept, and it needs no
-further package. Spatial sizes must be multiples of what the network halves, as in PyTorch.
-
-ONNX files that are run: by ONNX Runtime on the CPU, and compared with PyTorch.
+Quantised weights are in it as the numbers that they stand for. The tracing exporter is used rather
+than ``dynamo=True``: batch and spatial sizes stay free in networks whose skips compare sizes
+(BasicUNet), names of the weights are kept, and it needs no further package. Spatial sizes must be
+multiples of what the network halves, as in PyTorch.
 """
 
 from __future__ import annotations
 
 import io
-import math
-import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,8 +23,6 @@ from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.delivery.bundle.metadata import input_size
-from medfed.delivery.bundle.weights import Codebook
-from medfed.federation.split import aliases
 
 INPUT, OUTPUT = "image", "logits"
 _EQUAL = 1e-5  # of the largest logit, if that is above 1
@@ -57,24 +38,24 @@ class OnnxNetwork(nn.Module):
     Args:
         path: An ONNX file of :func:`save_onnx`.
         threads: Threads of ONNX Runtime.
-        fold: Whether the packed weights are decoded in a pass of their own. What ONNX Runtime then
-            loads is a plain network, which it lays out as it does one in single precision; decoded
-            in the same pass, networks of many small layers run some percent slower.
 
     Raises:
         ConfigError: If the package ``onnxruntime`` is not installed.
         CheckpointError: If the file cannot be loaded.
     """
 
-    def __init__(self, path: Path, threads: int = 1, fold: bool = True) -> None:
+    def __init__(self, path: Path, threads: int = 1) -> None:
         super().__init__()
         runtime = import_extra("onnxruntime")
         # Tasks ask the first parameter for type and device of what the network takes.
         self.like = nn.Parameter(torch.zeros(()), requires_grad=False)
         try:
-            content = path.read_bytes()
-            content = _folded(runtime, content) if fold else content
-            self._session = _session(runtime, content, threads)
+            settings = runtime.SessionOptions()
+            settings.intra_op_num_threads = threads
+            settings.log_severity_level = 3  # errors alone
+            self._session = runtime.InferenceSession(
+                path.read_bytes(), settings, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # whatever ONNX Runtime or the file system raise
             raise CheckpointError(
                 f"{path} cannot be loaded by ONNX Runtime ({first_line(error)}); export the "
@@ -128,11 +109,9 @@ def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bo
         for size in others:
             image = torch.randn(size, generator=torch.Generator().manual_seed(0))
             expected = network(image.to(next(network.parameters()))).float()
-            found, scale = session(image), max(1.0, float(expected.abs().max()))
-            if (
-                found.shape != expected.shape
-                or float((found - expected).abs().max()) > _EQUAL * scale
-            ):
+            logits, scale = session(image), max(1.0, float(expected.abs().max()))
+            same_shape = logits.shape == expected.shape
+            if not same_shape or float((logits - expected).abs().max()) > _EQUAL * scale:
                 raise NotTraceableError(f"ONNX Runtime and PyTorch differ at inputs of {size}")
     except (CheckpointError, ValueError) as error:
         if isinstance(error, NotTraceableError):
@@ -140,33 +119,14 @@ def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bo
         raise NotTraceableError(f"ONNX Runtime cannot run it ({first_line(error)})") from error
 
 
-def _session(runtime: ModuleType, content: bytes, threads: int, folded: Path | None = None) -> Any:
-    """Loads a model; with ``folded`` no further than constants, which it then writes there."""
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors; loading tells of every folded node otherwise
-    if folded is not None:
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(folded)
-    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
-def _folded(runtime: ModuleType, content: bytes) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "folded.onnx"
-        _session(runtime, content, 1, path)
-        return path.read_bytes()
-
-
 ONNX = "models/model.onnx"
-OPSET = 18  # the first with BitwiseAnd
+OPSET = 18
 _BATCH = 2  # a batch of 1 would be traced as a constant
 
 
 def save_onnx(
     path: Path,
     network: nn.Module,
-    books: Mapping[str, Codebook],
     shape: tuple[int, ...],
     any_size: bool = True,
 ) -> None:
@@ -174,8 +134,7 @@ def save_onnx(
 
     Args:
         path: Where to.
-        network: In evaluation mode; its weights are those of the codebooks where there are some.
-        books: Quantised weights by name; empty for a file in single precision.
+        network: In evaluation mode.
         shape: ``(C, *spatial)`` or ``(F,)`` of one input to trace with. Batch and spatial sizes are
             free in the file.
         any_size: Whether images of other sizes will be given to it.
@@ -187,41 +146,11 @@ def save_onnx(
     """
     onnx = import_extra("onnx")
     model = onnx.load_from_string(_trace(network, shape))
-    entries = {n: entry for n, entry in aliases(network).items() if entry in books}
-    _shorten(model.graph, entries)
-    known = {t.name for t in model.graph.initializer}
-    known |= {name for node in model.graph.node for name in node.output}
-    for name, entry in entries.items():  # what the output does not need is not in the graph
-        if name in known:
-            pack_initializer(model.graph, name, books[entry])
+    _shorten(model.graph)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
     if find_spec("onnxruntime"):
         compare(path, network, shape, any_size)
-
-
-def pack_initializer(graph: Any, name: str, book: Codebook) -> None:
-    """Replaces a weight of an ONNX graph by planes, centres and the nodes that decode them.
-
-    Args:
-        graph: ``onnx.GraphProto``, changed in place.
-        name: Of an initializer, the parameter's name.
-        book: What it holds.
-
-    Raises:
-        NotTraceableError: If the graph has no such weight, or of another shape.
-    """
-    stored = [i for i, t in enumerate(graph.initializer) if t.name == name]
-    # The exporter stores equal tensors once, and copies them where the others belong.
-    copies = [i for i, n in enumerate(graph.node) if n.op_type == "Identity" and name in n.output]
-    if stored and tuple(graph.initializer[stored[0]].dims) == book.shape:
-        del graph.initializer[stored[0]]
-    elif copies:
-        del graph.node[copies[0]]
-    else:
-        raise NotTraceableError(f"the traced network has no weight {name} of shape {book.shape}")
-    for index, node in enumerate(_decoder(graph, name, book)):
-        graph.node.insert(index, node)
 
 
 def trace_shape(facts: Mapping[str, Any]) -> tuple[int, ...]:
@@ -280,48 +209,9 @@ def _trace(network: nn.Module, shape: tuple[int, ...]) -> bytes:
     return memory.getvalue()
 
 
-def _decoder(graph: Any, name: str, book: Codebook) -> list[Any]:
-    """The nodes that compute the weight ``name``, first to last; adds the tensors they need."""
-    onnx = import_extra("onnx")
-    number = len(graph.initializer)  # grows with every weight, so that names differ, and are short
-    planes, centers = f"planes{number}", f"centers{number}"
-    count, values = f"count{math.prod(book.shape)}", f"values{book.bits}"
-    shape = "shape" + "x".join(map(str, book.shape))
-    tensors = {
-        "masks": (2 ** torch.arange(8)).to(torch.uint8),
-        "zero": torch.zeros((), dtype=torch.int64),
-        "first": torch.zeros(1, dtype=torch.int64),
-        values: 2 ** torch.arange(book.bits).reshape(-1, 1, 1),
-        shape: torch.tensor(book.shape, dtype=torch.int64),
-        planes: book.planes()[:, :, None],
-        centers: book.centers.float(),
-    }
-    odd = math.prod(book.shape) % 8 != 0
-    if odd:
-        tensors |= {"flat": torch.tensor([-1]), count: torch.tensor([math.prod(book.shape)])}
-    known = {t.name for t in graph.initializer}
-    graph.initializer.extend(
-        onnx.numpy_helper.from_array(t.numpy(), n) for n, t in tensors.items() if n not in known
-    )
-    node, own = onnx.helper.make_node, [f"w{number}.{i}" for i in range(7)]
-    trim = [
-        node("Reshape", [own[4], "flat"], [own[5]]),
-        node("Slice", [own[5], "first", count], [own[6]]),
-    ]
-    return [
-        node("BitwiseAnd", [planes, "masks"], [own[0]]),
-        node("Cast", [own[0]], [own[1]], to=onnx.TensorProto.BOOL),
-        node("Where", [own[1], values, "zero"], [own[2]]),
-        node("ReduceSum", [own[2], "first"], [own[3]], keepdims=0),
-        node("Gather", [centers, own[3]], [own[4]]),
-        *(trim if odd else []),
-        node("Reshape", [own[6 if odd else 4], shape], [name]),
-    ]
-
-
-def _shorten(graph: Any, weights: Iterable[str]) -> None:
+def _shorten(graph: Any) -> None:
     """Leaves out sources and long names of the nodes; weights, input and output keep theirs."""
-    kept = {INPUT, OUTPUT, *weights, *(t.name for t in graph.initializer)}
+    kept = {INPUT, OUTPUT, *(t.name for t in graph.initializer)}
     produced = [n for node in graph.node for n in node.output if n and n not in kept]
     short = {name: f"v{i}" for i, name in enumerate(produced)}
     for node in graph.node:

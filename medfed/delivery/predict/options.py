@@ -15,7 +15,7 @@ from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
 from medfed.delivery.bundle.scripts.masks import NIFTI, SEG, WRITTEN
 
 Item = TypeVar("Item")
-BACKENDS = ("auto", "onnx", "torch")
+BACKENDS = ("torch", "onnx")
 FORMATS = ("nifti", "dicomseg")
 
 
@@ -40,7 +40,7 @@ class PredictOptions:
     spacing_tolerance: float | None = 0.25
     threshold: float | None = None
     batch_size: int = 16
-    backend: str = "auto"
+    backend: str = "torch"
     device: str | None = None
     accept_code: str | Sequence[str] | None = None
 
