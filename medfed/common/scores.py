@@ -76,6 +76,18 @@ def worst_value(metric: str) -> float:
     return math.inf if smaller_is_better(name) else -math.inf
 
 
+def rounded(value: float) -> float:
+    """Returns a metric with the digits that leave a hospital, by which rounds are also selected.
+
+    All digits of a loss over few patients would tell more of each. Whole numbers stay.
+
+    Example:
+        >>> rounded(0.123456), rounded(1234.56), rounded(12345.0)
+        (0.1235, 1235.0, 12345.0)
+    """
+    return value if value.is_integer() else float(f"{value:.4g}")
+
+
 def limits_of(metric: str) -> tuple[float, float]:
     """Returns the least and the greatest possible value of a metric.
 

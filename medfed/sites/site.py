@@ -23,6 +23,7 @@ import torch
 from medfed.common.errors import CheckpointError, CodecError, DataError
 from medfed.common.files import write_json
 from medfed.common.schemas import Count, fit
+from medfed.common.scores import rounded
 from medfed.common.tensors import Tensors, digest, map_state
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.compose import build
@@ -133,6 +134,7 @@ class Site:
 
     Attributes:
         module: The federation at this site, once a session has started.
+        metrics: Of the last evaluation, with all digits, which stay here.
     """
 
     def __init__(self, workplace: Workplace, folder: Path, keeper: Keeper | None = None) -> None:
@@ -142,6 +144,7 @@ class Site:
         self.keeper = keeper
         self.log = logging.getLogger(f"{__name__}.{self.name}")
         self.module: FederatedModule | None = None
+        self.metrics: dict[str, float] = {}
         self._lock = threading.Lock()
         self._session = ""
         self._latest = (START, 0)  # round and attempt of the last request
@@ -288,14 +291,14 @@ class Site:
         module.federation.arrived[self.name] = self._packet(asked)
         try:
             with torch.no_grad():
-                metrics = module.evaluate_client(self.name, split, keep=split == "test")
+                self.metrics = module.evaluate_client(self.name, split, keep=split == "test")
         finally:
             del module.federation.arrived[self.name]
         self._tested = self._tested or split == "test"
         loss = self.client.training_loss if asked.content["trained"] else None
         module.losses = {} if loss is None else {self.name: loss}
-        diverged = bool(module.diverged({self.name: metrics}))
-        return Reply.to(asked, content={"metrics": metrics, "diverged": diverged})
+        diverged = bool(module.diverged({self.name: self.metrics}))
+        return Reply.to(asked, content={"metrics": _leaving(self.metrics), "diverged": diverged})
 
     def _check_measured(self, asked: Request) -> None:
         """Refuses metrics of models that no run across sites would ask for.
@@ -358,7 +361,7 @@ class Site:
             save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
         else:
             self.keeper.joined(self, self._newcomer, model, metrics)
-        return Reply.to(asked, content={"metrics": metrics})
+        return Reply.to(asked, content={"metrics": _leaving(metrics)})
 
     def _folder_of(self, asked: Request, more: str = "") -> Path:
         """Returns a federation's folder; joining has another folder than training.
@@ -645,6 +648,10 @@ def versions_here(accelerator: str) -> dict[str, str]:
         "device": torch.cuda.get_device_name() if gpu else accelerator,
         "commit": commit_here(),
     }
+
+
+def _leaving(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: rounded(value) for name, value in metrics.items()}
 
 
 def _nothing() -> Generator[bytes, bytes, None]:

@@ -147,12 +147,12 @@ class SiteFolder:
             self._keep(run)
         elif asked.kind == "evaluate" and asked.content["split"] == "val":
             earlier = [r for r in self.history if r.round < number]
-            found = dict(reply.content["metrics"])
+            found = dict(site.metrics)
             undefined = undefined_in(earlier[0].metrics) if earlier else None
             self.history = [*earlier, Record(number, self.name, failures_count(found, undefined))]
             self._keep(run)
         elif asked.kind == "evaluate":
-            self._finish(site, asked, dict(reply.content["metrics"]))
+            self._finish(site, asked, dict(site.metrics))
             self.tested.add(asked.body)  # last: the model is kept where its metrics may not leave
 
     def joined(

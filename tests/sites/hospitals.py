@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from medfed.common.scores import rounded
 from medfed.config.compose import described
 from medfed.sites.calls import Terms
 from medfed.sites.policy import Policy
@@ -41,10 +42,30 @@ def across(
 
 
 def same(one: Path, other: Path, files: tuple[str, ...] = EQUAL) -> list[str]:
-    """Files that two run folders do not have alike, byte for byte but for training losses."""
+    """Files that two run folders do not have alike, byte for byte.
+
+    But for training losses, which stay with each site, and for digits of metrics that do.
+    """
     return [name for name in files if _shared(one / name) != _shared(other / name)]
 
 
+def as_left(value):
+    """Metrics, in any mappings, with the digits that leave a site."""
+    if isinstance(value, dict):
+        return {name: as_left(each) for name, each in value.items()}
+    return rounded(value) if isinstance(value, float) else value
+
+
 def _shared(path: Path) -> list[bytes]:
-    """The lines of a file without training losses, which stay with each site."""
-    return [line for line in path.read_bytes().splitlines() if b",train," not in line]
+    lines = [line for line in path.read_bytes().splitlines() if b",train," not in line]
+    if path.name != "metrics.csv":
+        return lines
+    cells = [line.split(b",") for line in lines]
+    return [b"%r" % [*c[:3], *(_digits(value) for value in c[3:])] for c in cells]
+
+
+def _digits(value: bytes) -> object:
+    try:
+        return rounded(float(value))
+    except ValueError:  # a name, or undefined
+        return value

@@ -20,6 +20,7 @@ from medfed.sites.newcomers import agreed_for
 from medfed.sites.site_folder import hospital
 from medfed.sites.wire import Direct
 from tests.integration.runs import left_in, run
+from tests.sites.hospitals import as_left
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 from tests.sites.test_deploy import sentence
 
@@ -81,7 +82,7 @@ def test_a_hospital_gets_what_it_gets_in_a_simulation(done):
     expected = next(row for row in rows if row.rule == "own")
     with (root / "server" / "onboarding.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert {n: float(row[n]) for n in expected.metrics} == expected.metrics
+    assert {n: float(row[n]) for n in expected.metrics} == as_left(expected.metrics)
     assert (row["client"], row["rule"], row["steps"]) == (NEW, "own", str(STEPS))
     assert int(row["samples"]) == expected.samples
     ledger = Ledger.from_csv((own(root) / "ledger.csv").read_text())
@@ -105,7 +106,7 @@ def test_the_hospital_keeps_its_model(done):
     assert (folder / "models" / f"{NEW}.safetensors").is_file()
     summary = json.loads((folder / "summary.json").read_text())
     record = json.loads((root / "server" / "onboarding.json").read_text())
-    assert summary["clients"] == {NEW: record["rows"][0]["metrics"]}
+    assert as_left(summary["clients"]) == {NEW: record["rows"][0]["metrics"]}
     assert list(json.loads((folder / "splits.json").read_text())["clients"]) == [NEW]
     with (folder / "cases.csv").open(newline="") as file:
         assert {row["client"] for row in csv.DictReader(file)} == {NEW}

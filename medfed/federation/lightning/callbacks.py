@@ -30,6 +30,7 @@ from medfed.common.scores import (
     failure_sentences,
     failures_count,
     federation_statistics,
+    rounded,
     smaller_is_better,
     undefined_in,
     undefined_sentences,
@@ -98,6 +99,8 @@ class History(list[Record]):
     def mean(self, number: int, metric: str, mode: str = "max") -> float:
         """Returns the mean of a metric over the clients for which it is defined; larger is better.
 
+        Each client's value is rounded, as across hospitals, so that both select the same round.
+
         Args:
             number: The round.
             metric: The metric.
@@ -111,7 +114,7 @@ class History(list[Record]):
     def _mean(self, number: int, metric: str, mode: str) -> float:
         undefined, sign = self._undefined, 1 if mode == "max" else -1
         values = [
-            sign * (v if math.isfinite(v) else worst_value(metric))
+            sign * (rounded(v) if math.isfinite(v) else worst_value(metric))
             for v, client in (
                 (r.metrics.get(metric, math.nan), r.client) for r in self.by_round.get(number, ())
             )
