@@ -310,6 +310,7 @@ class Coordinator:
                     phase=current.position,
                     at=self.progress.at[c],
                     body=current.sent(c).to_bytes(),
+                    content={"cohort": list(cohort)},
                     **where,
                 )
                 for c in current.recipients

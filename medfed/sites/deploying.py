@@ -304,7 +304,7 @@ data:
 policy:
   least: 20                  # patients of each split, and behind whatever leaves
   least_per_message: 5       # patients behind one message; as least if you leave it out
-  largest_share: 0.8         # of all training samples, that one site may have
+  largest_share: 0.8         # of a round's training samples, that one site may have
   test_metrics: 1            # models whose test metrics may be asked for; 0: none
   plugins: false             # whether code from outside medfed may run here
   pictures: false            # whether pictures of patients are drawn in the folder

@@ -9,7 +9,7 @@ Both stand in the site's file, which a person of the hospital writes; no command
       parts: [shared]                    # parts of messages that may leave
       least: 50                          # patients behind whatever leaves
       least_per_message: 5               # patients behind one message; as least if it is left out
-      largest_share: 0.6                 # of all training samples, that one site may have
+      largest_share: 0.6                 # of a round's training samples, that one site may have
       test_metrics: 1                    # models whose test metrics may be asked for; 0: none
       plugins: false                     # whether code from outside medfed may run
       pictures: false                    # whether pictures of patients are drawn
@@ -65,7 +65,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         least: Patients of a split, a statistic or a message, below which nothing that is computed
             from them leaves. Statistics have the floor of :mod:`medfed.common.floors` anyway.
         least_per_message: Of a message; ``None``: as `least`.
-        largest_share: Share of the training samples of all sites that one site may have.
+        largest_share: Share of a round's training samples that one site may have.
         test_metrics: Models of one agreement whose test metrics may leave; ``None``: any number.
         plugins: Whether code from outside medfed may run here.
         pictures: Whether pictures of patients are drawn, which stay in the site's folder.
@@ -141,10 +141,10 @@ site's file asks for 20; do not take part, or lower policy.least.
             )
 
     def check_sizes(self, samples: Mapping[str, int]) -> None:
-        """Refuses a federation in which one site outweighs the others.
+        """Refuses a round in which one site outweighs the others.
 
         Args:
-            samples: Training samples of each site.
+            samples: Training samples of each site that takes part.
 
         Raises:
             VetoError: If one has more than the largest share.
@@ -153,7 +153,7 @@ site's file asks for 20; do not take part, or lower policy.least.
         share = samples[largest] / sum(samples.values())
         if share > self.largest_share:
             raise VetoError(
-                f"Site {largest} has {100 * share:.1f} % of all training samples, and "
+                f"Site {largest} has {100 * share:.1f} % of a round's training samples, and "
                 f"policy.largest_share of this site's file allows {100 * self.largest_share:g} %; "
                 "do not take part, or raise it."
             )

@@ -100,6 +100,9 @@ class Workplace(Protocol):
     def facts(self) -> Facts:
         """Returns the facts about the model, after the agreement."""
 
+    def check_cohort(self, cohort: Sequence[str]) -> None:
+        """Refuses a round with these sites if the site's policy does not allow it."""
+
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation at this site: with this client only, in its initial state.
 
@@ -261,6 +264,10 @@ class Site:
             raise Refusal("round")
         if self._tested:  # a run that trains on after the test would select by it
             raise Refusal("order")
+        cohort = asked.content["cohort"]
+        if self.name not in cohort or not {*cohort} <= {*self._module.federation.ids}:
+            raise Refusal("message")
+        self.workplace.check_cohort(cohort)
         self._turn_to(asked)
         if asked.phase in self._phases:
             raise Refusal("replay")
@@ -505,6 +512,7 @@ class ConfiguredSite:
         self._data: FederatedDataModule | None = None
         self._task: TaskModule | None = None
         self._initial: Tensors = {}
+        self._samples: dict[str, int] = {}
         self._agreeing: Generator[bytes, bytes, None] = _nothing()
         self._statements: list[bytes | None] = []
         self._answers: list[bytes] = []
@@ -600,9 +608,18 @@ class ConfiguredSite:
         assert self._facts is not None
         return self._facts
 
+    def check_cohort(self, cohort: Sequence[str]) -> None:
+        """See :meth:`medfed.sites.site.Workplace.check_cohort`.
+
+        Raises:
+            VetoError: If one site has more than the largest share of this round's samples.
+        """
+        self.policy.check_sizes({name: self._samples[name] for name in cohort})
+
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation at this site, on the site's device and in its initial state."""
-        self.policy.check_sizes({c.id: c.num_samples for c in everyone})
+        self._samples = {c.id: c.num_samples for c in everyone}
+        self.check_cohort([c.id for c in everyone])
         task, config = self.task, self.config
         with torch.no_grad():
             for name, tensor in float_entries(task.network).items():

@@ -84,6 +84,10 @@ class _Begin(_Content):
     job: str
 
 
+class _Fit(_Content):
+    cohort: list[str]
+
+
 class _Evaluate(_Content):
     split: str
     trained: bool
@@ -133,7 +137,7 @@ _CONTENTS: dict[Kind, tuple[type[_Content], type[_Content]]] = {
     "hello": (_Content, _Greeted),
     "agree": (_Content, _AgreedOn),
     "begin": (_Begin, _Begun),
-    "fit": (_Content, _Spent),
+    "fit": (_Fit, _Spent),
     "evaluate": (_Evaluate, _Measured),
     "commit": (_Commit, _Spent),
     "load": (_Content, _Loaded),

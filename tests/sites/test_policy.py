@@ -122,7 +122,25 @@ def test_a_site_that_outweighs_the_others_is_refused(start, agreed, tmp_path):
     with pytest.raises(SiteError, match="Basel: its policy, or the least"):
         across(tmp_path, agreed, sites)
     log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
-    assert "has 50.0 % of all training samples" in log
+    assert "has 50.0 % of a round's training samples" in log
+
+
+def test_a_round_that_the_others_miss_is_refused(start, agreed, tmp_path):
+    """In a round alone, a site's weights would be the server's result."""
+    lines = "policy: {largest_share: 0.6}"
+    study = Agreed(TWO, (*FEDAVG[:-1], "rounds=2"))
+    sites = {name: start(lines, name, study) for name in TWO}
+    calls = sites["Bern"].answer
+
+    def away(request):
+        asked = Request.from_bytes(request)
+        return Reply.to(asked, "busy").to_bytes() if asked.kind == "fit" else calls(request)
+
+    sites["Bern"].answer = away
+    with pytest.raises(SiteError, match="Basel: its policy, or the least"):
+        across(tmp_path, study, sites)
+    log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
+    assert "Site Basel has 100.0 % of a round's training samples" in log
 
 
 def test_test_metrics_and_pictures_may_stay_at_a_site(start, agreed, tmp_path):

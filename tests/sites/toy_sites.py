@@ -52,6 +52,9 @@ class Toy:
         self.samples = fed.clients[name].num_samples
         self.weights = digest(local.model.initial())
 
+    def check_cohort(self, cohort) -> None:
+        """Allows all."""
+
     def greeting(self) -> Greeting:
         return Greeting({"algorithm": self.method}, {"features": 3})
 
