@@ -130,6 +130,9 @@ class Desk:
         weights = dict(network().named_parameters())
         return Facts(data(self.name).num_samples, digest(weights), {"shape": [3]})
 
+    def check_cohort(self, cohort: Sequence[str]) -> None:
+        """See :class:`medfed.sites.site.Workplace`."""
+
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """See :class:`medfed.sites.site.Workplace`."""
         return FederatedModule(*assembled([self.name], everyone))
