@@ -5,11 +5,15 @@ sites agree on; ``medfed deploy dry_run=DIR`` writes it as ``agreed.json``) and 
 hospital's file). It shows the patients and says what would leave the hospital.
 ``withdraw run=FOLDER site=NAME`` runs at the coordinator. It takes a site out of the remaining
 rounds of a stopped run. With ``forget=true`` the server also deletes its state of the site.
+``status run=FOLDER`` runs there, too. It shows which sites are there, what happens in which round
+since when, and what went over the network; ``page=FILE.html`` writes the same as a page, and
+``every=SECONDS`` repeats it until you stop it.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +23,16 @@ from medfed.common.errors import ConfigError, did_you_mean
 from medfed.records.folder import RunFolder
 from medfed.sites import actions
 
-USAGE = "medfed site check agreed=FILE local=FILE; medfed site withdraw run=FOLDER site=NAME"
-_KEYS = {"check": ("agreed", "local"), "withdraw": ("run", "site", "forget")}
-_NEEDED = {"check": ("agreed", "local"), "withdraw": ("run", "site")}
+USAGE = (
+    "medfed site check agreed=FILE local=FILE; medfed site withdraw run=FOLDER site=NAME; "
+    "medfed site status run=FOLDER [page=FILE.html] [every=SECONDS]"
+)
+_KEYS = {
+    "check": ("agreed", "local"),
+    "withdraw": ("run", "site", "forget"),
+    "status": ("run", "page", "every"),
+}
+_NEEDED = {"check": ("agreed", "local"), "withdraw": ("run", "site"), "status": ("run",)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,10 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{', '.join(_KEYS)}."
             )
         keys = read(what, rest)
-        if what == "withdraw":
-            _withdraw(keys)
-        else:
-            _check(keys)
+        {"withdraw": _withdraw, "check": _check, "status": _status}[what](keys)
 
 
 def read(what: str, given: Sequence[str]) -> dict[str, str]:
@@ -79,6 +87,19 @@ def _withdraw(keys: dict[str, str]) -> None:
         raise ConfigError(f"run={folder} is no run folder (it has no config.yaml).")
     for line in actions.withdraw(folder, keys["site"], forget == "true"):
         print(line)
+
+
+def _status(keys: dict[str, str]) -> None:
+    every, page = keys.get("every"), keys.get("page")
+    if every is not None and not (every.isdigit() and int(every)):
+        raise ConfigError(f"every must be whole seconds of at least 1, not {every}.")
+    while True:
+        actions.show_status(
+            Path(keys["run"]).expanduser(), None if page is None else Path(page).expanduser()
+        )
+        if every is None:
+            return
+        time.sleep(int(every))
 
 
 def _check(keys: dict[str, str]) -> None:

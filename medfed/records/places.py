@@ -73,6 +73,8 @@ class Places:
     sites_json = _Place("sites.json")  # what the sites said when it began
     withdrawn_json = _Place("withdrawn.json")  # who has left it since, and what was forgotten
     absences_json = _Place("absences.json")  # who took no part in which round, and why
+    status_json = _Place("status.json")  # who is there, what happens, since when
+    traffic_csv = _Place("traffic.csv")  # every byte over the network, by site and kind of request
     agreed_json = _Place("agreed.json")  # what all have agreed on, for hospitals that join
     # ... and at a hospital, whose folder is as that of a run with one client.
     job_json = _Place("job.json")  # of which federation it is

@@ -44,6 +44,13 @@ def withdraw(folder: Path, site: str, forget: bool) -> list[str]:
     return withdrawal.withdraw(folder, site, forget)
 
 
+def show_status(folder: Path, page: Path | None) -> None:
+    """Prints the state of a run across sites; see :func:`medfed.sites.status.show`."""
+    from medfed.sites import status
+
+    status.show(folder, page)
+
+
 def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Path:
     """Makes the kits of a federation; see :func:`medfed.sites.deploying.make_kits`."""
     from medfed.sites import deploying

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, ConfigError, SiteError
 from medfed.datamodules.base import Exchanged
+from medfed.sites.status import Traffic
 from medfed.sites.wire import Facts, Greeting, Kind, Reply, Request, Silent, Transport
 
 Found = TypeVar("Found")
@@ -68,6 +69,7 @@ class Caller:
         lacking: Sites that did not answer when a run was resumed, with the reason.
         session: A new random id per coordinator process, which identifies messages of an earlier
             one.
+        traffic: Counts every byte.
     """
 
     def __init__(self, transport: Transport, sites: Sequence[str], terms: Terms) -> None:
@@ -76,6 +78,7 @@ class Caller:
         self.terms = terms
         self.session = secrets.token_hex(8)
         self.lacking: dict[str, str] = {}
+        self.traffic = Traffic()
 
     def request(self, kind: Kind, site: str, **rest: Any) -> Request:
         """Returns a request of this session."""
@@ -105,12 +108,16 @@ class Caller:
         """
         data, waits = asked.to_bytes(), (timeout, min(timeout, self.terms.grace))
         for number, seconds in enumerate(waits):
+            answer = b""
             try:
-                reply = Reply.from_bytes(self.transport.call(asked.site, data, seconds))
+                answer = self.transport.call(asked.site, data, seconds)
+                reply = Reply.from_bytes(answer)
             except Silent:
                 continue
             except CodecError as error:
                 return f"its reply cannot be read: {str(error).rstrip('.')}"
+            finally:
+                self.traffic.add(asked.site, asked.kind, len(data), len(answer))
             if not reply.answers(asked):
                 if reply.status == "refused" and reply.reason == "bytes":
                     return "it could not read the request"

@@ -116,6 +116,7 @@ class Coordinator:
         progress: The progress of a resumed run.
         best: Gives the best round so far.
         withdrawn: Sites that have withdrawn.
+        tell: Called with what happens, the round, the absent sites and the last round of each.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Coordinator:
         progress: SitesProgress | None = None,
         best: Callable[[], int | None] = lambda: None,
         withdrawn: Sequence[str] = (),
+        tell: Callable[[str, int, Mapping[str, str], Mapping[str, int]], None] = lambda *_: None,
     ) -> None:
         self.caller = caller
         self.terms = caller.terms
@@ -138,6 +140,7 @@ class Coordinator:
         self.progress = progress or SitesProgress.new(federation.ids)
         self.best = best
         self.withdrawn = tuple(withdrawn)
+        self._tell = tell
         self.away = {**caller.lacking, **dict.fromkeys(withdrawn, "it has withdrawn")}
         self._probes: dict[str, Future[str | None]] = {}
         self._planned: Cohort = federation.cohort
@@ -158,6 +161,9 @@ class Coordinator:
         wrong = {c: why for c, future in futures.items() if (why := future.result())}
         if wrong:
             raise SiteError(f"{sentence(wrong)}.")
+
+    def _say(self, doing: str, round: int) -> None:
+        self._tell(doing, round, self.away, self.progress.at)
 
     def _begin(self, site: str) -> str | None:
         clients = [{"id": c, "num_samples": self.facts[c].num_samples} for c in self.federation.ids]
@@ -227,9 +233,11 @@ class Coordinator:
                     f"Round {number + 1} needs {least} of its {len(planned)} sites, but too few "
                     f"answer: {sentence(self.away)}. Resume the run when they are back."
                 )
+            self._say("waits for sites", number)
             if out:
                 time.sleep(min(1.0, self.terms.probe))
             self.readmit(list(self.away))
+        self._say("trains", number)
         missing = [c for c in planned if c in self.away]
         absent = {n: names for n, names in self.progress.absent.items() if n != number}
         self.progress.absent = absent | ({number: missing} if missing else {})
@@ -399,6 +407,7 @@ class Coordinator:
 
     def _evaluate(self, where: dict[str, int], trained: Sequence[str]) -> Metrics:
         """Evaluates all sites that answer; those that have trained must answer."""
+        self._say("evaluates", where["round"])
         there = [c for c in self.federation.ids if c not in self.away]
         asked = {c: self._measure(c, "val", c in trained, self.progress.at, where) for c in there}
         metrics, why = self._measured(asked)
@@ -462,6 +471,7 @@ class Coordinator:
             rounds: How many rounds there were.
             selected: The selected round; ``None``: the last one.
         """
+        self._say("tests", rounds)
         self._turn += 1
         at = self.progress.rounds.get(rounds - 1 if selected is None else selected)
         at = self.progress.at if at is None else at
@@ -476,6 +486,7 @@ class Coordinator:
             metrics, why = self._measured(asked)
             found |= metrics
             self.leave_out(why, rounds)
+        self._say("has finished", rounds)
         return {c: found[c] for c in self.federation.ids if c in found}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from medfed.common.console import shown
+from medfed.common.console import shown, size
 from medfed.common.errors import CheckpointError, ConfigError, SiteError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
@@ -67,6 +67,7 @@ from medfed.sites.calls import (
 )
 from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
 from medfed.sites.site import FACTS, versions_here
+from medfed.sites.status import Status, keep
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
 
@@ -225,6 +226,8 @@ def _coordinate(
     there = [c for c in sites if c not in gone]
     job, progress, checkpoint = before_of(config, sites)
     caller = Caller(transport, there, terms)
+    if config.resume is not None:
+        caller.traffic.read(run.traffic_csv)
     greetings = greet(caller, some=checkpoint is not None)
     greeting = next(iter(greetings.values()))
     for line in other_versions(versions_here(str(config.trainer.accelerator)), greetings):
@@ -256,8 +259,14 @@ def _coordinate(
     if config.resume is None:
         start.write(folder, begun, account)
     evaluation = SitesEvaluation(*task.selection)
+    status = Status(config.rounds)
+
+    def tell(*news: Any) -> None:
+        status.change(*news)
+        keep(status, caller.traffic, run)
+
     coordinator = Coordinator(
-        caller, federation, facts, answers, job, progress, evaluation.best_round, gone
+        caller, federation, facts, answers, job, progress, evaluation.best_round, gone, tell
     )
     coordinator.begin()
     module = SitesModule(task, federation, local, coordinator)
@@ -438,6 +447,8 @@ def write(
     test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
     write_text(run.metrics_csv, metrics_csv(evaluation.history, test))
     write_text(run.ledger_csv, federation.ledger.to_csv())
+    down, up = module.coordinator.caller.traffic.total()
+    summary["wire"] = {"up": up, "down": down}
     if absent := module.coordinator.progress.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
     if memberships is not None:
@@ -453,4 +464,10 @@ def write(
     pictures = save_figures(run.pictures_folder, figures, config.pictures)
     end_logging(trainer.logger, pictures, summary)
     print_summary(summary, run.folder)
+    _log.info(
+        "With heads, evaluations and starts, %s went to the sites and %s came from them; "
+        "traffic.csv counts each kind.",
+        size(down),
+        size(up),
+    )
     return summary

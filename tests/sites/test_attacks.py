@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from medfed.commands.site import main as site_command
 from medfed.common.errors import NonFiniteError
 from medfed.config.compose import described
 from medfed.federation.aggregation import Median
@@ -17,6 +18,7 @@ from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.packet import Packet
 from medfed.sites.agreement import fingerprints
 from medfed.sites.calls import Caller, Terms, greet
+from medfed.sites.status import Status, Traffic
 from medfed.sites.wire import Direct, Facts, Reply, Request, Silent
 from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import across, direct, same
@@ -170,3 +172,50 @@ def test_a_quorum_that_has_started_waits_for_the_others_no_longer_than_for_a_req
     assert list(greet(caller, some=True)) == ["c0", "c1"]
     assert time.monotonic() - began < 1.5
     assert caller.lacking == {"c2": "it did not answer"}
+
+
+def test_every_byte_is_counted_and_the_state_is_shown(tmp_path: Path, capsys):
+    """Heads, starts and evaluations, too; lost replies, and what an earlier process has counted."""
+    passed = {"down": 0, "up": 0}
+
+    class Counting(Direct):
+        def call(self, site: str, request: bytes, timeout: float) -> bytes:
+            passed["down"] += len(request)
+            if lost and (Request.from_bytes(request).kind, site) == ("commit", SITES[0]):
+                lost.clear()
+                raise Silent
+            reply = super().call(site, request, timeout)
+            passed["up"] += len(reply)
+            return reply
+
+    lost = [True]
+    transport = Counting(direct(tmp_path / "sites", SITES, *OVERRIDES).sites)
+    folder = tmp_path / "server"
+    summary = across(folder, transport, SITES, *OVERRIDES)
+    assert summary["wire"] == {way: passed[way] for way in ("up", "down")}
+    assert summary["wire"]["up"] > summary["bytes"]["up"]
+    counted = Traffic()
+    counted.read(folder / "traffic.csv")
+    assert counted.total() == (passed["down"], passed["up"])
+    capsys.readouterr()
+    site_command(["status", f"run={folder}", f"page={tmp_path / 'page.html'}"])
+    printed = capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    for text in ("Round 2 of 2: has finished", "hospital_2", "there", "evaluate", "metrics"):
+        assert text in printed
+        assert text in page
+    assert "http-equiv" in page
+    assert "http://" not in page
+    with pytest.raises(SystemExit):
+        site_command(["status", f"run={tmp_path}"])
+    assert "is no folder of a run across sites" in capsys.readouterr().err
+
+
+def test_the_state_says_who_is_away_and_why():
+    status = Status(rounds=4)
+    status.change("trains", 0, {}, {"a": -1, "b": -1})
+    since = status.sites["a"].since
+    status.change("evaluates", 0, {"b": "it was busy"}, {"a": 0, "b": -1})
+    there = status.sites["a"]
+    assert (status.doing, there.since, there.round) == ("evaluates", since, 0)
+    assert status.sites["b"].state == "it was busy"

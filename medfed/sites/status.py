@@ -1,0 +1,188 @@
+"""The state of a run across sites while it runs, and every byte that goes over the network.
+
+The coordinator writes ``status.json`` whenever something changes, and ``traffic.csv`` with it; the
+ledger counts only the method's messages, as a simulation does. ``medfed site status`` shows both in
+the terminal, and as one HTML file.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from medfed.common.console import shown, size
+from medfed.common.errors import ConfigError
+from medfed.common.files import csv_text, write_json, write_text
+from medfed.common.schemas import Count
+from medfed.common.untrusted import read_json, read_rows
+from medfed.records.folder import RunFolder
+from medfed.sites.wire import RoundNumber
+
+_COLUMNS = ("site", "kind", "requests", "down", "up")
+_MEANING = {
+    "hello": "greeting: hashes of keys, facts of the data, versions",
+    "agree": "columns, categories and sums for preprocessing; facts of the model",
+    "begin": "who takes part",
+    "fit": "the method's messages, which ledger.csv counts by part",
+    "evaluate": "models to evaluate, and metrics",
+    "commit": "numbers of steps",
+    "load": "hashes of states",
+    "onboard": "a hospital that joins: messages and metrics",
+}
+
+
+class Traffic:
+    """Counts requests and replies with their heads, by site and kind; threads may add at once.
+
+    Example:
+        >>> traffic = Traffic()
+        >>> traffic.add("va", "fit", 100, 80)
+        >>> traffic.total()
+        (100, 80)
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._lock = Lock()
+
+    def add(self, site: str, kind: str, down: int, up: int, requests: int = 1) -> None:
+        """Adds a request and its reply.
+
+        Args:
+            site: The site.
+            kind: The kind of request.
+            down: Bytes to the site.
+            up: Bytes from it; 0 if no reply came.
+            requests: How many they are.
+        """
+        with self._lock:
+            before = self.counts.get((site, kind), (0, 0, 0))
+            now = zip(before, (requests, down, up), strict=True)
+            self.counts[site, kind] = tuple(a + b for a, b in now)  # type: ignore[assignment]
+
+    def total(self) -> tuple[int, int]:
+        """Returns all bytes to the sites and from them."""
+        return sum(c[1] for c in self.counts.values()), sum(c[2] for c in self.counts.values())
+
+    def read(self, path: Path) -> None:
+        """Adds what an earlier process of the run has counted."""
+        if path.is_file():
+            for row in read_rows(path, _COLUMNS):
+                down, up, requests = (int(row[name]) for name in ("down", "up", "requests"))
+                self.add(row["site"], row["kind"], down, up, requests)
+
+    def write(self, path: Path) -> None:
+        """Writes ``traffic.csv``."""
+        rows = [(*key, *counts) for key, counts in sorted(self.counts.items())]
+        write_text(path, csv_text(_COLUMNS, rows))
+
+
+@dataclass
+class SiteState:
+    """A site: there, or why it is not, since when, and the last round that it took part in."""
+
+    state: str
+    since: str
+    round: RoundNumber
+
+
+@dataclass
+class Status:
+    """The content of ``status.json``.
+
+    Attributes:
+        rounds: How many rounds there will be.
+        round: The round that runs, from 0.
+        doing: What happens in it.
+        since: Since when.
+        sites: The sites' states.
+    """
+
+    rounds: Count
+    round: RoundNumber = 0
+    doing: str = "starts"
+    since: str = ""
+    sites: dict[str, SiteState] = field(default_factory=dict)
+
+    def change(
+        self, doing: str, round: int, away: Mapping[str, str], at: Mapping[str, int]
+    ) -> None:
+        """Takes over what has changed.
+
+        Args:
+            doing: What happens.
+            round: In which round.
+            away: The sites that are not there, each with the reason.
+            at: The last round of each site.
+        """
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        if (doing, round) != (self.doing, self.round):
+            self.doing, self.round, self.since = doing, round, now
+        for site, last in at.items():
+            state = away.get(site, "there")
+            known = self.sites.get(site)
+            since = known.since if known is not None and known.state == state else now
+            self.sites[site] = SiteState(state, since, last)
+
+
+def tables(run: RunFolder) -> Group:
+    """Returns the state of a run as tables.
+
+    Args:
+        run: The coordinator's run folder.
+
+    Raises:
+        ConfigError: If it is not of a run across sites.
+    """
+    if not run.status_json.is_file():
+        raise ConfigError(
+            f"run={run.folder} is no folder of a run across sites (it has no status.json)."
+        )
+    status, traffic = read_json(run.status_json, Status), Traffic()
+    traffic.read(run.traffic_csv)
+    title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
+    sites = Table(title=f"{title}, since {status.since}", title_justify="left")
+    for column in ("site", "state", "since", "rounds", "sent to it", "received from it"):
+        sites.add_column(column)
+    for name, site in status.sites.items():
+        counts = [c for (known, _), c in traffic.counts.items() if known == name]
+        sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
+        sites.add_row(shown(name), shown(site.state, 200), site.since, str(site.round + 1), *sizes)
+    kinds = Table(title="What left and reached all sites", title_justify="left")
+    for column in ("request", "how many", "to sites", "from sites", "what it is"):
+        kinds.add_column(column)
+    for kind, meaning in _MEANING.items():
+        counts = [c for (_, known), c in traffic.counts.items() if known == kind]
+        if counts:
+            requests, down, up = (sum(column) for column in zip(*counts, strict=True))
+            kinds.add_row(kind, f"{requests:,}", size(down), size(up), meaning)
+    return Group(sites, kinds)
+
+
+def show(folder: Path, page: Path | None = None) -> None:
+    """Prints the state of a run, and writes it as a page that a browser loads again by itself.
+
+    Args:
+        folder: The coordinator's run folder.
+        page: The HTML file.
+    """
+    content = tables(RunFolder(folder))
+    Console().print(content)
+    if page is not None:
+        paper = Console(record=True, file=io.StringIO(), width=160)
+        paper.print(content)
+        refresh = '<head>\n<meta http-equiv="refresh" content="10">'
+        write_text(page, paper.export_html(inline_styles=True).replace("<head>", refresh, 1))
+
+
+def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:
+    """Writes the state and the traffic of a run."""
+    write_json(run.status_json, asdict(status))
+    traffic.write(run.traffic_csv)
