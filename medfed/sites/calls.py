@@ -96,9 +96,9 @@ class Caller:
             NonFiniteError: If training failed at a site as it would in a simulation.
         """
         futures = {c: in_thread(self.one, asked, timeout) for c, asked in requests.items()}
-        found = {c: future.result() for c, future in futures.items()}
-        replies = {c: r for c, r in found.items() if isinstance(r, Reply)}
-        return replies, {c: r for c, r in found.items() if isinstance(r, str)}
+        answers = {c: future.result() for c, future in futures.items()}
+        replies = {c: r for c, r in answers.items() if isinstance(r, Reply)}
+        return replies, {c: r for c, r in answers.items() if isinstance(r, str)}
 
     def one(self, asked: Request, timeout: float) -> Reply | str:
         """Sends a request to one site; retries once without a reply, which may have been lost.
@@ -138,13 +138,13 @@ class Caller:
             SiteError: If a site gives no usable answer.
         """
         futures = {c: in_thread(ask, r, self.terms.hello) for c, r in requests.items()}
-        found = {c: future.result() for c, future in futures.items()}
-        if wrong := {c: why for c, why in found.items() if isinstance(why, str)}:
+        answers = {c: future.result() for c, future in futures.items()}
+        if wrong := {c: why for c, why in answers.items() if isinstance(why, str)}:
             raise SiteError(
                 f"{sentence(wrong)}. All sites must answer before the first round: check them, "
                 "and start again."
             )
-        return {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
+        return {c: reply for c, reply in answers.items() if isinstance(reply, Reply)}
 
     def greet_some(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
         """Greets sites, and continues with those that answer.
@@ -164,9 +164,9 @@ class Caller:
             if (left := end - time.monotonic()) <= 0:
                 break
             wait(waiting, left, return_when=FIRST_COMPLETED)
-        found = {c: f.result() if f.done() else SILENT for c, f in futures.items()}
-        self.lacking = {c: why for c, why in found.items() if isinstance(why, str)}
-        replies = {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
+        answers = {c: f.result() if f.done() else SILENT for c, f in futures.items()}
+        self.lacking = {c: why for c, why in answers.items() if isinstance(why, str)}
+        replies = {c: reply for c, reply in answers.items() if isinstance(reply, Reply)}
         if not replies:
             raise SiteError(f"No site answers: {sentence(self.lacking)}.")
         self.sites = list(replies)
@@ -176,9 +176,9 @@ class Caller:
         """Greets a site until it answers; it may still be reading its data."""
         end = time.monotonic() + timeout
         while True:
-            found = self.one(asked, max(0.0, end - time.monotonic()))
-            if found != BUSY or time.monotonic() >= end:
-                return found
+            answer = self.one(asked, max(0.0, end - time.monotonic()))
+            if answer != BUSY or time.monotonic() >= end:
+                return answer
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
 
@@ -225,11 +225,11 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
     """
     asked = {c: caller.request("hello", c) for c in caller.sites}
     replies = caller.greet_some(asked) if some else caller.everyone(asked, caller.hello)
-    found = {c: Greeting(**r.content) for c, r in replies.items()}
+    greetings = {c: Greeting(**r.content) for c, r in replies.items()}
     first, *others = caller.sites
     for site in others:
-        compare(found[first], found[site], first, site)
-    return found
+        compare(greetings[first], greetings[site], first, site)
+    return greetings
 
 
 def agree_on_data(
@@ -288,16 +288,16 @@ def catch_up(
         answers: The answers to all sites.
         exchanged: Records the messages, if given.
     """
-    found: Reply | str = SILENT
+    answer: Reply | str = SILENT
     for number in range(len(answers) + 1):
         body = answers[number - 1] if number else b""
         asked = caller.request("agree", site, phase=number, body=body)
-        found = caller.hello(asked, caller.terms.hello)
-        if isinstance(found, str):
-            return found
+        answer = caller.hello(asked, caller.terms.hello)
+        if isinstance(answer, str):
+            return answer
         if exchanged is not None and number < len(answers):
-            exchanged += [(site, "up", len(found.body)), (site, "down", len(answers[number]))]
-    return found
+            exchanged += [(site, "up", len(answer.body)), (site, "down", len(answers[number]))]
+    return answer
 
 
 def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:

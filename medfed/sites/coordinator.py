@@ -455,8 +455,8 @@ class Coordinator:
                 for c in self.federation.ids
                 if c not in self.away and c not in replies
             }
-            found, why = self.caller.all(asked, self.terms.timeout)
-            replies |= found
+            answers, why = self.caller.all(asked, self.terms.timeout)
+            replies |= answers
             self.leave_out(why, rounds)
         hashes = {"server": self.federation.digests()["server"]}
         digests = {
@@ -477,17 +477,17 @@ class Coordinator:
         at = self.progress.at if at is None else at
         where = {"round": rounds, "attempt": self._turn}
         chosen = {"selected": START if selected is None else selected}
-        found: Metrics = {}
+        tested: Metrics = {}
         for _ in range(2):
             self.readmit(list(self.away))
-            there = [c for c in self.federation.ids if c not in self.away and c not in found]
+            there = [c for c in self.federation.ids if c not in self.away and c not in tested]
             asked = {c: self._measure(c, "test", False, at, where) for c in there}
             asked = {c: replace(r, content={**r.content, **chosen}) for c, r in asked.items()}
             metrics, why = self._measured(asked)
-            found |= metrics
+            tested |= metrics
             self.leave_out(why, rounds)
         self._say("has finished", rounds)
-        return {c: found[c] for c in self.federation.ids if c in found}
+        return {c: tested[c] for c in self.federation.ids if c in tested}
 
 
 def _largest(reply: Message) -> float:

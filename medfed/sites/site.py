@@ -446,8 +446,8 @@ class Site:
 
     def rounds(self) -> list[int]:
         """Returns the complete rounds in the folder."""
-        found = (p for p in sorted(self.folder.glob("round_*.ckpt")) if is_whole(p))
-        return [int(p.stem.removeprefix("round_")) for p in found]
+        paths = (p for p in sorted(self.folder.glob("round_*.ckpt")) if is_whole(p))
+        return [int(p.stem.removeprefix("round_")) for p in paths]
 
     def _file(self, number: int) -> Path:
         return self.folder / f"round_{number:05d}.ckpt"

@@ -147,9 +147,9 @@ class SiteFolder:
             self._keep(run)
         elif asked.kind == "evaluate" and asked.content["split"] == "val":
             earlier = [r for r in self.history if r.round < number]
-            found = dict(site.metrics)
+            metrics = dict(site.metrics)
             undefined = undefined_in(earlier[0].metrics) if earlier else None
-            self.history = [*earlier, Record(number, self.name, failures_count(found, undefined))]
+            self.history = [*earlier, Record(number, self.name, failures_count(metrics, undefined))]
             self._keep(run)
         elif asked.kind == "evaluate":
             self._finish(site, asked, dict(site.metrics))

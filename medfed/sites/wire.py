@@ -194,11 +194,11 @@ class Request(Head):
         """
         head, body = _unpacked(data)
         try:
-            found = _checked(cls, head)
-            _check_content(found.content, _CONTENTS[found.kind][0])
+            message = _checked(cls, head)
+            _check_content(message.content, _CONTENTS[message.kind][0])
         except ValueError as error:
             raise CodecError(f"A request cannot be read ({first_line(error)}).") from error
-        return replace(found, body=body)
+        return replace(message, body=body)
 
 
 @dataclass(frozen=True)
@@ -240,16 +240,16 @@ class Reply(Head):
         """
         head, body = _unpacked(data)
         try:
-            found = _checked(cls, head)
-            if found.status == "failed" and not re.fullmatch(r"\w{1,80}", found.reason):
+            message = _checked(cls, head)
+            if message.status == "failed" and not re.fullmatch(r"\w{1,80}", message.reason):
                 raise ValueError("the type of an error is not a name")
-            if found.status == "refused" and found.reason not in REASONS:
-                raise ValueError(f"{found.reason!r:.40} is not a reason")
-            kind = _CONTENTS[found.kind][1] if found.status == "ok" else _Content
-            _check_content(found.content, kind)
+            if message.status == "refused" and message.reason not in REASONS:
+                raise ValueError(f"{message.reason!r:.40} is not a reason")
+            kind = _CONTENTS[message.kind][1] if message.status == "ok" else _Content
+            _check_content(message.content, kind)
         except ValueError as error:
             raise CodecError(f"A reply cannot be read ({first_line(error)}).") from error
-        return replace(found, body=body)
+        return replace(message, body=body)
 
 
 @dataclass(frozen=True)
@@ -309,10 +309,10 @@ def _packed(message: Request | Reply) -> bytes:
 
 def framed(*pieces: bytes) -> bytes:
     """Puts magic and hash before the pieces of a message."""
-    found = hashlib.blake2b(digest_size=_HASH)
+    checksum = hashlib.blake2b(digest_size=_HASH)
     for piece in pieces:
-        found.update(piece)
-    return b"".join((MAGIC, found.digest(), *pieces))
+        checksum.update(piece)
+    return b"".join((MAGIC, checksum.digest(), *pieces))
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -343,12 +343,12 @@ def _checked(cls: type[Message], head: dict[str, Any]) -> Message:
     Raises:
         ValueError: If it has not.
     """
-    found = fit(head, cls)
+    message = fit(head, cls)
     if odd := {f.name for f in fields(cls) if f.name != "body"} ^ head.keys():
         raise ValueError(f"its {min(odd)!r:.40} is missing or unknown")
-    if any(not text.isprintable() or len(text) > 1000 for text in (found.site, found.session)):
+    if any(not text.isprintable() or len(text) > 1000 for text in (message.site, message.session)):
         raise ValueError("a name cannot be printed")
-    return found
+    return message
 
 
 def _check_content(content: Mapping[str, Any], kind: type[_Content]) -> None:

@@ -128,9 +128,9 @@ def used_instances(
         names: dict[str, list[str]] = {}
         for name, entry in aliases(build_network(plain)).items():
             names.setdefault(entry, []).append(_entry(name, places, kept[0]))
-        found = {n: next(e for e in known if e in loaded) for n, known in names.items()}
-        return dict(plain), {n: loaded[e] for n, e in found.items()}
-    own = {
+        entries = {n: next(e for e in known if e in loaded) for n, known in names.items()}
+        return dict(plain), {n: loaded[e] for n, e in entries.items()}
+    instances = {
         f"canonical.{i}.{n.split('.', 2)[2]}": t
         for i, k in enumerate(kept)
         for n, t in loaded.items()
@@ -138,7 +138,7 @@ def used_instances(
     }
     common = {n: t for n, t in loaded.items() if n.startswith("common.")}
     network = describe_mixture(plain, places, len(kept), activation)
-    every = {"membership": membership[kept], **common, **own}
+    every = {"membership": membership[kept], **common, **instances}
     return network, {n: every[n] for n in float_entries(build_network(network)) if n in every}
 
 

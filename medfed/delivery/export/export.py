@@ -1,4 +1,4 @@
-"""What ``medfed export`` does: a bundle for each client, a table and a picture."""
+"""What ``medfed export`` does: a bundle for each client, and a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from medfed.common.console import file_names
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.common.figures import save_figures
 from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
@@ -19,7 +18,7 @@ from medfed.delivery.bundle.networks import code_of
 from medfed.delivery.bundle.onnx_file import import_extra
 from medfed.delivery.export.client_model import FULL, choose_bits
 from medfed.delivery.export.finetuning import STAGES, Quantised, open_data, quantise_and_tune
-from medfed.delivery.export.report import ExportRow, draw_export, print_export, save_table
+from medfed.delivery.export.report import print_export, save_table
 from medfed.delivery.export.run_record import RunRecord, finite
 
 _log = logging.getLogger(__name__)
@@ -85,24 +84,20 @@ def export_run(config: Section) -> list[Path]:
     clients, files = run.clients(options.client), file_names(run.clients("all"))
     plans = {width: _bits(run, width, options.layers) for width in options.widths}
     data = open_data(run) if any(plans.values()) else None
-    rows: list[ExportRow] = []
+    rows: list[dict[str, Any]] = []
     made = []
     for client in clients:
         for width, bits in plans.items():
             place = folder if len(plans) == 1 else folder / f"{width}_bits"
             place /= files[client]
-            row = export_client(run, client, place, width, bits, options, data)
-            shown = row.books and not any(r.books for r in rows)  # in the picture
-            rows.append(row if shown else replace(row, weights={}, books={}))
+            rows.append(export_client(run, client, place, width, bits, options, data))
             made.append(place)
             _log.info("Wrote %s.", place)
     metric, mode = run.summary["selection"]
     print_export(rows, metric, mode, options.tolerance)
     table = run.files.export_csv
     save_table(table, rows, metric)
-    pictures = save_figures(run.files.pictures_folder, {"export": draw_export(rows)})
     _log.info("Table: %s", table)
-    _log.info("Picture: %s", pictures["export"])
     return made
 
 
@@ -114,7 +109,7 @@ def export_client(
     bits: Mapping[str, int],
     options: ExportOptions,
     data: FederatedDataModule | None,
-) -> ExportRow:
+) -> dict[str, Any]:
     """Writes one client's bundle and reads it again.
 
     Args:
@@ -125,6 +120,9 @@ def export_client(
         bits: Bits by parameter name of the ordinary network for k-means; empty: no k-means.
         options: How to export.
         data: What quantised models are fine-tuned and measured on, if at hand.
+
+    Returns:
+        The part ``medfed`` of the bundle's metadata.
     """
     model = run.model(client)
     facts = run.facts(client, model.plain)
@@ -147,7 +145,7 @@ def export_client(
     sources = code_of(model.plain)[1]
     written = write_bundle(folder, facts, dense, done.books, options.onnx, sources)
     read_bundle(folder)
-    return ExportRow(written, model.weights, done.books)
+    return written
 
 
 def _regions(wanted: str | Sequence[str] | None, facts: Mapping[str, Any]) -> list[str] | None:

@@ -251,8 +251,8 @@ def quantise_and_tune(
         tolerance: See :func:`falls`.
     """
     torch.set_num_threads(run.config.threads)
-    own = {entry: count for name, count in bits.items() for entry in model.entries(name)}
-    books = quantise(model.weights, own)
+    widths = {entry: count for name, count in bits.items() for entry in model.entries(name)}
+    books = quantise(model.weights, widths)
     scores: dict[str, float | None] = dict.fromkeys(STAGES)
     plain = Quantised(with_codebooks(model.weights, books), books, "kmeans", scores)
     if data is None:
@@ -261,8 +261,8 @@ def quantise_and_tune(
     scores["trained"] = bench.score(model.weights)
     scores["kmeans"] = bench.score(plain.weights)
     best = plain
-    found = _repaired(bench, model.weights, plain, steps, rate, run.config.seed) if steps else []
-    for candidate in found:
+    repaired = _repaired(bench, model.weights, plain, steps, rate, run.config.seed) if steps else []
+    for candidate in repaired:
         scores[candidate.stage] = score = bench.score(candidate.weights)
         near = not falls(scores["trained"], score, bench.mode, tolerance)
         if not math.isnan(score) and (near or not falls(scores["kmeans"], score, bench.mode, 0)):
@@ -295,11 +295,11 @@ def _repaired(
     bench: _Bench, trained: Tensors, plain: Quantised, steps: int, rate: float, seed: int
 ) -> list[Quantised]:
     """The model with statistics measured anew, if it has some, and distilled."""
-    found, now = [], plain
-    measured = measured_statistics(bench.network, plain.weights, bench.data, seed)
-    if measured is not None:
-        now = replace(plain, weights=measured, stage="statistics")
-        found.append(now)
+    repaired, now = [], plain
+    statistics = measured_statistics(bench.network, plain.weights, bench.data, seed)
+    if statistics is not None:
+        now = replace(plain, weights=statistics, stage="statistics")
+        repaired.append(now)
     try:
         weights, books = distil(
             bench.network, trained, now.weights, plain.books, bench.data, steps, rate, seed
@@ -308,8 +308,8 @@ def _repaired(
         client = shown(bench.data.id)
         _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", client)
     else:
-        found.append(replace(plain, weights=weights, books=books, stage="finetuned"))
-    return found
+        repaired.append(replace(plain, weights=weights, books=books, stage="finetuned"))
+    return repaired
 
 
 class _Bench:
@@ -343,12 +343,12 @@ def open_data(run: RunRecord) -> FederatedDataModule | None:
         data.keep_out = tuple(str(c) for c in run.config.get("keep_out") or ())
         data.balanced = run.config.model.get("class_weights") == "balanced"
         data.setup()
-        found: dict[str, Any] = data.splits()
+        splits: dict[str, Any] = data.splits()
     except (DataError, ConfigError, OSError) as error:
         _log.warning("No fine-tuning and no metrics, as the data are not at hand: %s", error)
         return None
-    files = sorted(found["files"].values()) == sorted(run.splits["files"].values())
-    if not files or found["clients"] != run.splits["clients"]:
+    files = sorted(splits["files"].values()) == sorted(run.splits["files"].values())
+    if not files or splits["clients"] != run.splits["clients"]:
         _log.warning("No fine-tuning and no metrics, as the data are not those of the run.")
         return None
     return data

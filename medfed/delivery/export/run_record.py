@@ -183,17 +183,17 @@ class RunRecord:
         """
         summary, counted = self.summary, self.files.cohort_json
         had = read_json(counted)["clients"].get(client, {}) if counted.is_file() else {}
-        own, chosen = self.splits["clients"][client], summary.get("selected_round")
-        found = summary.get("intervals") or {"clients": {}}
-        ends = found["clients"].get(client, {})
+        splits, chosen = self.splits["clients"][client], summary.get("selected_round")
+        known = summary.get("intervals") or {"clients": {}}
+        ends = known["clients"].get(client, {})
         intervals = {
-            "level": found.get("level"),
-            "resamples": found.get("resamples"),
-            "patients": found.get("patients", {}).get(client),
+            "level": known.get("level"),
+            "resamples": known.get("resamples"),
+            "patients": known.get("patients", {}).get(client),
             "metrics": {n: [*finite(dict(enumerate(e))).values()] for n, e in ends.items()},  # type: ignore[arg-type]
         }
         hospitals = summary.get("hospitals", len(summary["clients"]))
-        # A site's own folder knows no others, and so no mean over them.
+        # The folder of a site knows no others, and so no mean over them.
         whole = summary.get("federation", {}) if hospitals == len(summary["clients"]) else {}
         means = {n: over["mean"] for n, over in whole.items()}
         return {
@@ -201,7 +201,7 @@ class RunRecord:
             "rounds": summary.get("rounds"),
             "hospitals": hospitals,
             "seed": self.config.get("seed"),
-            "patients": {split: len(own[split]) for split in own},
+            "patients": {split: len(splits[split]) for split in splits},
             "samples": had.get("samples"),
             "missing": had.get("missing", {}).get("train", []),
             "notes": had.get("notes", []),

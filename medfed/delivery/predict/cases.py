@@ -182,11 +182,11 @@ class OutputFolder:
                 f"{path} has other columns than this prediction; choose another output, or set "
                 "overwrite=true to replace it."
             )
-        found = (
+        texts = (
             {c: original(v or "") for c, v in zip(self.header, r.values(), strict=False)}
             for r in rows
         )
-        return {row["case"]: row for row in found}
+        return {row["case"]: row for row in texts}
 
     def _unlock(self) -> None:
         for name in (_LOCK, f"{_LOCK}.pid"):
@@ -216,10 +216,10 @@ def said_of(options: PredictOptions, bundles: Sequence[Bundle]) -> dict[str, Any
 
 def _state(files: Iterable[Path]) -> tuple[str, str]:
     """The size of files, and when the latest one was changed."""
-    found = [file.stat() for file in files]
-    latest = max((s.st_mtime for s in found), default=0.0)
+    states = [file.stat() for file in files]
+    latest = max((s.st_mtime for s in states), default=0.0)
     changed = datetime.datetime.fromtimestamp(latest, datetime.UTC)
-    return str(sum(s.st_size for s in found)), changed.isoformat()
+    return str(sum(s.st_size for s in states)), changed.isoformat()
 
 
 def _text(value: object) -> object:
@@ -318,14 +318,14 @@ def segment_cases(
             )
             check_targets(case.targets, replaced, inputs)
             if record is None:
-                found = segment(case)
+                sizes = segment(case)
             else:
                 with record.case(case.name, case.source, inputs, case.targets) as row:
-                    found = segment(case)
-                    row.update(found)
+                    sizes = segment(case)
+                    row.update(sizes)
             left_out += len(table.rows) == _SHOWN
             if len(table.rows) < _SHOWN:
-                shown = (f"{found[n]:.{_DIGITS[_kind(n)]}f}" for n in named if _kind(n) in _DIGITS)
+                shown = (f"{sizes[n]:.{_DIGITS[_kind(n)]}f}" for n in named if _kind(n) in _DIGITS)
                 table.add_row(cell(case.name), *shown, escape(str(case.targets[0])))
 
         def report() -> None:

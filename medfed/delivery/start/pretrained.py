@@ -73,8 +73,8 @@ def of_training(config: Any) -> dict[str, Any]:
     Example:
         >>> network = {"_target_": "a.Net", "in_channels": 4, "width": 8}
         >>> model = {"_target_": "Task", "network": network}
-        >>> found = of_training({"model": model, "data": {"spacing": [2, 2]}})
-        >>> for key, value in found.items():
+        >>> adopted = of_training({"model": model, "data": {"spacing": [2, 2]}})
+        >>> for key, value in adopted.items():
         ...     print(key, value)
         model._target_ Task
         model.network {'_target_': 'a.Net', 'in_channels': '${in_channels}', 'width': 8}

@@ -168,8 +168,8 @@ def beside(mask: Path, postfix: str, suffix: str | None = None) -> Path:
     """
     is_seg = mask.suffix.lower() == SEG
     stem = mask.stem if is_seg else stem_of(mask)
-    own = ".nii.gz" if is_seg else mask.name[len(stem) :]
-    return mask.with_name(stem + postfix + (suffix or own))
+    ending = ".nii.gz" if is_seg else mask.name[len(stem) :]
+    return mask.with_name(stem + postfix + (suffix or ending))
 
 
 def save_like(

@@ -120,9 +120,9 @@ class CanonicalMixture(nn.Module):
         for path, layer in network.named_modules(remove_duplicate=False):
             paths.setdefault(id(layer), []).append(path)
         everywhere = [paths[id(network.get_submodule(name))] for name in places]
-        self._slots = [[self._slot(network, path) for path in found] for found in everywhere]
+        self._slots = [[self._slot(network, path) for path in paths] for paths in everywhere]
         self._fill([None] * len(places))
-        self._fixed = self._outside(network, [path for found in everywhere for path in found])
+        self._fixed = self._outside(network, [path for paths in everywhere for path in paths])
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the mixture: log-probabilities, logits or outcomes."""
@@ -181,8 +181,8 @@ class CanonicalMixture(nn.Module):
             return not name or any(p.startswith(f"{name}.") for p in places)
 
         layers = network.named_modules(remove_duplicate=False)
-        found = [m for n, m in layers if not holds(n) and holds(n.rpartition(".")[0])]
-        return list({id(layer): layer for layer in found}.values())
+        outside = [m for n, m in layers if not holds(n) and holds(n.rpartition(".")[0])]
+        return list({id(layer): layer for layer in outside}.values())
 
     @staticmethod
     def _remembering(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
