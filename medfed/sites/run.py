@@ -288,12 +288,12 @@ def _coordinate(
         history, module.selected = evaluation.history, evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.history = history
-        record = None
+        trajectories = None
         if memberships is not None:
             best = module.selected
             chosen = None if best is None else best + 1  # the start stands before the rounds
-            record = Memberships.across_sites(everyone, memberships, chosen)
-        return write(config, module, evaluation, trainer, record)
+            trajectories = Memberships.across_sites(everyone, memberships, chosen)
+        return write(config, module, evaluation, trainer, trajectories)
 
 
 def as_before(folder: Path, facts: Mapping[str, Facts], caller: Caller) -> dict[str, Facts]:

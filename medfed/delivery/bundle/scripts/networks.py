@@ -120,9 +120,9 @@ class CanonicalMixture(nn.Module):
         for path, layer in network.named_modules(remove_duplicate=False):
             paths.setdefault(id(layer), []).append(path)
         everywhere = [paths[id(network.get_submodule(name))] for name in places]
-        self._slots = [[self._slot(network, path) for path in paths] for paths in everywhere]
+        self._slots = [[self._slot(network, path) for path in names] for names in everywhere]
         self._fill([None] * len(places))
-        self._fixed = self._outside(network, [path for paths in everywhere for path in paths])
+        self._fixed = self._outside(network, [path for names in everywhere for path in names])
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the mixture: log-probabilities, logits or outcomes."""
