@@ -61,11 +61,11 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) ->
     return dict(zip(names, sums, strict=True))
 
 
-def weighted_mean(items: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+def weighted_mean(items: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
     """Returns ``Σ_i weights_i·items_i / Σ_i weights_i``, summed in the given order.
 
     Args:
-        items: Tensors of equal names and shapes.
+        items: Tensors of equal names and shapes; one at a time is in memory if they are made so.
         weights: One non-negative weight per item, not all zero.
 
     Raises:
@@ -76,13 +76,15 @@ def weighted_mean(items: Sequence[Mapping[str, Tensor]], weights: Sequence[float
         {'w': tensor([3.])}
     """
     total = float(sum(weights))
-    if not items or total <= 0:
+    pairs = zip(items, weights, strict=True)
+    if total <= 0 or (first := next(pairs, None)) is None:
         raise ValueError("weighted_mean needs at least one item of positive weight.")
-    names = list(items[0])
+    names = list(first[0])
     if not names:
         return {}
-    mean = torch._foreach_mul([items[0][n] for n in names], weights[0] / total)
-    for item, weight in zip(items[1:], weights[1:], strict=True):
+    mean = torch._foreach_mul([first[0][n] for n in names], first[1] / total)
+    del first
+    for item, weight in pairs:
         torch._foreach_add_(mean, [item[n] for n in names], alpha=weight / total)
     return dict(zip(names, mean, strict=True))
 

@@ -22,7 +22,7 @@ from medfed.common.checks import check_choices
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
-from medfed.common.tensors import State, Tensors, select
+from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.card import Card
 from medfed.federation.client import Client, ClientData
@@ -123,7 +123,7 @@ class Cohort:
 
 
 Outbox = dict[str, Message]
-Replies = dict[str, Message]
+Replies = Mapping[str, Message]
 ServerRound = Generator[Outbox, Replies, State]
 Start = tuple[State, State]
 """The server's state and one client's, before the first round."""
@@ -393,8 +393,11 @@ class Algorithm(ABC):
 
         It is what ``aggregation`` takes in its place.
         """
-        parts = [message.parts[part] for message in replies.values()]
         weights = self.weights(server, replies)
+        if type(self.aggregation) is Aggregation and not self.mask_aware:
+            # One by one, as large replies are decoded only now.
+            return weighted_mean((m.parts[part] for m in replies.values()), weights)
+        parts = [message.parts[part] for message in replies.values()]
         if not self.mask_aware or not (reads := server["reads"]):
             models = sum(message.kind(part) == "state" for message in replies.values())
             start = server[part] if 2 * models > len(parts) else None

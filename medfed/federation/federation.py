@@ -216,6 +216,28 @@ class Federation:
         }
 
 
+LARGE = 256_000_000
+"""Bytes of a phase's replies above which each is decoded when it is read."""
+
+
+class _Decoded(Mapping[str, Message]):
+    """Replies that are decoded whenever they are read."""
+
+    def __init__(self, clients: Sequence[str], decode: Callable[[str], Message]) -> None:
+        self._clients, self._decode = clients, decode
+
+    def __getitem__(self, client: str) -> Message:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._decode(client)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
 class Round:
     """Drives the generator of one round through its phases.
 
@@ -281,8 +303,21 @@ class Round:
             # In the order of the cohort, not of arrival: so every runtime has the same ledger.
             count(federation.ledger, self._sent[client], self.number, phase, client, "down")
             count(federation.ledger, replies[client], self.number, phase, client, "up")
-        decode = federation.channel.decode
-        decoded = self._coded("up", lambda c, memory: decode(replies[c], "up", memory))
+        decode, before = federation.channel.decode, federation.memory["up"]
+        # Large replies are decoded again whenever they are read: the bytes of all and the tensors
+        # of one are in memory, not the tensors of all.
+        large = sum(replies[c].size for c in self.recipients) > LARGE
+        keep = Message() if large else None
+
+        def decode_one(client: str, memory: Memory | None) -> tuple[Message, Memory]:
+            message, after = decode(replies[client], "up", memory)
+            return keep or message, after
+
+        decoded: Mapping[str, Message] = self._coded("up", decode_one)
+        if large:
+            decoded = _Decoded(
+                self.recipients, lambda c: decode(replies[c], "up", before.get(c))[0]
+            )
         check(decoded)
         federation.far += far_parts(decoded, self.number, phase)
         self.position += 1

@@ -84,7 +84,7 @@ class IFCA(CanonicalMethod):
 
     def _averaged(self, server: State, replies: Replies) -> Tensors:
         """Averages over the cohort, and each instance over the clients that chose it."""
-        groups: dict[tuple[str, int], Replies] = {}
+        groups: dict[tuple[str, int], dict[str, Message]] = {}
         for client, message in replies.items():
             for part in message.parts:
                 choice = int(message.scalars.get("choice", 0)) if part == "canonical" else 0

@@ -311,21 +311,25 @@ class Coordinator:
         trained: set[str] = set()
         is_open = True
         while is_open:
+            bodies = dict[bytes, bytes]()  # sites that are sent the same share it
             asked = {
                 c: self.caller.request(
                     "fit",
                     c,
                     phase=current.position,
                     at=self.progress.at[c],
-                    body=current.sent(c).to_bytes(),
+                    body=bodies.setdefault(body := current.sent(c).to_bytes(), body),
                     content={"cohort": list(cohort)},
                     **where,
                 )
                 for c in current.recipients
             }
             replies = self._needed(asked)
+            trained.update(asked)
+            del asked, bodies  # which may be large, as the replies are
             packets, wrong, forms = {}, {}, dict[str, Any]()
-            for site, reply in replies.items():
+            for site in list(replies):
+                reply = replies.pop(site)
                 try:
                     packet = Packet.from_bytes(reply.body, federation.most_elements)
                     self._check(packet, current.phase, forms)
@@ -335,7 +339,6 @@ class Coordinator:
                 self._note(site, reply)
             if wrong:
                 raise Lost(wrong)
-            trained.update(asked)
             try:
                 is_open = current.exchange(packets, self._check_sizes)
             except CodecError as error:
