@@ -16,7 +16,7 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         a constant, all patients in one place, and what is better, by suite
 ``card``           the decision card
-``undecided``      what the tasks that show no method to use could have shown
+``undecided``      the gains that tasks which show no method could have detected
 ``answers``        what can be said of each task, in words
 ``kept NAME``      a table that benchmarks/memberships.py or outcome_units.py has left
 =================  ===============================================================
@@ -327,12 +327,11 @@ def of_suites(findings: Findings, name: str) -> list[str]:
 
 
 def of_answers(findings: Findings, name: str) -> list[str]:
-    """The report's sentence on each task, without those who are harmed."""
-    told: dict[str, str] = {}
-    for sentence in findings.get("sentences", ()):
-        where, _, answer = sentence.partition(": ")
-        told.setdefault(where, answer.partition(" With ")[0].replace("-", "−"))
-    return [f"- `{where}`: {told[where]}" for where in findings["tasks"] if where in told]
+    """The first sentence of a report on each task."""
+    return [
+        f"- `{task.name}`: {answer(task, verdicts)[0].replace('-', '−')}"
+        for task, verdicts in judged(findings)
+    ]
 
 
 def of_kept(findings: Findings, name: str) -> list[str]:
@@ -424,7 +423,7 @@ def of_card(findings: Findings, name: str) -> list[str]:
 
 
 def of_undecided(findings: Findings, name: str) -> list[str]:
-    """The tasks that show no method to use, and what they could have shown."""
+    """The tasks that show no method to use, and the gains that they could have detected."""
     told = undecided(judged(findings))
     return [f"- `{where}`: {text}" for where, text in told.items()]
 

@@ -1,8 +1,8 @@
-"""Which method a pilot speaks for, what it would do to every hospital, and what it would cost.
+"""The advice of a pilot: which method to use, its gain at each hospital, and its cost.
 
 Intervals and verdicts are those of all reports (:mod:`medfed.reports.verdicts`): Holm's procedure
 among the methods, and among the hospitals of a method, so that verdicts hold for all of them at
-once. What a pilot adds is whom it is silent about, and what would be needed to tell.
+once. A pilot adds the hospitals that it cannot judge, and the patients that a verdict would take.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 
 ALONE = "local"
 FEW = 10
-"""Patients below which nothing is said of a hospital."""
+"""The least patients of a hospital for a verdict."""
 LEAST = 3
-"""Repetitions below which an interval would mean nothing."""
+"""The least repetitions for an interval."""
 MOST = 100
-"""Times as many patients, or repetitions, beyond which nobody would ask for them."""
+"""The most repetitions, and times as many patients, that the advice asks for."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Gain:
         high: The upper end.
         detectable: The smallest true difference that such a pilot detects with 80 % power.
         says: ``better``, ``worse`` or ``cannot tell``.
-        why: Why nothing can be told, and what would be needed; empty where it can.
-        repetitions: That define the metric.
-        patients: Who were tested.
-        times: How many times as many patients would show a difference as large as the measured one;
-            NaN where that is unknown, or more than anybody has.
-        repeats: How many repetitions would show it with the present patients; 0: none.
+        why: Why the pilot cannot tell, and what a verdict would take; empty with a verdict.
+        repetitions: The repetitions that define the metric.
+        patients: The number of test patients.
+        times: How many times as many patients would show a difference as large as the observed one;
+            NaN if that is unknown, or more than `MOST`.
+        repeats: How many repetitions would show it with the same patients; 0: none.
     """
 
     mean: float
@@ -70,7 +70,7 @@ def gain_of(
     overlap: float,
     comparisons: int = 1,
 ) -> Gain:
-    """Says what repetitions of a pilot show.
+    """Judges a difference by the repetitions of a pilot.
 
     Args:
         difference: Over the repetitions.
@@ -78,24 +78,24 @@ def gain_of(
         repetitions: That define the metric.
         patients: Who were tested, once or several times.
         overlap: Test patients per training patient.
-        comparisons: How many such differences are judged.
+        comparisons: The number of such differences.
 
     Example:
         >>> from medfed.functional.statistics import difference
         >>> found = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3)
         >>> gain_of(found, "better", 4, 40, 0.3).says, gain_of(found, "better", 4, 5, 0.3).why
-        ('better', '5 patients are too few to say anything; 10 are the least')
+        ('better', '5 patients are too few; a verdict takes 10 or more')
     """
     known = (*difference[:3], difference.detectable)
     why, times, repeats = "", math.nan, 0
     if not repetitions:
-        why = "its patients leave the metric undefined"
+        why = "the metric is undefined on its patients"
     elif patients < FEW:
-        why = f"{patients} patients are too few to say anything; {FEW} are the least"
+        why = f"{patients} patients are too few; a verdict takes {FEW} or more"
     elif repetitions < LEAST:
-        why = f"only {repetitions} repetitions define the metric; {LEAST} are the least"
+        why = f"only {repetitions} repetitions define the metric; a verdict takes {LEAST} or more"
     elif not math.isfinite(difference.error):
-        why = "a model has failed, so that there is no mean"
+        why = "a model has failed, so there is no mean"
     elif difference.error == 0:
         equal = difference.mean == 0
         why = "there is no difference" if equal else "all repetitions give the same"
@@ -110,7 +110,7 @@ def gain_of(
 def needed(
     difference: Difference, count: int, overlap: float, comparisons: int = 1
 ) -> tuple[float, int]:
-    """Returns how much larger a pilot would have to be, if the truth is what was measured.
+    """Returns how large a pilot must be to show the observed difference.
 
     Args:
         difference: The measured difference.
@@ -137,25 +137,25 @@ def needed(
 
 
 def _what_would_tell(
-    found: Difference, patients: int, times: float, repeats: int, count: int
+    difference: Difference, patients: int, times: float, repeats: int, count: int
 ) -> str:
-    least = f"the pilot detects differences from {found.detectable:.2g} on"
+    least = f"the pilot detects differences of {difference.detectable:.2g} or more"
     if math.isnan(times):
-        return f"{least}; if it is as small as measured, no pilot of a sensible size would show it"
-    how = f"about {about(times * patients):,} patients rather than {patients:,}"
+        return f"{least}; no pilot of a sensible size would show one as small as in the pilot"
+    how = f"about {about(times * patients):,} patients instead of {patients:,}"
     if repeats:
-        how += f", or {repeats} repetitions rather than {count},"
-    return f"{least}; if it is as large as measured, {how} would show it"
+        how += f", or {repeats} repetitions instead of {count}"
+    return f"{least}; to show one as large as in the pilot takes {how}"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run of all rounds would cost, from what the pilot's runs have.
+    """The cost of a run of all rounds, estimated from the runs of the pilot.
 
     Attributes:
         up: Bytes of all hospitals to the server.
         down: Bytes of the server to all hospitals.
-        hours: CPU hours of all hospitals together, on such a core as the pilot had.
+        hours: CPU hours of all hospitals together, on a core of this machine.
     """
 
     up: float
@@ -172,10 +172,10 @@ class Judged:
         mean: Its metric, mean over hospitals and repetitions.
         gain: Over training alone, mean over hospitals; None for training alone.
         hospitals: The same of each hospital.
-        against_shown: Over the method to use, or the best of the pilot where none is surely to be
-            used; None for that one and for training alone.
+        against_shown: Over the shown method, see `Advice.shown`; None for that one and for training
+            alone.
         cost: Of a run of all rounds.
-        failed: Repetitions in which its model has failed.
+        failed: The number of repetitions in which its model failed.
     """
 
     name: str
@@ -189,10 +189,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Advice:
-    """What the pilot says.
+    """The advice of a pilot.
 
     Attributes:
-        use: The method to use, ``local`` if all others are surely worse; empty: cannot tell.
+        use: The method to use, ``local`` if all others are worse; empty if the pilot cannot tell.
         best: The method other than training alone with the largest mean.
         methods: By name.
         task: The pilot's scores.
@@ -200,7 +200,7 @@ class Advice:
         repetitions: Of the pilot.
         rounds: Of its runs.
         asked: The question.
-        notes: What is left out, and why.
+        notes: The methods that are left out, and why.
     """
 
     use: str
@@ -220,23 +220,23 @@ class Advice:
 
     @property
     def alone(self) -> list[str]:
-        """Hospitals that would surely be worse off with it than alone."""
+        """The hospitals that are worse off with it than alone."""
         return [c for c, g in self.methods[self.shown].hospitals.items() if g.says == "worse"]
 
     @property
     def gaining(self) -> list[str]:
-        """Hospitals that would surely be better off with it."""
+        """The hospitals that are better off with it."""
         return [c for c, g in self.methods[self.shown].hospitals.items() if g.says == "better"]
 
     @property
     def open(self) -> list[str]:
-        """Hospitals of which that cannot be told."""
+        """The hospitals without a verdict."""
         known = {*self.alone, *self.gaining}
         return [c for c in self.methods[self.shown].hospitals if c not in known]
 
     @property
     def rivals(self) -> list[str]:
-        """Methods of which no difference from the one to use is shown."""
+        """The methods without a shown difference from the one to use."""
         return [
             name
             for name, found in self.methods.items()

@@ -16,7 +16,7 @@ VERDICT = {"better": "gains", "worse": "stays alone", "cannot tell": "cannot tel
 
 
 def sentences(found: Advice) -> Iterator[str]:
-    """Yields what the pilot says, the answer first.
+    """Yields the sentences of the advice, the answer first.
 
     Args:
         found: The advice.
@@ -29,14 +29,15 @@ def sentences(found: Advice) -> Iterator[str]:
     reached = found.methods[found.shown].mean
     if name and not math.isnan(floor) and reached <= floor:
         yield (
-            f"Even {found.shown} is no better than the {name} predictor, which looks at no input "
-            f"({found.task.raw(floor):.4f}): first look for a model that learns something."
+            f"Even {found.shown} is no better than the constant predictor {name}, which "
+            "ignores the "
+            f"input ({found.task.raw(floor):.4f}): first find a model that learns something."
         )
     yield _rests_on(found)
     if found.rounds < found.asked.rounds:
         yield (
-            f"Runs of the pilot had {found.rounds} rounds and not {found.asked.rounds}: methods "
-            "that learn late look worse in it than they are, and bytes and hours are multiplied "
+            f"Runs of the pilot had {found.rounds} rounds instead of {found.asked.rounds}: methods "
+            "that learn slowly seem worse than they are. The advice multiplies bytes and hours "
             f"by {found.asked.rounds / found.rounds:.3g}."
         )
     for judged in found.methods.values():
@@ -54,45 +55,49 @@ def _answer(found: Advice) -> str:
     assert gain is not None
     if found.use == ALONE:
         return (
-            f"Train alone: every method of the pilot is worse in {metric}, the best of them, "
-            f"{found.best}, by {_interval(gain)}."
+            f"Train alone: every method of the pilot is worse in {metric}. The best of them, "
+            f"{found.best}, differs by {_interval(gain)}."
         )
     if found.use:
-        return f"Use {found.use}: in {metric} it is better than alone by {_interval(gain)}."
+        return (
+            f"Use {found.use}: in {metric} it is better than training alone by {_interval(gain)}."
+        )
     return (
-        f"Cannot tell whether any of these methods is better than training alone. The best of the "
-        f"pilot, {found.best}, differs in {metric} by {_interval(gain)}: {gain.why}. Until then, "
-        "training alone harms nobody."
+        f"The pilot cannot tell whether any of these methods is better than training alone. The "
+        f"best of the pilot, {found.best}, differs in {metric} by {_interval(gain)}: {gain.why}. "
+        "Until then, training alone harms no hospital."
     )
 
 
 def _rivals(found: Advice) -> str:
-    told = []
+    rivals = []
     sent = sum((found.methods[found.use].cost.up, found.methods[found.use].cost.down))
     for name in found.rivals:
         own = found.methods[name].cost
-        told.append(f"{name} ({(own.up + own.down) / sent:.2g} times its bytes)" if sent else name)
-    return ", ".join(told)
+        rivals.append(
+            f"{name} ({(own.up + own.down) / sent:.2g} times its bytes)" if sent else name
+        )
+    return ", ".join(rivals)
 
 
 def _hospitals(found: Advice) -> Iterator[str]:
     if found.alone:
         yield (
-            f"With {found.shown} {few([shown(c) for c in found.alone])} would be worse off than "
-            "alone; they may take part, as they did in the pilot, and keep a model of their own."
+            f"With {found.shown}, {few([shown(c) for c in found.alone])} would be worse off than "
+            "alone. They can take part, as in the pilot, and use the model that they train alone."
         )
     elif found.use not in ("", ALONE):
         yield "No hospital is surely worse off than alone."
     hospitals = found.methods[found.shown].hospitals
     if found.open:
         below = [c for c in found.open if hospitals[c].mean < 0]
-        least = f"; measured below alone: {few([shown(c) for c in below])}" if below else ""
-        yield f"Cannot tell of {few([shown(c) for c in found.open])} whether they gain{least}."
+        least = f"; below training alone: {few([shown(c) for c in below])}" if below else ""
+        yield f"The pilot cannot tell whether {few([shown(c) for c in found.open])} gain{least}."
     tiny = [c for c, gain in hospitals.items() if gain.patients < FEW]
     if tiny:
         yield (
-            f"Of {few([shown(c) for c in tiny])} nothing can be said with fewer than {FEW} "
-            "patients."
+            f"{few([shown(c) for c in tiny])} have fewer than {FEW} patients, too few for a "
+            "verdict."
         )
 
 
@@ -101,11 +106,11 @@ def _rests_on(found: Advice) -> str:
     again = found.repetitions // asked.folds
     times = {1: "once", 2: "twice"}.get(again, f"{again} times")
     return (
-        f"It rests on {found.repetitions} repetitions, in which each of the "
-        f"{sum(map(len, asked.patients.values())):,} training and validation patients was tested "
-        f"{times} by models that had not seen them; the {asked.kept_out:,} test patients were left "
-        "out. All methods ran with the settings given, untuned. Verdicts hold for all methods, or "
-        "all hospitals of a method, at once (Holm, 5 %); each interval is of 95 %."
+        f"The advice rests on {found.repetitions} repetitions. Models that had not seen a patient "
+        f"tested each of the {sum(map(len, asked.patients.values())):,} training and validation "
+        f"patients {times}; the pilot never used the {asked.kept_out:,} test patients. All methods "
+        "had the given settings, untuned. Verdicts hold for all methods, or all hospitals of a "
+        "method, at once (Holm, 5 %); intervals are at 95 %."
     )
 
 
@@ -175,7 +180,7 @@ def markdown(found: Advice, command: str) -> str:
 
     Args:
         found: The advice.
-        command: That trains as advised; alone, where nothing can be told.
+        command: The command that trains as advised; alone if the pilot cannot tell.
     """
     first, *rest = sentences(found)
     title = f"use {found.use}" if found.use else "cannot tell"
@@ -203,7 +208,8 @@ def markdown(found: Advice, command: str) -> str:
             "",
             *tables[1].markdown(),
             "",
-            "Of all methods, how much better than alone; * where a difference is shown:",
+            "Gain of each hospital over training alone with each method; * marks a shown "
+            "difference:",
             "",
             *_every(found).markdown(),
             "",
@@ -217,9 +223,9 @@ def _every(found: Advice) -> Table:
     rows = []
     for client in found.task.clients:
         gains = [found.methods[name].hospitals[client] for name in names]
-        told = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
+        texts = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
         sure = ["" if g.says == "cannot tell" else " *" for g in gains]
-        rows.append([client, *(a + b for a, b in zip(told, sure, strict=True))])
+        rows.append([client, *(a + b for a, b in zip(texts, sure, strict=True))])
     return Table.of(["hospital", *names], rows, prose=(0,))
 
 
@@ -233,11 +239,11 @@ def _tables(found: Advice) -> tuple[Table, Table]:
 
 def _of_costs(found: Advice) -> str:
     times = found.asked.rounds / found.rounds
-    how = "as measured" if times == 1 else f"measured, times {times:.3g} for all rounds"
+    how = "" if times == 1 else f", those of the pilot multiplied by {times:.3g}"
     return (
-        f"What is sent, and CPU time, are those of all hospitals together in one run of "
-        f"{found.asked.rounds} rounds, {how}; CPU time is of one core of this machine, reading and "
-        "testing among it, and of another machine or a GPU it says little."
+        "Bytes and CPU time are totals over all hospitals in one run of "
+        f"{found.asked.rounds} rounds{how}. CPU time includes reading and testing on one core of "
+        "this machine; it says little about another machine or a GPU."
     )
 
 
@@ -246,7 +252,7 @@ def print_advice(found: Advice, command: str) -> None:
 
     Args:
         found: The advice.
-        command: That trains as advised; alone, where nothing can be told.
+        command: The command that trains as advised; alone if the pilot cannot tell.
     """
     console = wide_console()
     first, *rest = sentences(found)

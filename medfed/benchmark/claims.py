@@ -1,22 +1,18 @@
-"""Claims judged by what a benchmark has measured: each in words, with intervals.
-
-Claims as they are written: a yaml each in ``configs/claims``.
+"""Claims of papers, judged by the cells of a benchmark; a yaml for each in ``configs/claims``.
 
 A claim rests on ``parts``, and ``reasons`` are experiments that ask why. Each is a question: a
 number per split, held against a bound.
 
 ========================================  =========================================================
-``better: A, than: B, by: b``             A - B is above b (0 unless told)
+``better: A, than: B, by: b``             A - B is above b (0 by default)
 ``as_good: A, as: B, within: m``          A - B is above -m
 ``saves: A, of: B, share: s, way: up``    A sends at least the share s fewer bytes than B
 ``widens: [A, B], over: [C, D]``          A - B is above C - D
-``recovers: A, what: KEY, at_least: v``   what was planted is found (or ``at_most: v``)
+``recovers: A, what: KEY, at_least: v``   A recovers what was planted (or ``at_most: v``)
 ``peak: [A, B], above: [C, D]``           some of the first are better than each of the last
 ========================================  =========================================================
 
 A, B, … are methods and arms of the suite; ``A@variant`` is on another variant.
-
-What cells say of methods and arms, by name: scores, bytes, and what was recovered.
 """
 
 from __future__ import annotations
@@ -51,13 +47,13 @@ _COMMON = {"suite", "variant", "metric", "asks"}
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked.
+    """A question of a claim.
 
     Attributes:
         kind: One of the table above.
         suite: The suite.
         asks: The statement that is true if the answer is yes.
-        given: What its yaml says.
+        given: Its keys in the yaml.
     """
 
     kind: str
@@ -74,8 +70,8 @@ class Claim:
         name: The name of its file.
         claim: The statement.
         source: Who makes it, and where.
-        parts: What it rests on.
-        reasons: What asks why.
+        parts: The questions that decide the verdict.
+        reasons: The questions that ask why.
     """
 
     name: str
@@ -105,10 +101,10 @@ def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
                 raise ValueError("it has no parts")
             found.append(Claim(file.stem, content["claim"], content.get("source", ""), **asked))
         except (OSError, KeyError, AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
-            told = " ".join(str(error).split()).rstrip(".")
+            reason = " ".join(str(error).split()).rstrip(".")
             if isinstance(error, KeyError):
-                told = f"it lacks the key {told}"
-            raise ConfigError(f"The claim {file} cannot be read: {told}.") from error
+                reason = f"it lacks the key {reason}"
+            raise ConfigError(f"The claim {file} cannot be read: {reason}.") from error
     return found
 
 
@@ -155,10 +151,10 @@ Result = Mapping[str, Any]
 
 
 class Measured:
-    """What there is of methods and arms, by suite, variant and name."""
+    """The results of methods and arms, by suite, variant and name."""
 
     def __init__(self, progress: Sequence[Progress]) -> None:
-        """Reads final cells; of a method or arm that lacks some, nothing."""
+        """Reads the final cells of the methods and arms that lack none."""
         self.found: dict[tuple[str, str, str], list[Result]] = {}
         self.overlaps: dict[str, bool] = {}
         self.base: dict[str, str] = {}
@@ -174,7 +170,7 @@ class Measured:
                     self.found[suite.name, variant, name] = known
 
     def key(self, question: Question, name: str) -> tuple[str, str, str]:
-        """Returns suite, variant and name of what a question calls by `name`.
+        """Returns suite, variant and name of a method or arm of a question.
 
         Raises:
             KeyError: If it is not there.
@@ -240,7 +236,7 @@ class Measured:
         )
 
     def recovered(self, question: Question, name: str) -> Floats:
-        """Returns (S,) of what a cell has kept of its memberships."""
+        """Returns (S,) values of a key of the memberships."""
         found = [r.get("looks", {}).get("memberships") for r in self.of(question, name)]
         key = question.given["what"]
         known = [_number(m[key]) for m in found if m is not None and m.get(key) is not None]
@@ -330,15 +326,15 @@ def _peak(question: Question, measured: Measured) -> Answer:
     larger = {n: max(a.p if a.mean > 0 else 1.0 for a in row) for n, row in table.items()}
     best = min(inner, key=lambda n: (larger[n], -min(a.mean for a in table[n])))
     nearest = min(table[best], key=lambda a: a.mean)
-    told = replace(nearest, note=f"{best}, against {ends[table[best].index(nearest)]}")
+    answered = replace(nearest, note=f"{best}, against {ends[table[best].index(nearest)]}")
     p = min(1.0, larger[best] * len(inner))
     if p < 1 - LEVEL:
-        return replace(told, answer=YES, p=p)
+        return replace(answered, answer=YES, p=p)
     # Not so where one end is better than all of them.
     each = [max(r[i].p if r[i].mean < 0 else 1.0 for r in table.values()) for i in range(len(ends))]
     if min(each) < 1 - LEVEL:
-        return replace(told, answer=NO, p=min(each))
-    return replace(told, answer=UNKNOWN, p=p)
+        return replace(answered, answer=NO, p=min(each))
+    return replace(answered, answer=UNKNOWN, p=p)
 
 
 def corrected(answers: Sequence[Answer]) -> tuple[Answer, ...]:
@@ -351,7 +347,7 @@ def corrected(answers: Sequence[Answer]) -> tuple[Answer, ...]:
 
 
 def verdict(answers: Sequence[Answer]) -> str:
-    """Sums up what a claim rests on.
+    """Sums up the answers of a claim.
 
     Example:
         >>> yes, no, open = (Answer("", "", word) for word in (YES, NO, UNKNOWN))
@@ -371,7 +367,7 @@ def verdict(answers: Sequence[Answer]) -> str:
 def judge_claims(
     progress: Sequence[Progress], folders: Sequence[str | Path] = ()
 ) -> list[JudgedClaim]:
-    """Judges all claims of which something was measured.
+    """Judges all claims for which there are results.
 
     Args:
         progress: Methods and arms.

@@ -1,7 +1,4 @@
-"""Runs what is missing of a benchmark and reports it: a table, verdicts in words, files.
-
-Runs a pilot, and says what it speaks for: on the terminal, as Markdown and as JSON.
-"""
+"""Runs the missing cells of a benchmark or a pilot, then writes and prints its report or advice."""
 
 from __future__ import annotations
 
@@ -46,26 +43,26 @@ def benchmark(
 
     Args:
         suite: A suite, several, or ``all``.
-        methods: Methods, or ``all``; None for those of each suite, of which only a few are measured
-            on further variants. Local training, FedAvg and the ceilings are always among them.
+        methods: Methods, or ``all``; None for those of each suite, of which only a few run on
+            further variants. Local training, FedAvg and the ceilings always run.
         size: ``smoke``, ``small`` or ``full``.
-        variants: Tasks beside the first of a suite, or ``all``.
-        arms: Whether to measure also the arms of the suites, or which of them.
-        out: Where cells are kept; the report goes to ``report`` within it.
+        variants: Further tasks of the suites, or ``all``.
+        arms: Whether to run the arms of the suites, or the names of some.
+        out: The folder for cells; the report goes to its folder ``report``.
         workers: Processes; 0 computes in this one.
-        shard: ``i/n``, the i-th of n jobs; the report is then of this job's methods only.
+        shard: ``i/n``, the i-th of n jobs; the report then has the methods of this job only.
         report_only: Whether to run nothing.
-        data_root: Where generated cohorts are kept.
+        data_root: The folder for generated cohorts.
         paths: Of real data, by suite.
-        plugins: Folders of suites and methods of a user's own.
-        figures: Whether to write the pictures as files of vectors, too.
+        plugins: Folders with suites and methods of the user.
+        figures: Whether to write the pictures as vector files, too.
         quiet: Whether to print nothing.
 
     Returns:
-        What was found.
+        The report.
 
     Raises:
-        MedfedError: If something is unknown, does not fit, or a cell's file cannot be trusted.
+        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
     chosen = chosen_suites(suite, plugins)
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
@@ -101,8 +98,8 @@ def benchmark(
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(
-            f"{len(broken)} cells could not be computed, the first of them {place} ({why}); what "
-            "was finished is kept."
+            f"{len(broken)} cells could not be computed; the first is {place} ({why}). Finished "
+            "cells are kept."
         )
     return report
 
@@ -115,7 +112,7 @@ def _command(
     arms: bool | str | Sequence[str],
     paths: Mapping[str, str | None] | None,
 ) -> str:
-    """The command line that computes all of it again, wherever data lie there."""
+    """The command line that repeats the benchmark, without the paths of data."""
     given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
     listed = {
         key: str(value) if isinstance(value, bool | str) else "[" + ",".join(value) + "]"
@@ -128,15 +125,15 @@ def _command(
 
 
 def _missing(progress: Sequence[Progress], out: Path) -> list[str]:
-    """Names stale cells, of which the report has nothing."""
+    """Names the stale cells, which the report leaves out."""
     cells = [cell for own in progress for cell in own.wanted]
     stale = list(stale_cells(out, cells))
     if not stale:
         return []
     more = f" and {len(stale) - 3} more" * (len(stale) > 3)
     return [
-        f"Stale, and not in this report, as their settings, data, code or libraries have changed "
-        f"since: {', '.join(stale[:3])}{more}; run the benchmark to compute them anew."
+        f"Stale cells are not in this report, as their settings, data, code or libraries have "
+        f"changed: {', '.join(stale[:3])}{more}; run the benchmark to compute them again."
     ]
 
 
@@ -154,12 +151,12 @@ def advise(
     """Runs the pilot's cells that are missing, then writes and prints the advice.
 
     Args:
-        overrides: What the user would train with, without a method.
-        methods: Those that are compared; training alone is always among them.
-        folds: Parts of the patients that are tested in turn.
-        repeats: How often the patients are dealt anew.
+        overrides: The user's overrides for ``medfed train``, without a method.
+        methods: The methods to compare; training alone always runs.
+        folds: The number of folds of the cross-validation.
+        repeats: How often to repeat the cross-validation with other folds.
         rounds: Rounds of a run of the pilot; None: as many as the user's.
-        out: Where cells are kept; advice goes to a folder within it, which is that of the question.
+        out: The folder for cells; the advice goes to a folder in it, one per question.
         workers: Processes; 0 computes in this one.
         quiet: Whether to print nothing.
 
@@ -167,7 +164,7 @@ def advise(
         The advice, and its folder.
 
     Raises:
-        MedfedError: If something is unknown or does not fit, or a cell cannot be trusted.
+        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
     asked = question(overrides, folds, repeats)
     out = out.expanduser()
@@ -181,8 +178,8 @@ def advise(
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(
-            f"{len(broken)} runs of the pilot could not be computed, the first of them {place} "
-            f"({why}); what was finished is kept."
+            f"{len(broken)} runs of the pilot could not be computed; the first is {place} ({why}). "
+            "Finished runs are kept."
         )
     found = choose(asked, found_groups(groups, out))
     with writing(folder, "choose another out=FOLDER"):
@@ -195,7 +192,7 @@ def advise(
 
 
 def _name(asked: Question, groups: Sequence[Pilot]) -> str:
-    """Of all that the cells depend on, so that no advice is written over another one."""
+    """A name from the keys of all cells, so that no advice overwrites another."""
     keys = [
         cell.key for own in groups for cell in own.final(0)
     ]  # the content of the divisions among them
@@ -206,9 +203,10 @@ def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
     rounds = groups[0].config(groups[0].variants[0]).rounds
     count, splits = len(groups), len(asked.divisions)
     return (
-        f"A pilot of {count} methods and {splits} repetitions, {count * splits} runs of {rounds} "
-        f"rounds, on the {sum(map(len, asked.patients.values())):,} training and validation "
-        f"patients of {len(asked.patients)} hospitals; {asked.kept_out:,} test patients stay out."
+        f"The pilot trains {count} methods in {splits} repetitions ({count * splits} runs of "
+        f"{rounds} rounds) on the {sum(map(len, asked.patients.values())):,} training and "
+        f"validation patients of {len(asked.patients)} hospitals. It never uses the "
+        f"{asked.kept_out:,} test patients."
     )
 
 

@@ -60,8 +60,9 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
             first = data.setdefault(cell.split, (cell.place, result["data"]))
             if first[1] != result["data"]:
                 raise CheckpointError(
-                    f"{cell.place} and {first[0]} are not of the same patients, so that they "
-                    "cannot stand in one table; remove the one whose data are not the suite's."
+                    f"{cell.place} and {first[0]} have other patients and do not fit into one "
+                    "table; "
+                    "remove the cell whose data are not those of the suite."
                 )
         _add(task, own, found, cells)
     if len(missing) == len(progress):
@@ -256,28 +257,28 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
 
 def sentences_of(dials: Mapping[str, Any]) -> list[str]:
     """Says where FedAvg and local training cross."""
-    told = []
+    sentences = []
     for suite, dial in dials.items():
         if at := dial["crossings"].get("fedavg × local"):
-            told.append(
+            sentences.append(
                 f"{suite}: FedAvg and local training cross {between(at)} of the dial "
                 f"({dial['dial']})."
             )
-    return told
+    return sentences
 
 
 def findings(progress: Sequence[Progress], size: str, notes: Sequence[str] = ()) -> Report:
     """Judges all tasks of a benchmark.
 
     Args:
-        progress: What there is of all methods on all suites.
-        size: How much was computed.
-        notes: What is left out altogether, and why.
+        progress: The cells of all methods on all suites.
+        size: The size of the benchmark.
+        notes: The suites that are left out, and why.
     """
     report = judged(tasks_of(progress))
     report.size, report.libraries = size, libraries()
     report.dials = dials_of(progress, report.tasks)
     report.notes = [*sentences_of(report.dials), *report.notes, *notes]
     if size == "smoke":
-        report.remark = "size=smoke only shows that all of it runs; its numbers say nothing."
+        report.remark = "size=smoke only shows that the benchmark runs; its numbers mean nothing."
     return report

@@ -1,8 +1,7 @@
-"""A pilot: methods on the patients that a run trains and validates on, its test patients left out.
+"""A pilot: a cross-validation on the training and validation patients of a run.
 
-The patients that a run of the user's would train and validate on are dealt into parts, which are
-tested in turn by models that are trained on the other parts. The test patients of that run are in
-none of these divisions: no cell of the pilot names them, and what they hold is not looked at.
+The pilot divides these patients into folds and tests each fold by models that are trained on the
+others. The test patients of the run are in no fold: no cell names them, and nothing reads them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Parts = dict[Split, list[str]]
 
 
 class PilotCell(Cell):
-    """A cell that keeps numbers alone, and none of a patient's image."""
+    """A cell with numbers only, without images of patients."""
 
     @property
     def shows(self) -> bool:
@@ -44,7 +43,7 @@ class PilotCell(Cell):
 
 @dataclass(frozen=True)
 class Division:
-    """One way in which the patients are dealt.
+    """One division of the patients.
 
     Attributes:
         content: The clients' patients per split, as ``partition=saved`` reads them.
@@ -96,7 +95,7 @@ class Pilot(Group):
 
     @property
     def budget(self) -> int:
-        """Nothing is left out for its gradient passes, which are told as they are."""
+        """A pilot leaves out no method for its gradient passes; it reports them."""
         return 1
 
     def cell(self, variant: str, stage: Stage, trial: int, split: int, setting: Setting) -> Cell:
@@ -146,16 +145,16 @@ def _key(override: str) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """What advice is asked about: the user's data, and who is not to be looked at.
+    """The data and settings that advice is about, and the patients that the pilot may use.
 
     Attributes:
         overrides: What the user would train with.
         name: The experiment's.
         rounds: Of the user's runs.
-        patients: By client, those whom the pilot may use.
-        kept_out: How many patients are left for the test.
-        divisions: How the pilot deals them.
-        folds: Parts that are tested in turn.
+        patients: By client, the patients that the pilot may use.
+        kept_out: The number of test patients.
+        divisions: The divisions of the pilot.
+        folds: The number of folds.
     """
 
     overrides: tuple[str, ...]
@@ -187,8 +186,9 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
     federated = {c: p for c, p in data.plans.items() if c not in data.keep_out}
     if len(federated) < 2:
         raise DataError(
-            f"There is only one hospital ({next(iter(federated))}), which has nobody to learn "
-            "with; name the hospitals of the data by partition=OPTION."
+            f"There is only one hospital ({next(iter(federated))}), and a federation takes "
+            "two; name "
+            "the hospitals of the data by partition=OPTION."
         )
     return Question(
         tuple(overrides),

@@ -1,4 +1,4 @@
-"""From suites and methods to cells: with equal data, initial weights, rounds and passes."""
+"""The cells of a benchmark, with equal data, initial weights, rounds and gradient passes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class Group:
         size: How much is computed.
         common: Overrides of whoever runs it: where real data lie, plugins.
         root: Where generated cohorts are kept.
-        arm: What is changed of the method, whose tuning is its own; None: it is one of those that
-            are compared.
+        arm: The changes of an arm, which has the method's tuning; None: a method of the table.
     """
 
     suite: Suite
@@ -108,8 +107,9 @@ class Group:
                 raise ConfigError(f"{named}: {error}") from error
             if config.local.steps is None:
                 raise ConfigError(
-                    f"suite={suite.name} has no local.steps, so that budgets could not be equal; "
-                    "set it in its overrides."
+                    f"suite={suite.name} has no local.steps, without which budgets are not "
+                    "equal; set "
+                    "it in its overrides."
                 )
             self._composed[key] = config
         return self._composed[key]
@@ -222,15 +222,15 @@ def groups(
         ConfigError: If a variant is unknown, or real data are named that are not there.
     """
     found: list[Group] = []
-    told: list[str] = []
+    notes: list[str] = []
     for suite in suites:
         own = list(common)
         path = (paths or {}).get(suite.name)
         if suite.path:
             if path is None:
-                told.append(
-                    f"suite={suite.name} is left out: its data are not at hand; "
-                    f"paths.{suite.name}=FOLDER names them."
+                notes.append(
+                    f"suite={suite.name} is left out, as it needs data; "
+                    f"name their folder by paths.{suite.name}=FOLDER."
                 )
                 continue
             check_paths({suite.name: path}, suites)
@@ -251,7 +251,7 @@ def groups(
             own_size = replace(sized, splits=splits)
             shared = composed.setdefault(arm.method, {})
             found.append(Group(suite, method, where, own_size, tuple(own), root, arm, shared))
-    return found, told
+    return found, notes
 
 
 def shard_of(all_groups: Sequence[Group], shard: str | None) -> Iterator[Group]:

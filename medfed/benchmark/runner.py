@@ -30,12 +30,12 @@ SCRATCH = "medfed-benchmark-"
 
 @dataclass
 class Progress:
-    """How far a group is.
+    """The state of a group.
 
     Attributes:
         group: The method and the suite.
         tuning: Results by trial, as they come.
-        trial: The setting that was best, once that is known.
+        trial: The best setting, once it is known.
         final: Results by cell, as they come.
         wanted: The cells of the stage that it is in.
     """
@@ -48,14 +48,14 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """The cells that it comes to."""
+        """The number of all its cells."""
         trials = len(self.group.settings)
         final = len(self.group.variants) * self.group.size.splits
         return final + (trials if trials > 1 else 0)
 
     @property
     def done(self) -> int:
-        """Those of them that are there."""
+        """The number of its finished cells."""
         return len(self.tuning) + len(self.final)
 
 
@@ -145,8 +145,8 @@ def run_groups(
 
 def _ended(cell: Cell) -> RankError:
     return RankError(
-        f"A process ended while it ran {cell.place} or another cell (killed, or memory short?); "
-        "what was finished is kept: run it again, if need be with fewer workers."
+        f"A process ended while it ran {cell.place} or another cell (killed, or out of memory?). "
+        "Finished cells are kept: run the benchmark again, with fewer workers if memory is short."
     )
 
 
@@ -190,7 +190,7 @@ class _Here(Executor):
 
 @contextmanager
 def _pool(workers: int) -> Iterator[Executor]:
-    """Processes that have loaded all libraries before the first cell, and stay for all cells."""
+    """Processes that load all libraries before the first cell and run all cells."""
     if workers == 0:
         yield _Here()
         return
@@ -213,7 +213,7 @@ def _pool(workers: int) -> Iterator[Executor]:
 
 @contextmanager
 def scratch() -> Iterator[str]:
-    """Gives a folder for what cells write; what a killed benchmark has left of its own goes."""
+    """Gives a folder for the files of cells, and removes those of killed benchmarks."""
     for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         with suppress(ConfigError, OSError):  # it is at work, or somebody else's
             if (left / "lock").is_file() and time.time() - left.stat().st_mtime > 60:
@@ -227,7 +227,7 @@ def scratch() -> Iterator[str]:
 
 
 def _begin(folder: str) -> None:
-    """A process ends with the one that has started it, and computes on one thread."""
+    """Makes a process end with the one that started it, and use one thread."""
     start_worker()
     tempfile.tempdir = folder
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

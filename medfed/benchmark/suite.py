@@ -7,10 +7,8 @@ split, and sizes. ``configs/suites`` has those that are shipped; ``plugins=FOLDE
 
 Arms: further measurements of a method on a suite, each with something changed.
 
-An arm asks why: the same method, at the settings that were tuned for it, on the same splits, with
-other keys. Arms are no methods of the table, and no correction counts them; claims rest on them.
-
-What is compared: methods, what of them is tuned, and the ceilings beyond any federation.
+An arm asks why: the same method with its tuned settings, on the same splits, with other keys. The
+table has no arms, and no correction counts them; claims use them.
 """
 
 from __future__ import annotations
@@ -228,7 +226,7 @@ class Suite:
         overrides: What is changed of the experiment, for all methods.
         methods: Those that are compared where none are named.
         folds: Parts that real data are dealt into.
-        dial: What the dial is, in words; empty: there is none.
+        dial: The meaning of the dial; empty: none.
         situation: In what way its hospitals differ, in a few words; the decision card groups tasks
             by it.
         path: Whether it needs real data, by ``paths.NAME=FOLDER``.
@@ -349,8 +347,8 @@ def read_suite(file: Path) -> Suite:
             raise ValueError("it holds no keys")
         return _suite(file, dict(content))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
-        told = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"The suite {file} cannot be read: {told}.") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"The suite {file} cannot be read: {reason}.") from error
 
 
 def _suite(file: Path, content: dict[str, Any]) -> Suite:
@@ -427,7 +425,7 @@ def check_shard(shard: str | None) -> tuple[int, int]:
 
 
 def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None:
-    """Looks for the real data that are named.
+    """Checks the folders of real data.
 
     Args:
         paths: By suite; None: not at hand.
@@ -440,7 +438,7 @@ def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None
     for name, place in paths.items():
         if name not in real:
             raise ConfigError(
-                f"paths.{name} is of no suite that needs data{did_you_mean(name, real)}; those are "
+                f"paths.{name} names no suite that needs data{did_you_mean(name, real)}; those are "
                 f"{', '.join(real)}."
             )
         if place is not None and not Path(place).expanduser().exists():
@@ -474,7 +472,7 @@ def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = (
 
 LR = "optimizer.lr"
 ALWAYS = (*REFERENCES, *CEILINGS)
-"""What every suite is measured beside."""
+"""The methods that every suite runs."""
 
 
 @dataclass(frozen=True)

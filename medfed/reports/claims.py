@@ -1,4 +1,4 @@
-"""Judged claims in words: what each rests on, whether it holds, and where it does not."""
+"""Judged claims in words: whether each holds, where, and by which numbers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ YES, NO, UNKNOWN, MISSING = "yes", "no", "cannot tell", "not measured"
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found for a question.
+    """The answer to a question.
 
     Attributes:
         asks: The statement.
         where: Suite and variant.
         answer: ``yes``, ``no``, ``cannot tell`` or ``not measured``.
-        mean: What was measured, mean over splits.
+        mean: Mean over splits.
         low: The lower end of its 95 % interval.
         high: The upper end.
-        bound: What it must exceed; of ``at_most``, what it must stay below.
+        bound: The number that it must exceed; with ``at_most``, stay below.
         p: Two-sided p-value against the bound, Holm's among the questions of its kind in the claim.
         detectable: The smallest distance from the bound that is detected with 80 % power, alone.
         splits: How many.
-        note: What is missing, or which of several it was.
+        note: The result that is missing, or the method that decided.
     """
 
     asks: str
@@ -51,8 +51,8 @@ class JudgedClaim:
         claim: The statement.
         source: Who makes it, and where.
         verdict: ``confirmed``, ``qualified``, ``refuted``, ``cannot tell`` or ``not measured``.
-        parts: Answers of what it rests on.
-        reasons: Answers of what asks why.
+        parts: The answers that decide the verdict.
+        reasons: The answers of experiments that ask why.
     """
 
     name: str
@@ -81,28 +81,28 @@ class JudgedClaim:
         )
 
 
-def sentence(found: JudgedClaim) -> str:
-    """Returns the verdict in words: what holds, what does not, and what cannot be told."""
-    told = [f"{found.claim.rstrip('.')}. {found.verdict.capitalize()}"]
+def sentence(claim: JudgedClaim) -> str:
+    """Returns the verdict in words: where the claim holds, where not, and where nobody can tell."""
+    sentences = [f"{claim.claim.rstrip('.')}. {claim.verdict.capitalize()}"]
     heads = ((YES, "Holds"), (NO, "Does not hold"), (UNKNOWN, "Cannot tell"))
     for word, head in heads:
-        places = [f"{a.where}, {a.asks}" for a in found.parts if a.answer == word]
-        if places and found.verdict == "qualified":
-            told.append(f"{head}: {'; '.join(places)}")
-    if lacking := dict.fromkeys(a.where for a in found.parts if a.answer == MISSING):
-        told.append(f"Not measured: on {', '.join(lacking)}")
-    return ". ".join(told) + "."
+        places = [f"{a.where}, {a.asks}" for a in claim.parts if a.answer == word]
+        if places and claim.verdict == "qualified":
+            sentences.append(f"{head}: {'; '.join(places)}")
+    if lacking := dict.fromkeys(a.where for a in claim.parts if a.answer == MISSING):
+        sentences.append(f"Not measured: on {', '.join(lacking)}")
+    return ". ".join(sentences) + "."
 
 
-def number(found: Answer) -> str:
+def number(answer: Answer) -> str:
     """Returns the mean, its interval and the bound.
 
     Example:
         >>> number(Answer("", "", YES, 0.02, 0.01, 0.03, 0.0, 0.004, 0.01, 10))
         '+0.0200 [+0.0100, +0.0300] against 0, p = 0.004, 10 splits'
     """
-    if math.isnan(found.mean):
+    if math.isnan(answer.mean):
         return "–"
-    ends = "" if math.isnan(found.low) else f" [{found.low:+.4f}, {found.high:+.4f}]"
-    p = "" if math.isnan(found.p) else f", p = {found.p:.2g}"
-    return f"{found.mean:+.4f}{ends} against {found.bound:g}{p}, {found.splits} splits"
+    ends = "" if math.isnan(answer.low) else f" [{answer.low:+.4f}, {answer.high:+.4f}]"
+    p = "" if math.isnan(answer.p) else f", p = {answer.p:.2g}"
+    return f"{answer.mean:+.4f}{ends} against {answer.bound:g}{p}, {answer.splits} splits"

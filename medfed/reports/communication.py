@@ -109,10 +109,10 @@ class Communication:
             first = group[0]
             for one in group[1:]:
                 shares = {d: one.rounds(d) / first.rounds(d).clip(1) for d in ("up", "down")}
-                told = ", ".join(f"{percent(1 - share)} {d}" for d, share in shares.items())
+                saved = ", ".join(f"{percent(1 - share)} {d}" for d, share in shares.items())
                 change = self.score(one).value - self.score(first).value
                 lines.append(
-                    f"CER with γ = {one.gamma:g} before {name} saves {told} per round; "
+                    f"CER with γ = {one.gamma:g} before {name} saves {saved} per round; "
                     f"{self.metric} {change:+.4f} to {self.score(one).value:.4f}."
                 )
         return lines

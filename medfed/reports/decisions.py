@@ -1,7 +1,7 @@
-"""The decision card: for each situation the method, what it gains, whom it harms, what it costs.
+"""The decision card: for each situation the method, its gain, whom it harms and its cost.
 
-A situation is one of :class:`medfed.reports.tasks.Task`; tasks that name none stand by themselves.
-Every cell comes from the verdicts, none from a rule about a method.
+The tasks of a situation share lines; a task without a situation has lines of its own. Every cell
+comes from the verdicts, none from a rule about a method.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
     if saving:
         rows += _rows(SCARCE, judged, saving)[:1]
     note = (
-        "Gains: differences of test scores with 95 % intervals, larger is better; of several tasks "
+        "Gains: differences of test scores with 95 % intervals, larger is better; for several "
+        "tasks "
         "the smallest and the largest. Harms: hospitals that would be better off alone. Cost: "
         "gradient passes as a share of the budget, and bytes of all hospitals."
     )

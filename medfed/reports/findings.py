@@ -1,4 +1,4 @@
-"""Findings: tasks with the verdicts of their methods, and all that is to be said of them.
+"""Findings: tasks with the verdicts of their methods, and the sentences about them.
 
 One chain leads to what ``medfed compare``, ``report`` and ``benchmark`` say: scores
 (:mod:`medfed.reports.tasks`), intervals, verdicts, sentences, and then tables and the page.
@@ -28,19 +28,19 @@ Judged = tuple[Task, Mapping[str, Verdict]]
 
 @dataclass
 class Report:
-    """What a benchmark, or a comparison of finished runs, says.
+    """What a benchmark, or a report on finished runs, says.
 
     Attributes:
-        size: How much was computed.
+        size: The size of the benchmark.
         tasks: Each task with the verdicts of its methods.
-        answers: By task: which method, and who would be harmed.
-        notes: What else is to be said: what is left out, what crosses.
+        answers: By task: which method to use, and whom it harms.
+        notes: Further sentences: the methods that are left out, the curves that cross.
         dials: By suite the curves over its dial, and where they cross.
-        claims: Those of which something was measured.
-        commands: What repeats it.
+        claims: The claims for which there are results.
+        commands: The commands that repeat it.
         libraries: Versions, by name.
-        title: What the page is of.
-        remark: What holds for all that is said.
+        title: The title of the page.
+        remark: A sentence that holds for all others.
     """
 
     size: str = ""
@@ -57,9 +57,9 @@ class Report:
     @property
     def sentences(self) -> list[str]:
         """What to read first, and what is to be noted."""
-        told = [f"{name}: {' '.join(found)}" for name, found in self.answers.items()]
-        told += [sentence(one) for one in self.claims]
-        return [*([self.remark] * bool(self.remark)), *told, *self.notes]
+        answers = [f"{name}: {' '.join(answer)}" for name, answer in self.answers.items()]
+        claims = [sentence(claim) for claim in self.claims]
+        return [*([self.remark] * bool(self.remark)), *answers, *claims, *self.notes]
 
     def plain(self) -> dict[str, Any]:
         """Returns all of it as JSON holds it."""
@@ -88,7 +88,7 @@ class Report:
             },
             "dials": self.dials,
             "claims": {one.name: one.plain() for one in self.claims},
-            "remark": "Means, intervals and differences are turned so that larger is better.",
+            "remark": "Means, intervals and differences have the sign by which larger is better.",
         }
 
 
@@ -147,28 +147,27 @@ def report_on(methods: Runs, metric: str, pictures: bool = False) -> Report:
 
 
 def _bearing(methods: Runs, task: Task) -> str:
-    """Says what the runs' splits can bear."""
+    """Says what the splits of the runs support."""
     runs = next(iter(methods.values()))
     count, splits = len(runs), splits_of(runs)
     if len(splits) > 1:
-        again = " The same patients come again in other splits, which the intervals allow for."
+        again = " Patients appear in several splits; the intervals allow for that."
         return f"{len(splits)} splits of the patients.{again * bool(task.overlap)}"
     seeds = f"All {count} seeds are" if count > 1 else "All runs are"
     return (
         f"{seeds} on one split of the patients: seeds on one split say nothing about other "
-        "patients. "
-        "Intervals are over the tested patients alone; other training patients might turn a "
-        "difference around. Runs with other seed=, data.seed= or data.fold= would tell."
+        "patients. The intervals cover the test patients alone; other training patients might "
+        "reverse a difference. Runs with other values of seed=, data.seed= or data.fold= show it."
     )
 
 
 def _lacking(methods: Runs) -> list[str]:
-    told = {
-        "local": "nothing is said of who would be better off alone",
-        "fedavg": "nothing is compared with the usual average",
+    consequences = {
+        "local": "the report cannot say who would be better off alone",
+        "fedavg": "the report compares nothing with one model for all",
     }
     return [
-        f"There is no run of {LABELS[name]}, so that {what}; run it with algorithm={name}."
-        for name, what in told.items()
+        f"There is no run of {LABELS[name]}, so {what}; run it with algorithm={name}."
+        for name, what in consequences.items()
         if name not in methods
     ]

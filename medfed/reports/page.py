@@ -1,6 +1,6 @@
 """The report as one page that opens without a network: on a phone, in the dark, and in print.
 
-``templates/report.html`` has its parts in order; whatever is written into it is escaped there.
+``templates/report.html`` has the sections in order, and escapes all content.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def page(report: Report) -> str:
         report: The report.
 
     Returns:
-        HTML in which nothing is fetched from anywhere.
+        HTML that fetches nothing.
     """
     loader = PackageLoader("medfed.reports")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
@@ -58,7 +58,7 @@ def page(report: Report) -> str:
 
 
 def place(name: str) -> str:
-    """Returns the anchor of a part of the page.
+    """Returns the anchor of a section.
 
     Example:
         >>> place("brats/lack_flair")
@@ -68,7 +68,7 @@ def place(name: str) -> str:
 
 
 def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]) -> dict[str, Any]:
-    """What the page shows of a task."""
+    """The content of the section on a task."""
     better = "smaller" if task.falls else "larger"
     count = "1 split" if task.single else f"{task.splits} splits"
     facts = (

@@ -1,4 +1,4 @@
-"""``medfed report``: the page of a user's own finished runs, with what their data can bear.
+"""``medfed report``: one page about finished runs, which says only what their splits support.
 
 Runs that differ in ``seed``, ``data.seed`` or ``data.fold`` alone are one method on several splits.
 """
@@ -34,7 +34,7 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
 
     Args:
         folders: Run folders.
-        metric: What they are judged by; None: what selected the rounds.
+        metric: The metric of the verdicts; None: the one that selected the rounds.
 
     Raises:
         CheckpointError: If a run is unfinished, or runs are of other patients, data, metrics or
@@ -49,7 +49,8 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
     report.notes += [
         *more,
         *notes,
-        "Settings are those of the runs; nothing here says that all methods were tuned alike.",
+        "The settings are those of the runs; the report cannot know whether all methods were "
+        "tuned alike.",
     ]
     report.commands = [c for own in methods.values() for run in own if (c := _command(run))]
     versions = runs[0].versions
@@ -76,7 +77,7 @@ def _check_same_data(runs: Sequence[Run]) -> None:
 
 
 def _command(run: Run) -> str:
-    """What a run was started with, where it is known."""
+    """The command that started a run, where it is known."""
     return shlex.join(["medfed", "train", *run.overrides]) if run.overrides else ""
 
 
@@ -87,17 +88,17 @@ def report_runs(
     figures: bool = True,
     quiet: bool = False,
 ) -> Report:
-    """Judges finished runs, prints the table and writes the page with all that lies beside it.
+    """Judges finished runs, prints the table and writes the page and its files.
 
     Args:
         runs: Run folders, or folders that hold runs.
         out: Where to write; None takes ``report`` in the folder that holds all runs.
-        metric: What they are judged by; None: what selected the rounds.
-        figures: Whether to write the pictures as files of vectors, too.
+        metric: The metric of the verdicts; None: the one that selected the rounds.
+        figures: Whether to write the pictures as vector files, too.
         quiet: Whether to print nothing.
 
     Returns:
-        What it says.
+        The report.
 
     Raises:
         MedfedError: If the runs cannot be read or do not belong together, or ``out`` cannot be
@@ -121,7 +122,7 @@ def report_runs(
 
 
 def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Names the runs below the folders that have not finished, which the report has not."""
+    """Names the runs below the folders that have not finished, which the report leaves out."""
     known = {folder.resolve() for folder in folders}
     lost = sorted(
         str(folder)
@@ -129,4 +130,4 @@ def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]
         for folder in folders_with(RunFolder.config_yaml, Path(name).expanduser())
         if folder.resolve() not in known and RunFolder(folder).splits_json.is_file()
     )
-    return [f"Not finished, and left out: {few(lost, 5)}."] if lost else []
+    return [f"The report leaves out unfinished runs: {few(lost, 5)}."] if lost else []

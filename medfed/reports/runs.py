@@ -1,6 +1,6 @@
-"""Finished runs as their folders describe them: where they are, and which belong together.
+"""Finished runs: where they are, which of them are one method, and what differs between methods.
 
-What a reader must know to judge a comparison: budgets, settings, who is in a mean.
+The notes say what a reader must know to judge a comparison: budgets, settings, clients in a mean.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
         CheckpointError: If a folder holds no finished run, or none is named.
     """
     if not runs:
-        raise CheckpointError("runs names no folder; name one that holds finished runs.")
+        raise CheckpointError("runs= names no folder; name one that holds finished runs.")
     found: list[Path] = []
     for name in [runs] if isinstance(runs, str) else runs:
         folder = Path(name).expanduser()
@@ -107,13 +107,13 @@ def differences(one: Run, other: Run) -> list[str]:
 
 
 def place(run: Run) -> Place:
-    """Returns what decides on which patients, and from which weights, a run started."""
+    """Returns what decides the patients and the initial weights of a run."""
     fold = select(run.config, "data.fold")
     return run.seed, select(run.config, "data.seed"), str(fold)
 
 
 def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
-    """Puts together what is the same, in the order in which it comes.
+    """Groups equal items, in the order of the first item of each group.
 
     Example:
         >>> grouped([1, 2, 3, 5], lambda a, b: a % 2 == b % 2)
@@ -161,7 +161,7 @@ def check_same_patients(runs: Sequence[Run]) -> None:
 
 
 def chosen_metric(runs: Sequence[Run], metric: str | None) -> str:
-    """Returns by what runs are judged: what is asked for, or what selected their rounds.
+    """Returns the metric of the verdicts: the given one, or the one that selected the rounds.
 
     Raises:
         ConfigError: If a run lacks it.
@@ -178,7 +178,7 @@ def chosen_metric(runs: Sequence[Run], metric: str | None) -> str:
 
 
 def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Keeps the latest of runs that are equal in all, seed included, and says so."""
+    """Keeps the newest of several equal runs, with a note for each older run."""
     kept: list[Run] = []
     notes = []
     for run in runs:
@@ -188,7 +188,7 @@ def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             continue
         old, new = sorted((twin, run), key=lambda r: r.summary_json.stat().st_mtime)
         kept[kept.index(twin)] = new
-        notes.append(f"{old.folder} is repeated by {new.folder}; only the latter counts.")
+        notes.append(f"{new.folder} repeats {old.folder}; only the newer run counts.")
     return kept, notes
 
 
@@ -199,7 +199,7 @@ def pool(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
         runs: Finished runs on the same patients.
 
     Returns:
-        The runs by the method's name, and what a reader must know of them.
+        The runs by the method's name, and notes on those that are left out.
 
     Raises:
         CheckpointError: If there is no place at which every method was run.
@@ -264,7 +264,10 @@ def with_references(methods: Runs) -> tuple[dict[str, Sequence[Run]], list[str]]
         if settings and reference not in names:
             best = max(settings, key=lambda name: _validated(methods[name]))
             names[best] = reference
-            notes.append(f"{reference} is {best} here, the best of {len(settings)} by validation.")
+            notes.append(
+                f"{reference} stands for {best}, the best of {len(settings)} settings on "
+                "validation."
+            )
     return {names[name]: runs for name, runs in methods.items()}, notes
 
 
@@ -325,8 +328,8 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 _PASSES = {
-    "gradient_passes": "Gradient passes per client, those of the steps among them, differ",
-    "forward_passes": "Passes forward alone per client differ",
+    "gradient_passes": "Gradient passes per client, including those of the steps, differ",
+    "forward_passes": "Forward-only passes per client differ",
 }
 
 
@@ -348,15 +351,15 @@ def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
 def step_note(methods: Runs, clients: Sequence[str]) -> str:
     """Says whether every method took the same gradient steps on every client."""
     steps = {n: [runs[0].summary["steps"][c] for c in clients] for n, runs in methods.items()}
-    told = {n: span(s) for n, s in steps.items()}
+    spans = {n: span(s) for n, s in steps.items()}
     if all(a == b for a, b in pairwise(steps.values())):
-        return f"Equal budgets: {next(iter(told.values()))} gradient steps per client."
-    listed = ", ".join(f"{n} {t}" for n, t in told.items())
+        return f"Equal budgets: {next(iter(spans.values()))} gradient steps per client."
+    listed = ", ".join(f"{n} {t}" for n, t in spans.items())
     return f"Gradient steps per client differ: {listed}."
 
 
 def pass_notes(methods: Runs, clients: Sequence[str]) -> Iterator[str]:
-    """Says where equal steps are not equal work: further gradients, and losses alone."""
+    """Says where equal steps are not equal work: more gradients, or forward passes."""
     for key, what in _PASSES.items():
         summaries = {n: runs[0].summary for n, runs in methods.items()}
         counts = {n: [s[key][c] for c in clients] for n, s in summaries.items() if key in s}
@@ -365,8 +368,9 @@ def pass_notes(methods: Runs, clients: Sequence[str]) -> Iterator[str]:
     old = [str(r.folder) for runs in methods.values() for r in runs if "failed" not in r.summary]
     if old:
         yield (
-            f"Written by an older version: {', '.join(old)}; it counted no gradient passes and "
-            "left failed models and empty regions out of its means."
+            f"An older version wrote {', '.join(old)}; it counted no gradient passes, and its "
+            "means "
+            "leave out failed models and empty regions."
         )
 
 
@@ -381,7 +385,7 @@ def setting_notes(methods: Runs) -> list[str]:
 
 
 def score_notes(methods: Runs) -> Iterator[str]:
-    """Says whom the data leave out of a metric, and whose model has failed."""
+    """Names the clients that a metric leaves out, and those whose model failed."""
     for name, runs in methods.items():
         for run in runs:
             clients = run.summary["clients"]

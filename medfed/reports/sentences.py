@@ -1,4 +1,4 @@
-"""What verdicts say in words: which method, who would be harmed, and what a task cannot tell."""
+"""Verdicts in words: which method to use, whom it harms, and what a task cannot tell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
         verdicts: By method; at least one that hospitals can use.
     """
     best = best_of(verdicts)
-    where = "On the test patients of the one split that there is: " if task.single else ""
+    where = "On the test patients of the only split: " if task.single else ""
     sentences = [where + _which(task, verdicts, best)]
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:
@@ -96,9 +96,7 @@ def _fedavg(verdicts: Verdicts) -> str:
 
 
 def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
-    name, pooled = in_one_place(verdicts)
-    reached = f"All patients in one place reach {_ends(task, pooled)} ({name})." * bool(name)
-    parts = (room(task, verdicts, reference), reached)
+    parts = (room(task, verdicts, reference), _pooled(task, verdicts))
     return "".join(f" {part}" for part in parts if part)
 
 
@@ -122,12 +120,12 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     if middle.detectable <= possible:
         return f"A gain of {least} would be detected with 80 % power."
     limit = (
-        f"all patients in one place gain {possible:.4f}"
+        f"training on all patients in one place gains {possible:.4f}"
         if possible == gain
         else f"no gain can exceed {possible:.4f}"
     )
     return (
-        f"This task cannot tell: it detects gains from {least} on, and {limit}. "
+        f"This task cannot tell: it detects gains of {least} or more, and {limit}. "
         f"{_needed(task, middle, possible, len(gaps))}"
     )
 
@@ -143,7 +141,7 @@ def _needed(task: Task, now: Difference, target: float, comparisons: int) -> str
     times = f"about {about((now.detectable / target) ** 2):,} times as many patients"
     if task.single:
         return f"{times.capitalize()} would be needed."
-    return f"More splits of the same patients would not be enough, {times} would."
+    return f"More splits of the same patients would not be enough; {times} would."
 
 
 def about(count: float) -> int:
@@ -168,8 +166,8 @@ def _who(name: str, v: Verdict, task: Task) -> str:
     assert harm is not None
     label = LABELS.get(name, name)
     if math.isnan(harm.share):
-        return f"With {label} it is not known which hospitals are worse off than alone."
-    start = f"With {label} {shares(harm)} of the hospitals are worse off than alone"
+        return f"With {label}, it is unknown which hospitals are worse off than alone."
+    start = f"With {label}, {shares(harm)} of the hospitals are worse off than alone"
     if not harm.clients:
         return f"{start}." if task.same else f"{start}; each split has other hospitals."
     return f"{start}: {names(harm)}."
@@ -190,7 +188,7 @@ def names(harm: Harm) -> str:
 
 
 def short_of(task: Task) -> list[str]:
-    """Says in a line what a task lacks; its notes have the reasons.
+    """Names the methods that a task leaves out, in one line; its notes have the reasons.
 
     Args:
         task: The task.
@@ -198,9 +196,9 @@ def short_of(task: Task) -> list[str]:
     rest = [task.unfinished] * bool(task.unfinished)
     if not task.left_out:
         return rest
-    count = "1 method is" if len(task.left_out) == 1 else f"{len(task.left_out)} methods are"
+    count = "1 method" if len(task.left_out) == 1 else f"{len(task.left_out)} methods"
     names = few([*task.left_out], 12)
-    return [f"{task.name}: {count} left out, for the reasons given there: {names}.", *rest]
+    return [f"{task.name}: the table leaves out {count}, with the reasons: {names}.", *rest]
 
 
 def between(crossed: Iterable[Sequence[float]]) -> str:
@@ -224,10 +222,14 @@ def ends_of(task: Task, verdicts: Verdicts) -> str:
         verdicts: By method.
     """
     floor, low = floor_of(task)
-    name, pooled = in_one_place(verdicts)
-    parts = [f"A constant prediction ({floor}) reaches {task.raw(low):.4f}."] * bool(floor)
-    parts += [f"All patients in one place reach {_ends(task, pooled)} ({name})."] * bool(name)
-    return " ".join(parts)
+    constant = f"A constant prediction ({floor}) reaches {task.raw(low):.4f}." * bool(floor)
+    return " ".join(filter(None, (constant, _pooled(task, verdicts))))
+
+
+def _pooled(task: Task, verdicts: Verdicts) -> str:
+    name, score = in_one_place(verdicts)
+    reached = f"Training on all patients in one place ({name}) reaches {_ends(task, score)}."
+    return reached * bool(name)
 
 
 def details(task: Task, verdicts: Verdicts) -> list[str]:

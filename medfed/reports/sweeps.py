@@ -127,11 +127,11 @@ class Sweep:
         """
         means = path.over_seeds("mean")
         values = [self.value.format(x) for x in path.values]
-        told = ", ".join(f"{m:.4f} ({x})" for x, m in zip(values, means, strict=True))
+        scores = ", ".join(f"{m:.4f} ({x})" for x, m in zip(values, means, strict=True))
         pick = np.argmin if smaller_is_better(path.metric) else np.argmax
         known = self.optimum and bool(np.isfinite(means).any() and not np.isnan(means).any())
         best = f"; best at {values[int(pick(means))]}" if known else ""
-        return f"{self.heading} of {path.name}: mean test {path.metric} {told}{best}."
+        return f"{self.heading} of {path.name}: mean test {path.metric} {scores}{best}."
 
     def to_csv(self, paths: Sequence[Path]) -> str:
         """Returns a line per method, value and seed.
@@ -189,8 +189,10 @@ class Sweep:
             if not self.applies(m)
         }
         table, figure = self.to_csv(paths), self.draw(paths, others).figure()
-        told = [self.describe(path) for path in paths]
-        return Finding(told, {self.name: table}, {self.name: figure}, {self.name: self.caption})
+        sentences = [self.describe(path) for path in paths]
+        return Finding(
+            sentences, {self.name: table}, {self.name: figure}, {self.name: self.caption}
+        )
 
 
 BITS = Sweep(

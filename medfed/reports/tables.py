@@ -1,4 +1,4 @@
-"""Tables of a report: built once, and written for a terminal, as Markdown and as LaTeX.
+"""Tables of a report: one content, written for a terminal, as Markdown and as LaTeX.
 
 The page has the same tables, see ``templates/report.html``.
 """
@@ -25,13 +25,13 @@ _SHORT = {"local": "local", "fedavg": "FedAvg"}
 
 
 class Cell(NamedTuple):
-    """What stands in a table.
+    """A cell of a table.
 
     Attributes:
         text: A number or words.
         ends: The interval of the number.
-        word: What the number says: ``better``, ``worse`` or ``undecided``.
-        value: By what a page sorts.
+        word: The verdict on the number: ``better``, ``worse`` or ``undecided``.
+        value: The number by which a page sorts.
         low: The lower end of the interval.
         high: The upper end.
     """
@@ -59,11 +59,11 @@ class Table:
     """A table.
 
     Attributes:
-        head: What stands above the columns.
+        head: The titles of the columns.
         rows: The cells of each line.
         prose: Columns of words.
         kind: A class of the table on a page.
-        note: What stands below it on a page.
+        note: The words below it on a page.
     """
 
     head: Sequence[str]
@@ -80,7 +80,7 @@ class Table:
         return cls(head, [[Cell(text) for text in row] for row in rows], prose)
 
     def only(self, columns: Sequence[str], note: str = "") -> Table:
-        """Returns the columns of these heads, those that are there, with another note."""
+        """Returns the columns with these titles, with another note."""
         kept = [i for i, title in enumerate(self.head) if title in columns]
         rows = [[row[i] for i in kept] for row in self.rows]
         prose = [n for n, i in enumerate(kept) if i in self.prose]
@@ -111,7 +111,7 @@ class Table:
         return table
 
     def latex(self) -> list[str]:
-        r"""Returns the lines of the table in LaTeX, with booktabs; what is shown is bold.
+        r"""Returns the lines of the table in LaTeX, with booktabs; shown differences are bold.
 
         Example:
             >>> Table.of(["method"], [["a_b"]]).latex()[2]
@@ -212,14 +212,14 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         prose=(0,),
         note="In brackets: 95 % intervals. Worst and decile: the worst hospital, the worst tenth. "
         "Green: better; orange: worse, by Holm's p < 0.05. Detects: the smallest true difference "
-        "that is detected with 80 % power. Harmed: the share of hospitals that would be better off "
-        "alone. Passes: "
-        "gradient passes as a share of the budget. Click on a head to sort.",
+        "that the task detects with 80 % power. Harmed: the share of hospitals that would be "
+        "better "
+        "off alone. Passes: gradient passes as a share of the budget. Click on a head to sort.",
     )
 
 
 def harmed_table(task: Task, verdicts: Verdicts) -> Table | None:
-    """Returns who would be better off alone, by method; the most harmful first.
+    """Returns the hospitals that would be better off alone, by method; the most harmful first.
 
     Args:
         task: The task.
@@ -229,9 +229,7 @@ def harmed_table(task: Task, verdicts: Verdicts) -> Table | None:
     if not harms:
         return None
     if not task.same:
-        return Table(
-            (), (), note="Hospitals are others in every split, so that they have no names."
-        )
+        return Table((), (), note="Each split has other hospitals, so the table cannot name them.")
     order = sorted(harms, key=lambda n: (-len(harms[n].surely), -harms[n].share))
     rows, nobody = [], []
     for name in order:
@@ -248,16 +246,16 @@ def harmed_table(task: Task, verdicts: Verdicts) -> Table | None:
         rows,
         prose=(0, 2),
         kind="list",
-        note=f"Nobody would be with {', '.join(nobody)}. "
+        note=f"No hospital would be with {', '.join(nobody)}. "
         * bool(nobody)
-        + "Surely: it is worse off after Holm's correction for the "
-        "number of hospitals, too; perhaps: its mean is. The share's interval is from those that "
-        "are surely worse off to all but those that are surely better off.",
+        + "Surely: the loss is shown, also after Holm's correction for the number of hospitals. "
+        "Perhaps: only the mean is lower. The interval of the share goes from the surely harmed "
+        "hospitals to all hospitals except those that surely gain.",
     )
 
 
 def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
-    """Returns what each hospital reaches alone, and gains with each method.
+    """Returns the score of each hospital alone, and its gain with each method.
 
     Args:
         task: The task.
@@ -283,12 +281,13 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         prose=(0,),
         kind="cells",
         note=f"First line: {task.metric} of local training, over splits. "
-        "Others: the gain over it. Coloured: Holm's p among the hospitals is below 0.05.",
+        "Other lines: the gain over it, in colour where Holm's p among the hospitals is below "
+        "0.05.",
     )
 
 
 def settings_table(tasks: Iterable[tuple[Task, Mapping[str, Verdict]]]) -> Table:
-    """Returns the settings that were used, and the hashes of cells.
+    """Returns the settings of each method, and the hashes of its cells.
 
     Args:
         tasks: Each with the verdicts of its methods.

@@ -378,5 +378,5 @@ def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
     regions = list(run.config.regions)
     wanted = model.get("activation", "sigmoid")
     exclusive = chosen_activation(wanted, len(regions), run.config.get("exclusive")) == "softmax"
-    told = {"regions": regions, "threshold": float(model.threshold), "exclusive": exclusive}
-    return {"slices": {**told, "cases": cases}}
+    decided = {"regions": regions, "threshold": float(model.threshold), "exclusive": exclusive}
+    return {"slices": {**decided, "cases": cases}}

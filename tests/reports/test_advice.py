@@ -135,7 +135,7 @@ def test_the_hospital_that_disagrees_stays_alone_and_a_tiny_one_is_left_open(don
     fedavg = found.methods["fedavg"]
     assert fedavg.hospitals["odd"].says == "worse"
     assert fedavg.hospitals["tiny"].says == "cannot tell"
-    assert f"{FEW} are the least" in fedavg.hospitals["tiny"].why
+    assert f"a verdict takes {FEW} or more" in fedavg.hospitals["tiny"].why
     page = (where / "advice.md").read_text()
     assert page == markdown(found, written._advice_command(found.asked, found))
     assert "medfed train experiment=clinical_pfednet" in page
@@ -186,7 +186,7 @@ def test_nothing_is_run_twice_and_nothing_is_overwritten(done, folder, monkeypat
     assert {p.name: p.read_bytes() for p in where.iterdir()} == before
     measured = short.task.scores["fedavg"].sent[0]
     assert short.methods["fedavg"].cost.up == pytest.approx(2 * measured)
-    assert "had 1 rounds and not 2" in (other / "advice.md").read_text()
+    assert "had 1 rounds instead of 2" in (other / "advice.md").read_text()
 
 
 def test_afterwards_it_is_compared_with_the_test_patients(done, folder, monkeypatch, capsys):
@@ -240,13 +240,17 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
         gain = told.methods[name].gain
         assert gain.low <= shift <= gain.high
     text = " ".join(sentences(told))
-    begins = {"ditto": "Use ditto: ", "local": "Train alone: ", "": "Cannot tell whether any"}
+    begins = {
+        "ditto": "Use ditto: ",
+        "local": "Train alone: ",
+        "": "The pilot cannot tell whether any",
+    }
     assert text.startswith(begins[use])
 
 
 def test_a_hospital_alone_has_nobody_to_learn_with(folder, done):
     (folder / "one.json").write_text(json.dumps({"clients": {"north": SPLITS["north"]}}))
-    with pytest.raises(DataError, match=r"only one hospital \(north\), which has nobody"):
+    with pytest.raises(DataError, match=r"only one hospital \(north\), and a federation takes two"):
         question([*asks(folder), f"partition.file={folder / 'one.json'}"], 3, 1)
 
 
@@ -284,13 +288,13 @@ def test_as_many_repetitions_as_are_said_to_be_needed_find_the_difference():
 @pytest.mark.parametrize(
     ("values", "patients", "why"),
     [
-        ([math.nan] * 4, 50, "leave the metric undefined"),
+        ([math.nan] * 4, 50, "the metric is undefined"),
         ([0.5, 0.5, math.nan, math.nan], 50, "only 2 repetitions define the metric"),
         ([0.5, 0.4, 0.5], 9, "9 patients are too few"),
         ([0.5, 0.5, 0.5], 50, "all repetitions give the same"),
         ([0.0, 0.0, 0.0], 50, "there is no difference"),
         ([0.5, 0.5, -math.inf], 50, "a model has failed"),
-        ([0.01, -0.3, 0.3], 50, "no pilot of a sensible size would show it"),
+        ([0.01, -0.3, 0.3], 50, "no pilot of a sensible size would show"),
     ],
 )
 def test_what_cannot_be_told_says_why(values, patients, why):

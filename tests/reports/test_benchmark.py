@@ -113,7 +113,7 @@ def test_what_is_reported_is_what_the_cells_say(done):
     assert [r["method"] for r in rows] == list(verdicts)
     assert float(rows[-1]["mean"]) == pytest.approx(np.mean(values["ditto"]), rel=1e-5)
     text = (out / "report" / "report.md").read_text()
-    assert "size=smoke only shows that all of it runs" in text
+    assert "size=smoke only shows that the benchmark runs" in text
     assert json.loads((out / "report" / "findings.json").read_text())["tasks"]["two/one"]
 
 
@@ -193,7 +193,7 @@ def test_cells_of_different_data_are_no_table(done, plugins, tmp_path):
     content["result"]["data"] = "0"
     content["sha256"] = digest(content["result"])
     path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"two/one/ditto/final.*not of the same patients"):
+    with pytest.raises(CheckpointError, match=r"two/one/ditto/final.*have other patients"):
         run(plugins, out, report_only=True)
 
 

@@ -211,7 +211,7 @@ def test_a_repeated_run_counts_once(runs, tmp_path):
     shutil.copytree(runs / "local_0", tmp_path / "again")
     comparison = compare([runs / "fedavg_0", runs / "local_0", tmp_path / "again"])
     assert len(comparison.methods) == 2
-    assert any("is repeated by" in note for note in comparison.report.notes)
+    assert any(" repeats " in note for note in comparison.report.notes)
 
 
 def test_differing_budgets_and_settings_are_told(runs, tmp_path):
@@ -268,10 +268,10 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
     notes = " ".join(comparison.report.notes)
     assert "Equal budgets: 2 gradient steps per client." in notes
     assert (
-        "Gradient passes per client, those of the steps among them, differ: fedavg 2, local 5."
+        "Gradient passes per client, including those of the steps, differ: fedavg 2, local 5."
         in notes
     )
-    assert "Passes forward alone per client differ: fedavg 0, local 3." in notes
+    assert "Forward-only passes per client differ: fedavg 0, local 3." in notes
     report = (tmp_path / "out" / "comparison.md").read_text()
     assert "| gradient passes per client |  | 2 | 5 |" in report
     table = read_csv(tmp_path / "out" / "comparison.csv")
@@ -287,7 +287,7 @@ def test_a_run_of_an_older_version_is_told(runs, tmp_path):
         del summary[key]
     (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
     comparison = compare_runs([str(runs / "fedavg_0"), str(tmp_path / "old")], tmp_path / "out")
-    assert any(n.startswith("Written by an older version: ") for n in comparison.report.notes)
+    assert any(n.startswith("An older version wrote ") for n in comparison.report.notes)
 
 
 def test_unknown_metric_and_missing_runs(runs, tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ def test_splits_are_paired_and_their_overlap_is_allowed_for(sweep, tmp_path):
     ((task, verdicts),) = told.tasks
     assert set(verdicts) == {"local", "fedavg"}
     assert task.splits == 2
-    assert "2 splits of the patients. The same patients come again" in told.remark
+    assert "2 splits of the patients. Patients appear in several splits" in told.remark
     gains = [
         np.mean(values(sweep, "fedavg", n, n)) - np.mean(values(sweep, "local", n, n))
         for n in (0, 1)
@@ -127,7 +127,7 @@ def test_what_is_missing_is_said(sweep, tmp_path):
     told = report(tmp_path / "runs", tmp_path / "out")
     text = " ".join(told.notes)
     assert "There is no run of local training" in text
-    assert f"Not finished, and left out: {lost}" in text
+    assert f"The report leaves out unfinished runs: {lost}" in text
 
 
 def test_what_was_typed_is_told(sweep, tmp_path):

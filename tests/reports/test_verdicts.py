@@ -83,7 +83,7 @@ def test_a_task_that_could_not_have_said_yes_says_so(why):
     asked, reason = CANNOT[why]
     (told,) = judged([asked]).answers.values()
     assert told[0].startswith("No method is shown to be better than local training (0.9000).")
-    assert "This task cannot tell: it detects gains from 0." in told[0]
+    assert "This task cannot tell: it detects gains of 0." in told[0]
     assert reason in told[0]
     assert "splits would be needed, instead of 6." in told[0]
 

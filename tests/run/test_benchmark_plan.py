@@ -76,7 +76,7 @@ def test_real_data_that_are_not_at_hand_are_told():
     found, told = groups(chosen_suites("heart"), methods, "small")
     assert not found
     assert told == [
-        "suite=heart is left out: its data are not at hand; paths.heart=FOLDER names them."
+        "suite=heart is left out, as it needs data; name their folder by paths.heart=FOLDER."
     ]
     with pytest.raises(ConfigError, match=r"paths\.heart=/no/such does not exist"):
         groups(chosen_suites("heart"), methods, "small", paths={"heart": "/no/such"})
@@ -193,7 +193,7 @@ def test_a_suite_may_have_one_size_alone(tmp_path):
     [
         (
             ("splits: folds", "splits: folds\noverrides: [local.steps=null]"),
-            r"mine has no local\.steps, so",
+            r"mine has no local\.steps, without",
         ),
         (
             ("clinical_pfednet", "clinical_pfedn"),
@@ -225,10 +225,10 @@ def test_a_suite_that_does_not_compose_is_refused_by_name(change, message, tmp_p
         ("suite=digits arms=apart", r"arms=apart is none of suite=digits"),
         ("suite=digits shard=4", r"shard=4 must be i/n"),
         ("suite=digits report_only=maybe", r"report_only must be true or false, not maybe"),
-        ("suite=heart paths.hart=OWN", r"paths\.hart is of no suite that needs .* mean heart\?\)"),
+        ("suite=heart paths.hart=OWN", r"paths\.hart names no suite that needs .* mean heart\?\)"),
         (
             "suite=heart paths.digits=OWN",
-            r"paths\.digits is of no suite that needs data; those are",
+            r"paths\.digits names no suite that needs data; those are",
         ),
         ("suite=heart paths.heart=/no/such", r"paths\.heart=/no/such does not exist"),
         ("suite=real plugins=OWN paths.real=OWN", ""),
