@@ -75,7 +75,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
         >>> did_you_mean("xyz", ["fedavg"])
         ''
     """
-    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), [*map(str, known)], n=count, cutoff=0.5)
     return f" (did you mean {', '.join(close)}?)" if close else ""
 
 

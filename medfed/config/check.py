@@ -13,7 +13,7 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableSequence
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType
@@ -35,6 +35,8 @@ _WORDS: dict[type, str] = {
     bool: "true or false",
     str: "text",
     NoneType: "null",
+    list: "a list",
+    dict: "a map",
 }
 
 
@@ -75,12 +77,14 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
         where = f"{place}.{key}" if place else str(key)
         if isinstance(value, str) and "${" in value:
             continue  # checked where it is defined
-        if isinstance(value, Mapping):
+        hint = hints.get(str(key))
+        if isinstance(value, Mapping) and (hint is None or "_target_" in value):
             check_types(value, paths, where)
-        elif (hint := hints.get(str(key))) is not None:
+        elif hint is not None:
             if not _is_any_of(value, hint.kinds):
                 words = " or ".join(word for kind, word in _WORDS.items() if kind in hint.kinds)
-                raise ConfigError(f"{where} must be {words}, not {value!r}.")
+                named = f"; write {where}=[{value}]" * (list in hint.kinds and type(value) is str)
+                raise ConfigError(f"{where} must be {words}, not {value!r}{named}.")
             if paths and hint.existing and isinstance(value, str):
                 check_exists(where, value)
 
@@ -148,6 +152,11 @@ def _accepts(annotation: ast.expr | None) -> Accepts | None:
         return Accepts(frozenset({type(None)}))
     if isinstance(annotation, ast.Name) and annotation.id in PLAIN:
         return Accepts(frozenset({PLAIN[annotation.id]}))
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
+        # Some take pairs for a map; one name for a list would be read letter by letter.
+        listed = {"Mapping": {dict, MutableSequence}, "Sequence": {list}}
+        if (kinds := listed.get(annotation.value.id)) is not None:
+            return Accepts(frozenset(kinds))
     if isinstance(annotation, ast.Name) and annotation.id == EXISTING_PATH:
         return Accepts(frozenset({str}), existing=True)
     # No value of a configuration is a tensor.

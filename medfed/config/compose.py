@@ -95,6 +95,7 @@ SECTIONS = (
     ),
     *("partition.assignment", "partition.assignment.assignment"),
 )
+_BUILDING = ("_convert_", "_partial_", "_recursive_", "_args_")
 _LISTED = 20  # largest number of keys that an error lists
 
 
@@ -191,6 +192,8 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
             loader = GlobalHydra.instance().config_loader()
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
+        except ValueError as error:  # an option of a group that is a number
+            raise ConfigError(_explain_number(error, overrides)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
@@ -401,8 +404,10 @@ def _check_kept(overrides: Sequence[str]) -> None:
         if section in SECTIONS and (key != section or (value == "null" and is_group)):
             how = f"choose an option by {section}=OPTION" if is_group else "set one of its keys"
             raise ConfigError(f"{override} would leave out a whole section; {how}.")
-        if key != section and "." not in section:
+        if key != section and not any(o.lstrip("+").startswith(f"{section}=") for o in overrides):
             raise ConfigError(f"{override} would leave out a key; set it by {section}=VALUE.")
+        if (leaf := _last(section).lstrip("+")) in _BUILDING:
+            raise ConfigError(f"{section} says how medfed builds a part; leave {leaf} as it is.")
         if key == "hydra.run.dir" and not value.strip("'\" "):
             raise ConfigError("hydra.run.dir names no folder; write hydra.run.dir=FOLDER.")
 
@@ -417,6 +422,14 @@ def _explain_option(error: MissingConfigException) -> str:
         f"Unknown {group} {option!r}{did_you_mean(option, known)}; "
         f"choose one of {', '.join(known)}."
     )
+
+
+def _explain_number(error: Exception, overrides: Sequence[str]) -> str:
+    for override in parse(overrides, "The command line"):
+        group = override.key_or_group
+        if (CONFIG_DIR / group).is_dir() and isinstance(override.value(), int | float):
+            return f"{override.input_line} is no option; choose one by {group}=NAME."
+    return f"The configuration cannot be composed: {first_line(error)}."
 
 
 def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:

@@ -187,6 +187,8 @@ def _spelled(argument: str) -> str:
     key, assigns, value = argument.partition("=")
     if not assigns:
         return argument
+    if key == "init.rename" and value.startswith("{"):
+        return f"++{argument}"  # its names are new keys to Hydra
     if key in GROUPS and re.fullmatch(r"[\w,()*-]+", value) and value != "null":
         return f"{GROUPS[key]}@{argument}"
     if key in PATHS and "=" in value and not {"'", '"'} & set(value):

@@ -157,6 +157,8 @@ class Algorithm(ABC):
         leaves: The only parts that a client's reply may hold.
         averaged: The parts of replies that change the server's state through :meth:`mean` only, so
             that a robust aggregation protects it.
+        coded: The parts of replies that a lossy codec may encode, which must then be unbiased;
+            None: any part, by any codec.
         mixes: Whether it needs canonical parts, whose membership vectors stay in the simplex.
         card: Its state, its messages and the cost of a step; see :class:`Card`.
         fresh_optimizer: Whether it uses :meth:`Client.reach`, which is undefined for an optimizer
@@ -176,6 +178,7 @@ class Algorithm(ABC):
     aggregation: Aggregation = field(default=Aggregation(), kw_only=True)
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
     averaged: ClassVar[tuple[str, ...]] = ()
+    coded: ClassVar[tuple[str, ...] | None] = None
     mixes: ClassVar[bool] = False
     card: ClassVar[Card] = Card()
     fresh_optimizer: ClassVar[bool] = False

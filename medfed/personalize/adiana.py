@@ -26,7 +26,7 @@ L-smooth, mu-convex f_i; in our experiments four times this step size and more w
 
 Deviations:
 - The server sends a random number that determines which entries are sent, so no positions are.
-  The theory does not cover a lossy codec on top: leave ``codec.up=fp32``. DIANA itself is
+  The theory does not cover a lossy codec on top, so ``codec.up`` may only round. DIANA itself is
   ``channel.up.shift``.
 - A gradient covers an epoch, and both gradients use the same batches. BatchNorm's statistics follow
   the batches of the round's steps, which move no parameter. The model that is evaluated is y.
@@ -81,6 +81,7 @@ class ADIANA(GradientMethod):
     lr: float = 0.1
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("gradient", "shift", "statistics")
+    coded: ClassVar[tuple[str, ...]] = ()
     averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = replace(
         GradientMethod.card,

@@ -13,10 +13,10 @@ compression, ICML 2021, Algorithm 1. In every round but the first, one coin deci
 | w- | ``state["previous"]`` |
 | p, the coin | ``full``; ``seed`` and the round determine the coin |
 | gamma | the optimizer's step size in the round |
-| Q | the codec ``codec.up``, only for ``difference``: ``channel.up.parts=[difference]`` |
+| Q | the codec ``codec.up``, for ``difference`` alone |
 | p_i | ``weighting``; the paper's are 1/N |
 
-Q must be unbiased (``randomk``, ``qsgd``), without error feedback and without shift; only the
+Q must be unbiased (``randomk``, ``qsgd``, ``terngrad``), without error feedback and shift; only the
 estimate g is biased. Without a codec the method is gradient descent. The paper's p is the share of
 a message that Q keeps, and gamma = 1 / (L (1 + sqrt((1 - p) omega / (p N)))) for the variance omega
 of Q.
@@ -62,6 +62,7 @@ class MARINA(GradientMethod):
 
     full: float = 0.1
     seed: int = 0
+    coded: ClassVar[tuple[str, ...]] = ("difference",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Gorbunov et al. 2021",

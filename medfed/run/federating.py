@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from medfed.common.console import size
 from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.common.floors import Statistic
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
+from medfed.config.sections import Section
 from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo
@@ -25,6 +27,7 @@ from medfed.federation.lightning.collect import rank
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
 from medfed.federation.wire.channel import Channel, Link
+from medfed.federation.wire.codecs.base import Codec
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.models.task import TaskModule
 
@@ -211,13 +214,36 @@ def build_channel(config: RunDescription, algorithm: Algorithm) -> Channel:
     Raises:
         ConfigError: If a value is out of range, or the patterns of parts match nothing.
     """
-    up, down = (
-        build(config.channel[way], codec=build(config.codec[way]), place=f"channel.{way}")
-        for way in ("up", "down")
-    )
+    codec = build(config.codec.up)
+    only = _only(algorithm, codec, config.channel.up)
+    up = build(config.channel.up, codec=codec, place="channel.up", **only)
+    down = build(config.channel.down, codec=build(config.codec.down), place="channel.down")
     if up.parts is not None:
         check_parts(up.parts, algorithm.leaves, "channel.up.parts")
     return Channel(up, down, seed=config.seed)
+
+
+def _only(algorithm: Algorithm, codec: Codec, link: Section) -> dict[str, Any]:
+    """Restricts a lossy codec to the parts of a method that stalls if others lose anything."""
+    name, coded = type(algorithm).__name__, algorithm.coded
+    if coded is None or codec.lossless or codec.cast:
+        return {}
+    if not coded:
+        raise ConfigError(
+            f"{name} compresses its messages itself and does not converge with a lossy codec on "
+            "top; set codec.up=fp32, and choose the share of the entries by algorithm.keep."
+        )
+    if not codec.unbiased or link.feedback or link.shift is not None:
+        raise ConfigError(
+            f"{name} converges only with an unbiased codec, without error feedback and shift; set "
+            "codec.up to randomk, qsgd or terngrad, and channel.up.feedback and shift to null."
+        )
+    if {str(part).rpartition("/")[2] for part in link.parts or coded} != set(coded):
+        raise ConfigError(
+            f"{name} converges only if the codec encodes nothing but {', '.join(coded)}; set "
+            "channel.up.parts=null."
+        )
+    return {"parts": list(coded), "feedback": False}
 
 
 def check_parts(patterns: Iterable[str], known: Iterable[str], key: str) -> None:

@@ -52,7 +52,7 @@ CASES = {
     "channel.up.gamma=1": "Unknown key 'channel.up.gamma'; channel.up has cer, feedback, shift,",
     "channel.up.cer=true": "channel.up.cer=True would replace a whole section; set one",
     "channel.up.parts=[share]": "channel.up.parts names 'share', which never travels (did you mean",
-    "channel.down.parts=shared": "channel.down.parts must be a list of patterns such as [",
+    "channel.down.parts=shared": "; write channel.down.parts=[shared].",
     "channel.up.shift=0.5 channel.up.feedback=true": "channel.up.feedback=true and channel.",
     # Numbers that cannot be
     "channel.up.cer.gamma=-1": "cer.gamma must be 0 or more, not -1.",

@@ -8,12 +8,14 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import flatten
+from medfed.config.compose import build, described
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.sparse import RandomK
 from medfed.personalize.fedsgd import FedSGD
 from medfed.personalize.marina import MARINA
+from medfed.run.federating import build_channel
 from tests.references.linear_net import ALL, gradient
 from tests.references.pairing import assert_same, run_both_ways
 from tests.references.quadratics import FEATURES, Quadratics, global_model
@@ -117,3 +119,28 @@ def test_what_is_not_defined_is_refused():
         MARINA(mask_aware=True)
     with pytest.raises(ConfigError, match="MARINA needs all clients in every round"):
         run_both_ways(MARINA(), fraction=0.5)
+
+
+CODECS = {
+    "algorithm=adiana codec.up=stc": "ADIANA compresses its messages itself",
+    "algorithm=marina codec.up=topk": "MARINA converges only with an unbiased codec",
+    "algorithm=marina codec.up=qsgd channel.up.feedback=true": "only with an unbiased codec",
+    "algorithm=marina codec.up=qsgd channel.up.parts=[gradient]": "encodes nothing but difference",
+}
+
+
+def test_a_codec_encodes_differences_alone(subtests):
+    """On gradients, too, the method would stall without a word."""
+    for line in ("codec.up=randomk", "codec.up=qsgd channel.up.parts=[difference]"):
+        config = described(["algorithm=marina", *line.split()], folder=".")
+        up = build_channel(config, build(config.algorithm)).links["up"]
+        sent = [up.compresses("x", part) for part in ("gradient", "difference")]
+        assert (sent, up.feedback) == ([False, True], False)
+    for line, sentence in CODECS.items():
+        config = described(line.split(), folder=".")
+        method = build(config.algorithm)
+        with subtests.test(line), pytest.raises(ConfigError, match=sentence):
+            build_channel(config, method)
+    for name in ("marina", "adiana"):  # rounding is no loss that adds up
+        config = described([f"algorithm={name}", "codec.up=bf16"], folder=".")
+        assert build_channel(config, build(config.algorithm)).links["up"].parts is None

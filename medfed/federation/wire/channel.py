@@ -143,7 +143,8 @@ class Link:
             raise ConfigError(f"{place}.zstd must be a level from 1 to 22 or null, not {zstd}.")
         if zstd is not None:
             library()  # reports a missing package before the run
-        if parts is not None and (isinstance(parts, str) or not parts):
+        listed = isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts)
+        if parts is not None and not (listed and parts):
             raise ConfigError(
                 f"{place}.parts must be a list of patterns such as [shared] or null, not {parts!r}."
             )
