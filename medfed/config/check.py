@@ -154,9 +154,12 @@ def _accepts(annotation: ast.expr | None) -> Accepts | None:
         return Accepts(frozenset({PLAIN[annotation.id]}))
     if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
         # Some take pairs for a map; one name for a list would be read letter by letter.
-        listed = {"Mapping": {dict, MutableSequence}, "Sequence": {list}}
-        if (kinds := listed.get(annotation.value.id)) is not None:
-            return Accepts(frozenset(kinds))
+        listed: dict[str, set[type]] = {
+            "Mapping": {dict, MutableSequence},  # type: ignore[type-abstract]
+            "Sequence": {list},
+        }
+        if annotation.value.id in listed:
+            return Accepts(frozenset(listed[annotation.value.id]))
     if isinstance(annotation, ast.Name) and annotation.id == EXISTING_PATH:
         return Accepts(frozenset({str}), existing=True)
     # No value of a configuration is a tensor.
