@@ -1,4 +1,4 @@
-"""Masks of scans: read as in training, segmented, written on the scan's own grid.
+"""Masks of scans and pictures: read as in training, segmented, written on the grid of the file.
 
 DICOM SEG: the masks of a DICOM series as an object of its own study, by highdicom.
 
@@ -23,13 +23,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
-from medfed.datamodules.readers import dicom
+from medfed.datamodules.readers import dicom, pictures
 from medfed.datamodules.readers.volumes import Geometry, as_stored
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.scripts.masks import (
@@ -37,22 +38,29 @@ from medfed.delivery.bundle.scripts.masks import (
     beside,
     mask_files,
     mask_suffix,
+    picture_beside,
+    picture_files,
     save_like,
     save_masks,
+    save_picture,
+    save_picture_masks,
 )
-from medfed.delivery.bundle.scripts.predictor import Predictor
+from medfed.delivery.bundle.scripts.predictor import PictureRegions, Predictor, regions_of_picture
 from medfed.delivery.bundle.scripts.scans import (
     Scan,
     ScanFiles,
+    find_pictures,
     find_scans,
     read_scan,
     regions_of_scan,
+    stem_below,
 )
 from medfed.delivery.predict.cases import Case, segment_cases
 from medfed.delivery.predict.committee import Committee, segmented
-from medfed.delivery.predict.options import check_writable
+from medfed.delivery.predict.options import PredictOptions, check_writable
 from medfed.functional.grids import on_grid
 
+_log = logging.getLogger(__name__)
 _SCHEME = "99MEDFED"
 _NAME = 64  # characters of a segment's label
 
@@ -231,7 +239,7 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
         if read.grid is not None:
             image = on_grid(image, read.grid, read.geometry.shape)
         picture = beside(target, "", ".png")
-        _draw(first, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
+        _draw_scan(first, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
     return decided.measured("ml", float(np.prod(spacing)) / 1000)
 
 
@@ -269,26 +277,123 @@ def _series(read: Scan) -> Path:
 _OTHER = "leave format=dicomseg out to get a mask of the scan's own format"
 
 
-def _draw(
+def _draw_scan(
     predictor: Predictor, scan: str, image: Tensor, probabilities: Tensor, aspect: float, path: Path
 ) -> None:
-    """The axial slice with most foreground, once per contrast that the client has."""
-    # Imported on first use: most predictions are without pictures.
-    from medfed.common.figures import save_figures
-    from medfed.models.contours import prediction_row
-    from medfed.models.segmentation_meter import slice_with_most
+    """Draws the axial slice with most foreground."""
+    from medfed.models.segmentation_meter import slice_with_most  # few predictions draw
 
     foreground = predictor.masks(probabilities).permute(3, 0, 1, 2)
     number = slice_with_most(foreground.float())
     if not foreground.any():
         number = int((image != 0).any(dim=0).sum((0, 1)).argmax())
+    title = f"{scan}, axial slice {number + 1} of {image.shape[-1]}"
+    _draw(predictor, image[..., number], probabilities[..., number], path, title, aspect)
+
+
+def _draw(
+    predictor: Predictor,
+    image: Tensor,
+    probabilities: Tensor,
+    path: Path,
+    title: str,
+    aspect: float = 1.0,
+) -> None:
+    """Draws the contours of all regions, once per channel that the client has."""
+    from medfed.common.figures import save_figures  # few predictions draw
+    from medfed.models.contours import prediction_row
+
     figure = prediction_row(
-        image[predictor.present][..., number],
-        predictor.of_regions.outlines(probabilities[..., number]),
+        image[predictor.present],
+        predictor.of_regions.outlines(probabilities),
         [name for name in predictor.facts["channels"] if name in predictor.facts["present"]],
         predictor.labels,
-        title=f"{scan}, axial slice {number + 1} of {image.shape[-1]}",
+        title=title,
         threshold=predictor.of_regions.level,
         aspect=aspect,
     )
     save_figures(path.parent, {path.stem: figure})
+
+
+def segment_pictures(committee: Committee, bundles: Sequence[Bundle], console: Console) -> None:
+    """Segments a picture, or every picture of a folder, one at a time.
+
+    Args:
+        committee: Segmentation models of pictures; the options' ``output`` is a PNG file for one
+            picture, or a folder.
+        bundles: Theirs.
+        console: Where the table of shares is printed.
+
+    Raises:
+        MedfedError: If nothing can be done, or some pictures could not be segmented.
+    """
+    if committee.options.format is not None:
+        raise ConfigError("format is for masks of scans; those of pictures are PNG: leave it out.")
+
+    def one(case: Case) -> Mapping[str, float]:
+        return _segment_picture(committee, case.source, case.base)
+
+    segment_cases(
+        _picture_cases(committee), one, committee, bundles, "percent", "pictures", console
+    )
+
+
+def _segment_picture(committee: Committee, file: Path, target: Path) -> dict[str, float]:
+    """Writes what was asked for; returns the share of every region and more."""
+    first, options = committee.first, committee.options
+    width, height, color = pictures.picture_header(file)
+    seen: list[PictureRegions] = []
+
+    def answer(member: Predictor) -> Tensor:
+        if (color, member.facts["input"]["color"]) == ("grey", "rgb"):
+            _log.warning("%s is grey, but the model was trained on colours.", file)
+        seen.append(regions_of_picture(member, file))
+        return committee.in_order(member, seen[-1].full, 0)
+
+    decided = segmented(committee, committee.ask(answer))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save_picture_masks(first.facts, decided.masks, target)
+    maps = {"probability": decided.probabilities} if options.probabilities else {}
+    if options.uncertainty and decided.spread is not None:
+        maps["uncertainty"] = decided.spread
+    for what, shares in maps.items():
+        for name, share in zip(first.labels, shares.numpy(), strict=True):
+            save_picture(share, picture_beside(target, f"{name}_{what}", ".tif"))
+    if options.picture:
+        image, small, _ = seen[0]
+        if committee.several:
+            size = image.shape[2], image.shape[1]
+            mean = pictures.upright(pictures.resized(decided.probabilities.numpy(), size))
+            small = torch.from_numpy(mean)
+        _draw(first, image, small, picture_beside(target, "contours"), file.stem)
+    return decided.measured("percent", 100 / (width * height))
+
+
+def _picture_cases(committee: Committee) -> list[Case]:
+    """The pictures with all files that are written: the output itself, or in it, by their names."""
+    options, first = committee.options, committee.first
+    source, output = Path(options.input), Path(options.output)
+    files = find_pictures(source, output)
+    if not options.into_folder and (source.is_dir() or output.suffix.lower() != ".png"):
+        raise ConfigError(
+            f"output={output} must be a folder (a name without a suffix), or a .png file where "
+            "input is one picture."
+        )
+    root = source if source.is_dir() else source.parent
+    return [
+        _picture_case(first, file, stem_below(file, root, file.stem), options) for file in files
+    ]
+
+
+def _picture_case(first: Predictor, file: Path, name: str, options: PredictOptions) -> Case:
+    output = Path(options.output)
+    target = output / f"{name}.png" if options.into_folder else output
+    maps = [
+        picture_beside(target, f"{label}_{what}", ".tif")
+        for what in ["probability"] * options.probabilities + ["uncertainty"] * options.uncertainty
+        for label in first.labels
+    ]
+    contours = [picture_beside(target, "contours")] * options.picture
+    return Case(
+        name, file, lambda: [file], target, (*picture_files(first.facts, target), *maps, *contours)
+    )
