@@ -207,7 +207,7 @@ OPTIONS = [
     ({"weights": "[0,0]"}, "must be numbers of 0 or more, with one above 0"),
     ({"weights": "[1,-2]"}, "must be numbers of 0 or more"),
     ({"weights": "[a,b]"}, "must be numbers of 0 or more"),
-    ({"weights": "2"}, "1 weights were given for 2 bundles"),
+    ({"weights": "2"}, "weights must be null or a list, not 2"),
     ({"bundle": "[]"}, "bundle names no folder"),
     ({"bundle": "[x,x]"}, "bundle names x twice; give it more weight by weights"),
     ({"bundle": "x", "uncertainty": "true"}, "maps how far several bundles differ"),
