@@ -18,6 +18,7 @@ from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import Question, agree
 from medfed.datamodules.tables.columns import Columns, fit_standard, limits
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.run.overview.table import cohort_record
 from tests.sweeps import sweep
 
 HEADER = "hospital,age,sex,grade,crp,outcome"
@@ -227,6 +228,21 @@ def test_what_no_feature_can_be_is_left_out_and_said(tmp_path, caplog):
     assert "One value in all training rows, so without information: consent." in caplog.text
     with pytest.raises(DataError, match=r"column name has 20 different texts in 20 rows, which is"):
         module(path, label="dead", centre=None, partition=RoundRobin(1), features=["name"])
+
+
+def test_a_column_that_one_hospital_never_varies_and_copied_rows_are_said(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        [h, n % 2, *rng.normal(size=3), 1.0 if h == "a" else n] for h in "ab" for n in range(20)
+    ]
+    rows[25] = ["b", *rows[3][1:]]
+    path = tmp_path / "t.csv"
+    lines = [",".join(map(str, row)) for row in rows]
+    path.write_text("\n".join(["place,dead,x,y,z,dose", *lines]))
+    data = module(path, label="dead", centre="place")
+    cohort = cohort_record(data).record()
+    assert [r for r in cohort["remarks"] if r.endswith("tells nothing there: dose at a.")]
+    assert cohort["duplicates"]["over_clients"] == 1
 
 
 @pytest.mark.parametrize(

@@ -381,10 +381,38 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
             "are set to that limit: %s.",
             few([f"{count} of {name}" for name, count in far.most_common()], 8),
         )
-    known = [column[~np.isnan(column)] for column in rows.T]
-    alike = [n for n, c in zip(names, known, strict=True) if len(c) and np.ptp(c) == 0]
-    if alike:
+    if alike := _constant(names, rows):
         log.warning("One value in all training rows, so without information: %s.", few(alike, 8))
+
+
+def constant_remarks(names: Sequence[str], train: Mapping[str, Array]) -> list[str]:
+    """Remarks on columns that are constant at a hospital, but not at all of them.
+
+    Args:
+        names: The names of the columns.
+        train: (N, F) training rows of every client.
+
+    Example:
+        >>> constant_remarks(["age", "sex"], {"A": np.array([[5, 1], [6, 1]]), "B": np.eye(2)})
+        ['All training rows of a hospital have one value of a column, which tells nothing there: \
+sex at A.']
+    """
+    from medfed.common.errors import few
+
+    everywhere = _constant(names, np.concatenate(list(train.values())))
+    alike = {client: _constant(names, rows) for client, rows in train.items()}
+    pairs = [f"{n} at {c}" for c, columns in alike.items() for n in columns if n not in everywhere]
+    if not pairs:
+        return []
+    return [
+        "All training rows of a hospital have one value of a column, which tells nothing there: "
+        f"{few(pairs, 8)}."
+    ]
+
+
+def _constant(names: Sequence[str], rows: Array) -> list[str]:
+    known = [column[~np.isnan(column)] for column in rows.T]
+    return [n for n, c in zip(names, known, strict=True) if len(c) > 1 and np.ptp(c) == 0]
 
 
 def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:

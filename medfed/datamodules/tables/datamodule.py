@@ -54,6 +54,7 @@ from medfed.datamodules.tables.columns import (
     Normalization,
     Scaling,
     Standard,
+    constant_remarks,
     fit,
     role_remarks,
     say,
@@ -280,6 +281,7 @@ class TabularDataModule(FederatedDataModule):
             blocks = {s: self._block(rows, *chosen[name][s], scaling, present) for s in SPLITS}
             clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
         say(columns, self.train_rows, self.scalings)
+        self.remarks += constant_remarks(table.names, self.train_rows)
         say_unknown(columns, rows)
         return clients
 
