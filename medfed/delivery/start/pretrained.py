@@ -1,17 +1,11 @@
-"""Where ``init.weights`` may come from: state dicts, safetensors, bundles, and finished runs.
+"""Reads the sources of ``init.weights``: state dicts, safetensors, bundles, and finished runs.
 
-Nothing of it is ever run: files of PyTorch are read with ``weights_only=True``, and of a MONAI
-Bundle nothing but the weights.
+No code in them runs: PyTorch's files are read with ``weights_only=True``.
 
-The network that weights are of, and how the data were prepared that they were trained on.
-
-Both as keys of a configuration. medfed's own bundles and run folders hold theirs. A MONAI Bundle
-says it in ``network_def`` and ``preprocessing`` of its inference or training configuration, of
-which values and references between them are read and no expression is evaluated.
-
-Files of weights from elsewhere: state dicts in whatever they are kept, and safetensors.
-
-No code in them is ever run.
+Bundles and runs also say which network the weights belong to and how their training data were
+prepared; ``init.adopt`` takes this over as keys of a configuration. A MONAI Bundle says it in
+``network_def`` and ``preprocessing`` of its inference or training configuration. Values there, and
+references between them, are read; no expression is evaluated.
 """
 
 from __future__ import annotations
@@ -23,14 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError, did_you_mean, first_line
 from medfed.common.files import sha256
-from medfed.common.schemas import parse_json
+from medfed.common.schemas import fit, parse_json
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_tensors, read_yaml
 from medfed.delivery.bundle.bundle import read_bundle
@@ -38,6 +33,7 @@ from medfed.delivery.bundle.metadata import METADATA
 from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
 
+T = TypeVar("T")
 NETWORK, DATA = "network", "data"
 WHAT = (NETWORK, DATA)
 # What the present data decide, by the names that networks have for it.
@@ -48,8 +44,43 @@ _FACTS = {
 # How volumes are prepared, as the data sections call it; other sections have none of them.
 _PREPARED = ("spatial_dims", "normalize", "spacing", "crop_foreground", "slices", "patch_size")
 _CONFIGS = tuple(f"configs/{n}.{e}" for n in ("inference", "train") for e in ("json", "yaml"))
-_NETS = "monai.networks.nets"
+_NETS, _PARTS = "monai.networks.nets", ("inferer", "preprocessing")
 _DEEPEST = 16  # references to references
+
+
+class _Model(msgspec.Struct):
+    """What is read of a run's task module."""
+
+    network: dict[str, Any]
+    target: str = msgspec.field(name="_target_")
+
+
+class _Training(msgspec.Struct):
+    """What is read of a run's configuration."""
+
+    model: _Model
+    data: dict[str, Any] = {}
+    outcome_scale: list[float] | None = None
+
+
+class _Part(msgspec.Struct):
+    """What is read of a MONAI Bundle's inferer and preprocessing."""
+
+    roi_size: list[int] = []
+    transforms: list[Any] = []
+
+
+class _Step(msgspec.Struct):
+    """What is read of one transform."""
+
+    target: str = msgspec.field(name="_target_", default="")
+    disabled: bool = msgspec.field(name="_disabled_", default=False)
+    pixdim: list[float] = []
+    nonzero: bool = False
+    a_min: float | None = None
+    a_max: float | None = None
+    b_min: float | None = None
+    b_max: float | None = None
 
 
 def of_run(folder: Path) -> dict[str, Any]:
@@ -80,30 +111,27 @@ def of_training(config: Any) -> dict[str, Any]:
         model.network {'_target_': 'a.Net', 'in_channels': '${in_channels}', 'width': 8}
         data.spacing [2, 2]
     """
-    model = config.get("model") if isinstance(config, Mapping) else None
-    network = model.get("network") if isinstance(model, Mapping) else None
-    if not isinstance(model, Mapping) or not isinstance(network, Mapping):
+    trained = _read_as(config, _Training)
+    if trained is None:
         raise CheckpointError(
             "init.weights does not say of which network it is; set init.adopt=[] and choose model."
         )
-    _check_values(model)
-    data = config.get("data")
-    prepared = data if isinstance(data, Mapping) else {}
-    _check_values(prepared)
-    return {
-        "model._target_": model.get("_target_"),
-        "model.network": _of_these_data(network, dims="spatial_dims" in prepared),
-        **{f"data.{key}": prepared[key] for key in _PREPARED if key in prepared},
-        **_units(config, model),
-    }
+    _check_values(config["model"])
+    _check_values([trained.data, trained.outcome_scale])
+    target = trained.model.target
+    prepared = {f"data.{key}": trained.data[key] for key in _PREPARED if key in trained.data}
+    if target.rpartition(".")[2] == "RegressionTask":
+        prepared["data.outcome_scale"] = trained.outcome_scale or [0, 1]
+    network = _of_these_data(trained.model.network, dims="spatial_dims" in trained.data)
+    return {"model._target_": target, "model.network": network, **prepared}
 
 
-def _units(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """In which units a regression answers; before they were agreed on, in the outcome's own."""
-    if str(model.get("_target_")).rpartition(".")[2] != "RegressionTask":
-        return {}
-    _check_values(config.get("outcome_scale"))
-    return {"data.outcome_scale": config.get("outcome_scale") or [0, 1]}
+def _read_as(content: Any, kind: type[T]) -> T | None:
+    """Content as a type; None where it is another, such as an expression in place of a number."""
+    try:
+        return fit(content, kind)
+    except ValueError:
+        return None
 
 
 def _check_values(node: Any) -> None:
@@ -185,38 +213,24 @@ def _preprocessing(whole: Mapping[str, Any], dims: Any) -> dict[str, Any]:
     adopted: dict[str, Any] = {}
     if dims in (2, 3):
         adopted["data.spatial_dims"] = dims
-    inferer = whole.get("inferer")
-    window = inferer.get("roi_size") if isinstance(inferer, Mapping) else None
-    if _are_numbers(window) and len(window) == dims:
-        adopted["data.patch_size"] = window
-    for step in _steps(whole.get("preprocessing")):
-        name = str(step.get("_target_", "")).rpartition(".")[2]
-        numbers = [step.get(k) for k in ("a_min", "a_max")]
-        if name == "Spacingd" and _are_numbers(step.get("pixdim")):
-            adopted["data.spacing"] = [float(mm) for mm in step["pixdim"][:dims]]
-        elif name == "NormalizeIntensityd" and isinstance(step.get("nonzero", False), bool):
-            adopted["data.normalize"] = "zscore_nonzero" if step.get("nonzero") else "zscore"
-        elif name == "ScaleIntensityRanged" and _are_numbers(numbers):
-            if (step.get("b_min"), step.get("b_max")) == (0.0, 1.0):
-                adopted["data.normalize"] = {"window": numbers}
+    inferer, steps = (_read_as(whole.get(key), _Part) or _Part() for key in _PARTS)
+    if inferer.roi_size and len(inferer.roi_size) == dims:
+        adopted["data.patch_size"] = inferer.roi_size
+    for content in steps.transforms:
+        step = _read_as(content, _Step)
+        if step is None or step.disabled:
+            continue
+        name, window = step.target.rpartition(".")[2], [step.a_min, step.a_max]
+        if name == "Spacingd" and step.pixdim:
+            adopted["data.spacing"] = step.pixdim[:dims]
+        elif name == "NormalizeIntensityd":
+            adopted["data.normalize"] = "zscore_nonzero" if step.nonzero else "zscore"
+        elif name == "ScaleIntensityRanged" and None not in window:
+            if (step.b_min, step.b_max) == (0.0, 1.0):
+                adopted["data.normalize"] = {"window": window}
         elif name == "CropForegroundd":
             adopted["data.crop_foreground"] = True
     return adopted
-
-
-def _steps(node: Any) -> Iterator[Mapping[str, Any]]:
-    inner = node.get("transforms") if isinstance(node, Mapping) else None
-    for step in inner if isinstance(inner, list) else []:
-        if isinstance(step, Mapping) and not step.get("_disabled_"):
-            yield step
-
-
-def _are_numbers(values: Any) -> TypeGuard[list[float]]:
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    )
 
 
 # Under what a checkpoint keeps the weights, beside an optimizer and the like.
