@@ -3,7 +3,7 @@
     python benchmarks/personas.py                     # this tree
     python benchmarks/personas.py --tree OTHER_CLONE  # another one
 
-- Clone to first insight: the commands of README's first example, or ``make demo`` where there is none.
+- Clone to first insight: README's first example, or ``make demo`` where there is none.
 - Own CSV to advice: ``medfed advise`` on a table of 569 patients of five clinics.
 - Report to decision: ``medfed report`` on the runs of the first path, and the words on its page
   before the first method that it recommends.

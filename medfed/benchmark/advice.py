@@ -239,8 +239,8 @@ class Advice:
         """The methods without a shown difference from the one to use."""
         return [
             name
-            for name, found in self.methods.items()
-            if found.against_shown is not None and found.against_shown.says == "cannot tell"
+            for name, judged in self.methods.items()
+            if judged.against_shown is not None and judged.against_shown.says == "cannot tell"
         ]
 
     def plain(self) -> dict[str, Any]:
@@ -257,15 +257,15 @@ class Advice:
             "no_difference_shown": self.rivals,
             "methods": {
                 name: {
-                    **asdict(found),
-                    "mean": self.task.raw(found.mean),
+                    **asdict(judged),
+                    "mean": self.task.raw(judged.mean),
                     "cost": {
-                        "bytes_up": round(found.cost.up),
-                        "bytes_down": round(found.cost.down),
-                        "cpu_hours": float(f"{found.cost.hours:.4g}"),
+                        "bytes_up": round(judged.cost.up),
+                        "bytes_down": round(judged.cost.down),
+                        "cpu_hours": float(f"{judged.cost.hours:.4g}"),
                     },
                 }
-                for name, found in self.methods.items()
+                for name, judged in self.methods.items()
             },
             "constant": {"name": self.floor[0], "mean": self.task.raw(self.floor[1])},
             "pilot": {

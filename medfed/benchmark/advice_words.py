@@ -15,84 +15,85 @@ HOSPITALS = ("hospital", "patients", "better than alone by", "")
 VERDICT = {"better": "gains", "worse": "stays alone", "cannot tell": "cannot tell"}
 
 
-def sentences(found: Advice) -> Iterator[str]:
+def sentences(advice: Advice) -> Iterator[str]:
     """Yields the sentences of the advice, the answer first.
 
     Args:
-        found: The advice.
+        advice: The advice.
     """
-    yield _answer(found)
-    if found.use and found.use != ALONE and found.rivals:
-        yield f"No difference from {found.use} is shown for {_rivals(found)}."
-    yield from _hospitals(found)
-    name, floor = found.floor
-    reached = found.methods[found.shown].mean
+    yield _answer(advice)
+    if advice.use and advice.use != ALONE and advice.rivals:
+        yield f"No difference from {advice.use} is shown for {_rivals(advice)}."
+    yield from _hospitals(advice)
+    name, floor = advice.floor
+    reached = advice.methods[advice.shown].mean
     if name and not math.isnan(floor) and reached <= floor:
         yield (
-            f"Even {found.shown} is no better than the constant predictor {name}, which "
+            f"Even {advice.shown} is no better than the constant predictor {name}, which "
             "ignores the "
-            f"input ({found.task.raw(floor):.4f}): first find a model that learns something."
+            f"input ({advice.task.raw(floor):.4f}): first find a model that learns something."
         )
-    yield _rests_on(found)
-    if found.rounds < found.asked.rounds:
+    yield _rests_on(advice)
+    if advice.rounds < advice.asked.rounds:
         yield (
-            f"Runs of the pilot had {found.rounds} rounds instead of {found.asked.rounds}: methods "
+            f"Runs of the pilot had {advice.rounds} rounds instead of {advice.asked.rounds}: "
+            "methods "
             "that learn slowly seem worse than they are. The advice multiplies bytes and hours "
-            f"by {found.asked.rounds / found.rounds:.3g}."
+            f"by {advice.asked.rounds / advice.rounds:.3g}."
         )
-    for judged in found.methods.values():
+    for judged in advice.methods.values():
         if judged.failed:
             yield (
-                f"{judged.name} has failed in {judged.failed} of {found.repetitions} repetitions "
+                f"{judged.name} has failed in {judged.failed} of {advice.repetitions} repetitions "
                 "(values that are not finite), which counts as the worst possible."
             )
-    yield from found.notes
+    yield from advice.notes
 
 
-def _answer(found: Advice) -> str:
-    metric = found.task.metric
-    gain = found.methods[found.shown].gain
+def _answer(advice: Advice) -> str:
+    metric = advice.task.metric
+    gain = advice.methods[advice.shown].gain
     assert gain is not None
-    if found.use == ALONE:
+    if advice.use == ALONE:
         return (
             f"Train alone: every method of the pilot is worse in {metric}. The best of them, "
-            f"{found.best}, differs by {_interval(gain)}."
+            f"{advice.best}, differs by {_interval(gain)}."
         )
-    if found.use:
+    if advice.use:
         return (
-            f"Use {found.use}: in {metric} it is better than training alone by {_interval(gain)}."
+            f"Use {advice.use}: in {metric} it is better than training alone by {_interval(gain)}."
         )
     return (
         f"The pilot cannot tell whether any of these methods is better than training alone. The "
-        f"best of the pilot, {found.best}, differs in {metric} by {_interval(gain)}: {gain.why}. "
+        f"best of the pilot, {advice.best}, differs in {metric} by {_interval(gain)}: {gain.why}. "
         "Until then, training alone harms no hospital."
     )
 
 
-def _rivals(found: Advice) -> str:
+def _rivals(advice: Advice) -> str:
     rivals = []
-    sent = sum((found.methods[found.use].cost.up, found.methods[found.use].cost.down))
-    for name in found.rivals:
-        own = found.methods[name].cost
+    sent = sum((advice.methods[advice.use].cost.up, advice.methods[advice.use].cost.down))
+    for name in advice.rivals:
+        cost = advice.methods[name].cost
         rivals.append(
-            f"{name} ({(own.up + own.down) / sent:.2g} times its bytes)" if sent else name
+            f"{name} ({(cost.up + cost.down) / sent:.2g} times its bytes)" if sent else name
         )
     return ", ".join(rivals)
 
 
-def _hospitals(found: Advice) -> Iterator[str]:
-    if found.alone:
+def _hospitals(advice: Advice) -> Iterator[str]:
+    if advice.alone:
         yield (
-            f"With {found.shown}, {few([shown(c) for c in found.alone])} would be worse off than "
+            f"With {advice.shown}, {few([shown(c) for c in advice.alone])} would be worse off than "
             "alone. They can take part, as in the pilot, and use the model that they train alone."
         )
-    elif found.use not in ("", ALONE):
+    elif advice.use not in ("", ALONE):
         yield "No hospital is surely worse off than alone."
-    hospitals = found.methods[found.shown].hospitals
-    if found.open:
-        below = [c for c in found.open if hospitals[c].mean < 0]
+    hospitals = advice.methods[advice.shown].hospitals
+    if advice.open:
+        below = [c for c in advice.open if hospitals[c].mean < 0]
         least = f"; below training alone: {few([shown(c) for c in below])}" if below else ""
-        yield f"The pilot cannot tell whether {few([shown(c) for c in found.open])} gain{least}."
+        yield f"The pilot cannot tell whether {few([shown(c) for c in advice.open])} gain{least}."
     tiny = [c for c, gain in hospitals.items() if gain.patients < FEW]
     if tiny:
         yield (
@@ -101,12 +102,12 @@ def _hospitals(found: Advice) -> Iterator[str]:
         )
 
 
-def _rests_on(found: Advice) -> str:
-    asked = found.asked
-    again = found.repetitions // asked.folds
+def _rests_on(advice: Advice) -> str:
+    asked = advice.asked
+    again = advice.repetitions // asked.folds
     times = {1: "once", 2: "twice"}.get(again, f"{again} times")
     return (
-        f"The advice rests on {found.repetitions} repetitions. Models that had not seen a patient "
+        f"The advice rests on {advice.repetitions} repetitions. Models that had not seen a patient "
         f"tested each of the {sum(map(len, asked.patients.values())):,} training and validation "
         f"patients {times}; the pilot never used the {asked.kept_out:,} test patients. All methods "
         "had the given settings, untuned. Verdicts hold for all methods, or all hospitals of a "
@@ -120,19 +121,19 @@ def _interval(gain: Gain) -> str:
     return f"{gain.mean:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
 
 
-def method_rows(found: Advice) -> list[tuple[str, ...]]:
+def method_rows(advice: Advice) -> list[tuple[str, ...]]:
     """Returns a line per method, best first.
 
     Args:
-        found: The advice.
+        advice: The advice.
     """
     rows: list[tuple[str, ...]] = []
-    for judged in sorted(found.methods.values(), key=lambda j: -_sortable(j.mean)):
+    for judged in sorted(advice.methods.values(), key=lambda j: -_sortable(j.mean)):
         gain, cost = judged.gain, judged.cost
         rows.append(
             (
                 judged.name,
-                f"{found.task.raw(judged.mean):.4f}",
+                f"{advice.task.raw(judged.mean):.4f}",
                 "" if gain is None else _interval(gain),
                 "" if gain is None else gain.says,
                 size(round(cost.up + cost.down)),
@@ -158,11 +159,11 @@ def _sortable(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def hospital_rows(found: Advice) -> list[tuple[str, ...]]:
+def hospital_rows(advice: Advice) -> list[tuple[str, ...]]:
     """Returns a line per hospital, with the method that is shown.
 
     Args:
-        found: The advice.
+        advice: The advice.
     """
     return [
         (
@@ -171,21 +172,21 @@ def hospital_rows(found: Advice) -> list[tuple[str, ...]]:
             "–" if math.isnan(gain.mean) else _interval(gain),
             VERDICT[gain.says] + (f": {gain.why}" if gain.why else ""),
         )
-        for client, gain in found.methods[found.shown].hospitals.items()
+        for client, gain in advice.methods[advice.shown].hospitals.items()
     ]
 
 
-def markdown(found: Advice, command: str) -> str:
+def markdown(advice: Advice, command: str) -> str:
     """Returns the advice as a page.
 
     Args:
-        found: The advice.
+        advice: The advice.
         command: The command that trains as advised; alone if the pilot cannot tell.
     """
-    first, *rest = sentences(found)
-    title = f"use {found.use}" if found.use else "cannot tell"
-    better = "smaller" if found.task.falls else "larger"
-    tables = _tables(found)
+    first, *rest = sentences(advice)
+    title = f"use {advice.use}" if advice.use else "cannot tell"
+    better = "smaller" if advice.task.falls else "larger"
+    tables = _tables(advice)
     return "\n".join(
         [
             f"# Advice: {title}",
@@ -198,67 +199,67 @@ def markdown(found: Advice, command: str) -> str:
             command,
             "```",
             "",
-            f"## Methods, {found.task.metric} ({better} is better)",
+            f"## Methods, {advice.task.metric} ({better} is better)",
             "",
             *tables[0].markdown(),
             "",
-            _of_costs(found),
+            _of_costs(advice),
             "",
-            f"## Hospitals, with {found.shown}",
+            f"## Hospitals, with {advice.shown}",
             "",
             *tables[1].markdown(),
             "",
             "Gain of each hospital over training alone with each method; * marks a shown "
             "difference:",
             "",
-            *_every(found).markdown(),
+            *_every(advice).markdown(),
             "",
         ]
     )
 
 
-def _every(found: Advice) -> Table:
+def _every(advice: Advice) -> Table:
     """A line per hospital, a column per method."""
-    names = [name for name in found.methods if name != ALONE]
+    names = [name for name in advice.methods if name != ALONE]
     rows = []
-    for client in found.task.clients:
-        gains = [found.methods[name].hospitals[client] for name in names]
+    for client in advice.task.clients:
+        gains = [advice.methods[name].hospitals[client] for name in names]
         texts = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
         sure = ["" if g.says == "cannot tell" else " *" for g in gains]
         rows.append([client, *(a + b for a, b in zip(texts, sure, strict=True))])
     return Table.of(["hospital", *names], rows, prose=(0,))
 
 
-def _tables(found: Advice) -> tuple[Table, Table]:
+def _tables(advice: Advice) -> tuple[Table, Table]:
     """Methods, and hospitals with the method that is shown."""
     return (
-        Table.of(METHODS, method_rows(found), prose=(0, 3)),
-        Table.of(HOSPITALS, hospital_rows(found), prose=(0, 3)),
+        Table.of(METHODS, method_rows(advice), prose=(0, 3)),
+        Table.of(HOSPITALS, hospital_rows(advice), prose=(0, 3)),
     )
 
 
-def _of_costs(found: Advice) -> str:
-    times = found.asked.rounds / found.rounds
+def _of_costs(advice: Advice) -> str:
+    times = advice.asked.rounds / advice.rounds
     how = "" if times == 1 else f", those of the pilot multiplied by {times:.3g}"
     return (
         "Bytes and CPU time are totals over all hospitals in one run of "
-        f"{found.asked.rounds} rounds{how}. CPU time includes reading and testing on one core of "
+        f"{advice.asked.rounds} rounds{how}. CPU time includes reading and testing on one core of "
         "this machine; it says little about another machine or a GPU."
     )
 
 
-def print_advice(found: Advice, command: str) -> None:
+def print_advice(advice: Advice, command: str) -> None:
     """Prints the advice.
 
     Args:
-        found: The advice.
+        advice: The advice.
         command: The command that trains as advised; alone if the pilot cannot tell.
     """
     console = wide_console()
-    first, *rest = sentences(found)
+    first, *rest = sentences(advice)
     console.print()
     console.print(first, style="bold", highlight=False, markup=False)
-    titles = (f"Methods: {found.task.metric}", f"Hospitals, with {found.shown}")
-    for title, table in zip(titles, _tables(found), strict=True):
+    titles = (f"Methods: {advice.task.metric}", f"Hospitals, with {advice.shown}")
+    for title, table in zip(titles, _tables(advice), strict=True):
         console.print(table.printed(title))
-    say(console, *rest, _of_costs(found), f"To train so: {command}")
+    say(console, *rest, _of_costs(advice), f"To train so: {command}")

@@ -90,7 +90,7 @@ def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
     Raises:
         ConfigError: If one cannot be read; the file and what is wrong are named.
     """
-    found = []
+    claims = []
     for file in yamls_of("claims", folders):
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -99,13 +99,13 @@ def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
                 raise ValueError(f"it has no key {unknown[0]!r}")
             if not asked["parts"]:
                 raise ValueError("it has no parts")
-            found.append(Claim(file.stem, content["claim"], content.get("source", ""), **asked))
+            claims.append(Claim(file.stem, content["claim"], content.get("source", ""), **asked))
         except (OSError, KeyError, AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             if isinstance(error, KeyError):
                 reason = f"it lacks the key {reason}"
             raise ConfigError(f"The claim {file} cannot be read: {reason}.") from error
-    return found
+    return claims
 
 
 def _question(given: Mapping[str, Any]) -> Question:
@@ -158,15 +158,15 @@ class Measured:
         self.found: dict[tuple[str, str, str], list[Result]] = {}
         self.overlaps: dict[str, bool] = {}
         self.base: dict[str, str] = {}
-        for own in progress:
-            suite, name = own.group.suite, own.group.method.name
+        for one in progress:
+            suite, name = one.group.suite, one.group.method.name
             self.base[suite.name] = suite.base
             self.overlaps[suite.name] = suite.splits == "folds"
-            for variant in own.group.variants:
-                cells = [c for c in own.wanted if c.variant == variant and c.stage == "final"]
-                results = [own.final.get(c.place) for c in cells]
+            for variant in one.group.variants:
+                cells = [c for c in one.wanted if c.variant == variant and c.stage == "final"]
+                results = [one.final.get(c.place) for c in cells]
                 known: list[Result] = [r for r in results if r is not None and "error" not in r]
-                if known and len(known) == own.group.size.splits:
+                if known and len(known) == one.group.size.splits:
                     self.found[suite.name, variant, name] = known
 
     def key(self, question: Question, name: str) -> tuple[str, str, str]:
@@ -237,9 +237,9 @@ class Measured:
 
     def recovered(self, question: Question, name: str) -> Floats:
         """Returns (S,) values of a key of the memberships."""
-        found = [r.get("looks", {}).get("memberships") for r in self.of(question, name)]
+        memberships = [r.get("looks", {}).get("memberships") for r in self.of(question, name)]
         key = question.given["what"]
-        known = [_number(m[key]) for m in found if m is not None and m.get(key) is not None]
+        known = [_number(m[key]) for m in memberships if m is not None and m.get(key) is not None]
         if not known:
             raise KeyError(f"{key} of the memberships of {name}")
         return np.array(known, dtype=float)
@@ -290,22 +290,22 @@ def _values(question: Question, measured: Measured) -> tuple[Floats, float, int,
         splits = min(map(len, gaps))
         return gaps[0][:splits] - gaps[1][:splits], 0.0, 1, q["widens"][0]
     if kind == "saves":
-        own, other = measured.sent(question, q["saves"]), measured.sent(question, q["of"])
-        splits = min(len(own), len(other))
-        return 1 - own[:splits] / other[:splits], float(q.get("share", 0)), 1, q["saves"]
+        sent, other = measured.sent(question, q["saves"]), measured.sent(question, q["of"])
+        splits = min(len(sent), len(other))
+        return 1 - sent[:splits] / other[:splits], float(q.get("share", 0)), 1, q["saves"]
     side = 1 if "at_least" in q else -1
     values = measured.recovered(question, q["recovers"])
     return values, float(q.get("at_least", q.get("at_most"))), side, q["recovers"]
 
 
 def _held(asks: str, where: str, values: Floats, bound: float, sign: int, overlap: float) -> Answer:
-    found = difference((values - bound).tolist(), overlap, LEVEL)
+    gap = difference((values - bound).tolist(), overlap, LEVEL)
     over = replace(
-        Answer(asks, where), mean=found.mean + bound, low=found.low + bound,
-        high=found.high + bound, bound=bound, p=found.p,
-        detectable=found.detectable, splits=len(values),
+        Answer(asks, where), mean=gap.mean + bound, low=gap.low + bound,
+        high=gap.high + bound, bound=bound, p=gap.p,
+        detectable=gap.detectable, splits=len(values),
     )  # fmt: skip
-    return replace(over, answer=_word(found.mean * sign, found.p))
+    return replace(over, answer=_word(gap.mean * sign, gap.p))
 
 
 def _word(excess: float, p: float) -> str:
@@ -339,11 +339,11 @@ def _peak(question: Question, measured: Measured) -> Answer:
 
 def corrected(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """Corrects the p-values of the questions of a claim, and what they say."""
-    found = []
+    answered = []
     for one, p in zip(answers, holm([a.p for a in answers]), strict=True):
         word = UNKNOWN if one.answer in (YES, NO) and not p < 1 - LEVEL else one.answer
-        found.append(replace(one, p=p, answer=word))
-    return tuple(found)
+        answered.append(replace(one, p=p, answer=word))
+    return tuple(answered)
 
 
 def verdict(answers: Sequence[Answer]) -> str:
@@ -373,10 +373,10 @@ def judge_claims(
         progress: Methods and arms.
         folders: See :func:`read_claims`.
     """
-    measured, found = Measured(progress), []
+    measured, judged = Measured(progress), []
     for claim in read_claims(folders):
         parts = corrected([answer(q, measured) for q in claim.parts])
         reasons = corrected([answer(q, measured) for q in claim.reasons])
         if (word := verdict(parts)) != MISSING:
-            found.append(JudgedClaim(claim.name, claim.claim, claim.source, word, parts, reasons))
-    return found
+            judged.append(JudgedClaim(claim.name, claim.claim, claim.source, word, parts, reasons))
+    return judged

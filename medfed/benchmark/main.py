@@ -83,11 +83,11 @@ def benchmark(
     broken = {} if report_only else run_groups(mine, out, workers, quiet)
     measured = found_groups(mine, out)
     notes += _missing(measured, out)
-    progress = [own for own in measured if own.group.arm is None]
+    progress = [one for one in measured if one.group.arm is None]
     report = findings(progress, size, notes)
     report.claims = judge_claims(measured, plugins) if arms else []
     report.commands = [_command(suite, methods, size, variants, arms, paths)]
-    if not any(own.final for own in progress):
+    if not any(one.final for one in progress):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
         raise CheckpointError(f"There is nothing to report in {out}: {lost}")
     with writing(out, "choose another out=FOLDER"):
@@ -126,7 +126,7 @@ def _command(
 
 def _missing(progress: Sequence[Progress], out: Path) -> list[str]:
     """Names the stale cells, which the report leaves out."""
-    cells = [cell for own in progress for cell in own.wanted]
+    cells = [cell for one in progress for cell in one.wanted]
     stale = list(stale_cells(out, cells))
     if not stale:
         return []
@@ -181,20 +181,20 @@ def advise(
             f"{len(broken)} runs of the pilot could not be computed; the first is {place} ({why}). "
             "Finished runs are kept."
         )
-    found = choose(asked, found_groups(groups, out))
+    advice = choose(asked, found_groups(groups, out))
     with writing(folder, "choose another out=FOLDER"):
-        write_json(folder / "advice.json", found.plain())
-        write_text(folder / "advice.md", markdown(found, _advice_command(asked, found)))
+        write_json(folder / "advice.json", advice.plain())
+        write_text(folder / "advice.md", markdown(advice, _advice_command(asked, advice)))
     if not quiet:
-        print_advice(found, _advice_command(asked, found))
+        print_advice(advice, _advice_command(asked, advice))
         say(console, f"Advice: {folder / 'advice.md'}")
-    return found, folder
+    return advice, folder
 
 
 def _name(asked: Question, groups: Sequence[Pilot]) -> str:
     """A name from the keys of all cells, so that no advice overwrites another."""
     keys = [
-        cell.key for own in groups for cell in own.final(0)
+        cell.key for pilot in groups for cell in pilot.final(0)
     ]  # the content of the divisions among them
     return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
 
@@ -210,6 +210,6 @@ def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
     )
 
 
-def _advice_command(asked: Question, found: Advice) -> str:
-    method = found.use or ALONE
+def _advice_command(asked: Question, advice: Advice) -> str:
+    method = advice.use or ALONE
     return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from medfed.benchmark.runner import Progress
 from medfed.common.errors import CheckpointError, few
-from medfed.common.scores import mean_of_known, worst_value
+from medfed.common.scores import worst_value
 from medfed.federation.card import REFERENCES
 from medfed.records.cells import Cell, libraries
 from medfed.reports.findings import Judged, Report, judged
 from medfed.reports.sentences import between
-from medfed.reports.tasks import Moment, Scores, Task
+from medfed.reports.tasks import Moment, Scores, Task, mean_course
 
 Floats = NDArray[np.float64]
 Result = Mapping[str, Any]
@@ -43,18 +43,18 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     )
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
-    for own in progress:
-        cells = [c for c in own.wanted if c.variant == variant and c.stage == "final"]
-        results = [own.final.get(c.place) for c in cells]
-        found = [r for r in results if r is not None]
-        if wrong := next((str(r["error"]) for r in found if "error" in r), None):
-            name = own.group.method.name
+    for one in progress:
+        cells = [c for c in one.wanted if c.variant == variant and c.stage == "final"]
+        results = [one.final.get(c.place) for c in cells]
+        known = [r for r in results if r is not None]
+        if wrong := next((str(r["error"]) for r in known if "error" in r), None):
+            name = one.group.method.name
             task.left_out[name] = f"{name} cannot be used on {task.name}: {wrong}"
             continue
-        if len(found) < own.group.size.splits:
-            missing.append(own.group.method.name)
+        if len(known) < one.group.size.splits:
+            missing.append(one.group.method.name)
             continue
-        for cell, result in zip(cells, found, strict=True):
+        for cell, result in zip(cells, known, strict=True):
             if "data" not in result:
                 continue
             first = data.setdefault(cell.split, (cell.place, result["data"]))
@@ -64,7 +64,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
                     "table; "
                     "remove the cell whose data are not those of the suite."
                 )
-        _add(task, own, found, cells)
+        _add(task, one, known, cells)
     if len(missing) == len(progress):
         task.unfinished = f"{task.name} is not finished with any method: there is no table of it."
     elif missing:
@@ -75,9 +75,9 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     return task
 
 
-def _add(task: Task, own: Progress, results: Sequence[Result], cells: Sequence[Cell]) -> None:
+def _add(task: Task, one: Progress, results: Sequence[Result], cells: Sequence[Cell]) -> None:
     """Adds a method's scores, unless it has failed everywhere or exceeded its budget."""
-    name, group = own.group.method.name, own.group
+    name, group = one.group.method.name, one.group
     whole = [r for r in results if "clients" in r]
     if not whole:
         failed = results[0].get("failed", "")
@@ -88,8 +88,8 @@ def _add(task: Task, own: Progress, results: Sequence[Result], cells: Sequence[C
         task.metric, task.falls = metric, mode == "min"
         task.clients = tuple(whole[0]["clients"])
         counts = [r["patients"] for r in whole]
-        tested = [sum(c["test"] for c in own.values()) for own in counts]
-        trained = [sum(c["train"] + c["val"] for c in own.values()) for own in counts]
+        tested = [sum(c["test"] for c in one.values()) for one in counts]
+        trained = [sum(c["train"] + c["val"] for c in one.values()) for one in counts]
         task.patients = sum(tested)
         if group.suite.splits == "folds":
             task.overlap = float(np.mean(np.divide(tested, trained)))
@@ -123,20 +123,20 @@ def _add(task: Task, own: Progress, results: Sequence[Result], cells: Sequence[C
         (up, down),
         spent,
         len(results) - len(whole),
-        group.settings[own.trial or 0],
+        group.settings[one.trial or 0],
         _course(whole),
         results[0].get("looks") or {},
         tuple(cell.key for cell in cells),
-        _trials(own) if task.variant == group.suite.base else (),
+        _trials(one) if task.variant == group.suite.base else (),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
         values = [[_number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
         task.floor[constant] = sign * np.array(values, dtype=float)
 
 
-def _trials(own: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:
-    found = ((own.group.settings[n], own.tuning[n].get("score")) for n in sorted(own.tuning))
-    known = ((s, v if v is not None and math.isfinite(v) else None) for s, v in found)
+def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:
+    scores = ((one.group.settings[n], one.tuning[n].get("score")) for n in sorted(one.tuning))
+    known = ((s, v if v is not None and math.isfinite(v) else None) for s, v in scores)
     return tuple(known)
 
 
@@ -146,13 +146,9 @@ def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
     for result in results:
         passes = max(result["passes"].values())
         for at in result.get("course", ()):
-            own = Moment(at["round"], _number(at["score"]), at["bytes"], at["passes"] * passes)
-            by_round.setdefault(own.round, []).append(own)
-    return tuple(
-        Moment(number, *(float(v) for v in mean_of_known(np.array(found)[:, 1:], axis=0)))
-        for number, found in sorted(by_round.items())
-        if len(found) == len(results)
-    )
+            moment = Moment(at["round"], _number(at["score"]), at["bytes"], at["passes"] * passes)
+            by_round.setdefault(moment.round, []).append(moment)
+    return mean_course(by_round, len(results))
 
 
 def _drawn(results: Sequence[Result], clients: Sequence[str], worst: float) -> Floats:
@@ -180,12 +176,12 @@ def _number(value: float | None) -> float:
 def tasks_of(progress: Sequence[Progress]) -> list[Task]:
     """Reads all tasks, in the order of suites and variants."""
     by_suite: dict[str, list[Progress]] = {}
-    for own in progress:
-        by_suite.setdefault(own.group.suite.name, []).append(own)
+    for one in progress:
+        by_suite.setdefault(one.group.suite.name, []).append(one)
     return [
-        task_of([own for own in members if variant in own.group.variants], variant)
+        task_of([one for one in members if variant in one.group.variants], variant)
         for members in by_suite.values()
-        for variant in max((own.group.variants for own in members), key=len)
+        for variant in max((one.group.variants for one in members), key=len)
     ]
 
 
@@ -224,7 +220,7 @@ def _met(
 
 def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str, Any]:
     """By suite the means of methods over its dial, and where they cross the references."""
-    found: dict[str, Any] = {}
+    dials: dict[str, Any] = {}
     for suite in dict.fromkeys(task.suite for task, _ in tasks):
         settings = next(p.group.suite for p in progress if p.group.suite.name == suite)
         places = [
@@ -241,7 +237,7 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
         pairs = [(n, r) for r in REFERENCES for n in names if r in names and n not in REFERENCES]
         pairs += [("fedavg", "local")] * ({*REFERENCES} <= {*names})
         crossed = {f"{n} × {r}": crossings(at, curves[n], curves[r]) for n, r in pairs}
-        found[suite] = {
+        dials[suite] = {
             "dial": settings.dial,
             "at": at,
             "curves": {n: [places[0][1].raw(v) for v in c] for n, c in curves.items()},
@@ -252,7 +248,7 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
                 if (met := _met(at, curves[n], curves[r]))
             },
         }
-    return found
+    return dials
 
 
 def sentences_of(dials: Mapping[str, Any]) -> list[str]:

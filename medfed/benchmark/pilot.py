@@ -239,8 +239,8 @@ def redealt(
     used = sorted([*patients["train"], *patients["val"]])
     share = len(patients["val"]) / max(1, len(used))
     share = min(share, 1 - 2 / fold[1]) if fold[1] > 2 else min(share, 0.4)
-    own = {i: labels[i] for i in used}
-    return split_patients(used, share, 1 / fold[1], seed, own, fold)
+    labels_used = {i: labels[i] for i in used}
+    return split_patients(used, share, 1 / fold[1], seed, labels_used, fold)
 
 
 def pilots(

@@ -221,10 +221,10 @@ def groups(
     Raises:
         ConfigError: If a variant is unknown, or real data are named that are not there.
     """
-    found: list[Group] = []
+    chosen_groups: list[Group] = []
     notes: list[str] = []
     for suite in suites:
-        own = list(common)
+        overrides = list(common)
         path = (paths or {}).get(suite.name)
         if suite.path:
             if path is None:
@@ -234,7 +234,7 @@ def groups(
                 )
                 continue
             check_paths({suite.name: path}, suites)
-            own.append(f'data.path="{Path(path).expanduser().resolve()}"')
+            overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')
         chosen = tuple(suite.chosen(variants))
         composed: dict[str, dict[tuple[str, str], RunDescription]] = {}
         for method in methods[suite.name]:
@@ -243,15 +243,19 @@ def groups(
             where = chosen if everywhere else tuple(v for v in chosen if v == suite.base)
             if where:
                 sized = suite.sized(size)
-                found.append(Group(suite, method, where, sized, tuple(own), root, None, shared))
+                chosen_groups.append(
+                    Group(suite, method, where, sized, tuple(overrides), root, None, shared)
+                )
         for arm in (arms or {}).get(suite.name, ()):
             base, sized = Method.of(arm.method), suite.sized(size)
             splits = min(sized.splits, arm.splits or sized.splits)
             method, where = replace(base, name=arm.name), (arm.variant or suite.base,)
             own_size = replace(sized, splits=splits)
             shared = composed.setdefault(arm.method, {})
-            found.append(Group(suite, method, where, own_size, tuple(own), root, arm, shared))
-    return found, notes
+            chosen_groups.append(
+                Group(suite, method, where, own_size, tuple(overrides), root, arm, shared)
+            )
+    return chosen_groups, notes
 
 
 def shard_of(all_groups: Sequence[Group], shard: str | None) -> Iterator[Group]:

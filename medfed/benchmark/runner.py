@@ -82,14 +82,14 @@ def run_groups(
     waiting: dict[Future[Result], list[tuple[Progress, Cell]]] = {}
     by_file: dict[Path, Future[Result]] = {}
 
-    def ask(own: Progress, cell: Cell, pool: Executor) -> None:
+    def ask(one: Progress, cell: Cell, pool: Executor) -> None:
         found = read_cell(out, cell)
         if found is not None:
-            take(own, cell, found, pool)
+            take(one, cell, found, pool)
             return
         file = cell.file(out)
         if file not in by_file:
-            arm = own.group.arm
+            arm = one.group.arm
             shows = cell.shows or (arm is not None and arm.looks and cell.stage == "final")
             try:
                 by_file[file] = pool.submit(
@@ -97,20 +97,20 @@ def run_groups(
                 )
             except BrokenProcessPool as error:
                 raise _ended(cell) from error
-        waiting.setdefault(by_file[file], []).append((own, cell))
+        waiting.setdefault(by_file[file], []).append((one, cell))
 
-    def take(own: Progress, cell: Cell, result: Result, pool: Executor) -> None:
+    def take(one: Progress, cell: Cell, result: Result, pool: Executor) -> None:
         if cell.stage == "final":
-            own.final[cell.place] = result
+            one.final[cell.place] = result
             return
-        own.tuning[cell.trial] = result
-        if len(own.tuning) == len(own.wanted):
-            finish(own, pool)
+        one.tuning[cell.trial] = result
+        if len(one.tuning) == len(one.wanted):
+            finish(one, pool)
 
-    def finish(own: Progress, pool: Executor) -> None:
-        own.trial = best_trial([own.tuning[n] for n in sorted(own.tuning)]) if own.tuning else 0
-        for cell in own.group.final(own.trial):
-            ask(own, cell, pool)
+    def finish(one: Progress, pool: Executor) -> None:
+        one.trial = best_trial([one.tuning[n] for n in sorted(one.tuning)]) if one.tuning else 0
+        for cell in one.group.final(one.trial):
+            ask(one, cell, pool)
 
     def gather(pool: Executor, seconds: float | None) -> None:
         for future in wait(waiting, seconds, FIRST_COMPLETED).done:
@@ -124,19 +124,19 @@ def run_groups(
                 broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
                 continue
             write_cell(out, cell, result)
-            for own, wanted in asked:
-                take(own, wanted, result, pool)
-            steps.done = sum(own.done for own in progress) - 1
+            for one, wanted in asked:
+                take(one, wanted, result, pool)
+            steps.done = sum(one.done for one in progress) - 1
             steps.advance(cell.place)
 
-    total = sum(own.total for own in progress)
+    total = sum(one.total for one in progress)
     with _pool(workers) as pool, Steps(total, quiet, verb="comput") as steps:
-        for own in progress:
-            own.wanted = own.group.tuning()
-            for cell in own.wanted:
-                ask(own, cell, pool)
-            if not own.wanted:
-                finish(own, pool)
+        for one in progress:
+            one.wanted = one.group.tuning()
+            for cell in one.wanted:
+                ask(one, cell, pool)
+            if not one.wanted:
+                finish(one, pool)
             gather(pool, 0)  # keeps what is finished while others are composed
         while waiting:
             gather(pool, None)
@@ -160,20 +160,20 @@ def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
     Returns:
         Of each group the cells that are there; of one that is not tuned to the end, no final ones.
     """
-    found = []
+    read = []
     for group in groups:
-        own = Progress(group, wanted=group.tuning())
-        for cell in own.wanted:
+        one = Progress(group, wanted=group.tuning())
+        for cell in one.wanted:
             if (result := read_cell(out, cell)) is not None:
-                own.tuning[cell.trial] = result
-        if len(own.tuning) == len(own.wanted):
-            own.trial = best_trial([own.tuning[n] for n in sorted(own.tuning)]) if own.tuning else 0
-            own.wanted = own.group.final(own.trial)
-            for cell in own.wanted:
+                one.tuning[cell.trial] = result
+        if len(one.tuning) == len(one.wanted):
+            one.trial = best_trial([one.tuning[n] for n in sorted(one.tuning)]) if one.tuning else 0
+            one.wanted = one.group.final(one.trial)
+            for cell in one.wanted:
                 if (result := read_cell(out, cell)) is not None:
-                    own.final[cell.place] = result
-        found.append(own)
-    return found
+                    one.final[cell.place] = result
+        read.append(one)
+    return read
 
 
 class _Here(Executor):

@@ -107,20 +107,20 @@ def read_arms(content: Mapping[str, Any], variants: Collection[str]) -> dict[str
         ValueError: If one is none; it is named.
     """
     known = [n for n in Arm.__dataclass_fields__ if n != "name"]
-    found = {}
+    arms = {}
     for name, given in content.items():
-        own = dict(given or {})
+        keys = dict(given or {})
         if not _NAME.fullmatch(name):
             raise ValueError(f"the arm {name!r} must be named by letters, digits, _ and .")
-        if unknown := sorted(set(own) - set(known)):
+        if unknown := sorted(set(keys) - set(known)):
             raise ValueError(
                 f"the arm {name} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its "
                 f"keys are {', '.join(known)}"
             )
-        if "method" not in own:
+        if "method" not in keys:
             raise ValueError(f"the arm {name} lacks the key method")
-        own["overrides"] = tuple(own.get("overrides", ()))
-        arm = Arm(name, **own)
+        keys["overrides"] = tuple(keys.get("overrides", ()))
+        arm = Arm(name, **keys)
         if arm.variant and arm.variant not in variants:
             raise ValueError(
                 f"the arm {name} is of variant={arm.variant}, which is none"
@@ -130,8 +130,8 @@ def read_arms(content: Mapping[str, Any], variants: Collection[str]) -> dict[str
             raise ValueError(f"the arm {name} sets algorithm; its key method is for that")
         if arm.splits is not None and arm.splits < 1:
             raise ValueError(f"the arm {name} needs at least 1 split")
-        found[name] = arm
-    return found
+        arms[name] = arm
+    return arms
 
 
 def chosen_arms(
@@ -359,17 +359,23 @@ def _suite(file: Path, content: dict[str, Any]) -> Suite:
     if content["splits"] not in ("sample", "seed", "folds"):
         raise ValueError(f"splits={content['splits']} is unknown; choose sample, seed or folds")
     variants = {}
-    for name, own in content.pop("variants").items():
-        own = own or {}
-        _check_keys(f"variants.{name}", own, Variant.__dataclass_fields__)
-        variants[str(name)] = Variant(_words(own), own.get("dial"), own.get("situation", ""))
-    sizes = {name: _size(f"sizes.{name}", own) for name, own in content.pop("sizes").items()}
+    for name, keys in content.pop("variants").items():
+        keys = keys or {}
+        _check_keys(f"variants.{name}", keys, Variant.__dataclass_fields__)
+        variants[str(name)] = Variant(_words(keys), keys.get("dial"), keys.get("situation", ""))
+    sizes = {name: _size(f"sizes.{name}", keys) for name, keys in content.pop("sizes").items()}
     if unknown := [name for name in sizes if name not in SIZES]:
         raise ValueError(f"the size {unknown[0]} is unknown; choose {', '.join(SIZES)}")
     lr, arms = _lr(content.pop("lr")), read_arms(content.pop("arms", None) or {}, variants)
-    own = {n: _words(content, n) for n in ("overrides", "methods") if n in content}
+    keys = {n: _words(content, n) for n in ("overrides", "methods") if n in content}
     return Suite(
-        file.stem, lr=lr, variants=variants, sizes=sizes, arms=arms, file=file, **{**content, **own}
+        file.stem,
+        lr=lr,
+        variants=variants,
+        sizes=sizes,
+        arms=arms,
+        file=file,
+        **{**content, **keys},
     )
 
 
@@ -385,8 +391,8 @@ def _check_keys(what: str, content: object, known: Collection[str]) -> None:
 
 def _words(content: Mapping[str, Any], key: str = "overrides") -> tuple[str, ...]:
     """A list, or one word alone."""
-    found = content.get(key) or ()
-    return (found,) if isinstance(found, str) else tuple(map(str, found))
+    words = content.get(key) or ()
+    return (words,) if isinstance(words, str) else tuple(map(str, words))
 
 
 def _lr(value: Any) -> Range:

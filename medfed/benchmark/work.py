@@ -52,12 +52,12 @@ def course(experiment: Experiment) -> list[dict[str, float | None]]:
     sent: dict[int, int] = {}
     for entry in module.federation.ledger.entries:
         sent[entry.round] = sent.get(entry.round, 0) + entry.bytes
-    found = []
+    moments = []
     for number in evaluation.history.rounds:
         known = [r.metrics.get(metric) for r in evaluation.history.by_round[number]]
         values = [sign * v for v in known if v is not None and math.isfinite(v)]
         score = evaluation.score(number)
-        found.append(
+        moments.append(
             {
                 "round": number + 1,
                 "score": score if math.isfinite(score) else None,
@@ -66,7 +66,7 @@ def course(experiment: Experiment) -> list[dict[str, float | None]]:
                 "passes": (number + 1) / module.next_round,
             }
         )
-    return found
+    return moments
 
 
 def looks(experiment: Experiment) -> dict[str, Any]:
@@ -80,13 +80,13 @@ def looks(experiment: Experiment) -> dict[str, Any]:
         and ``slices``, a tested slice of some clients with its prediction, see :func:`packed`.
     """
     federation = experiment.module.federation
-    drawn = federation.pictures()
-    found: dict[str, Any] = {"pictures": {n: _svg(f) for n, f in drawn.items() if f is not None}}
+    figures = federation.pictures()
+    kept: dict[str, Any] = {"pictures": {n: _svg(f) for n, f in figures.items() if f is not None}}
     history = federation.memberships()
     if history is not None:
         best = experiment.evaluation.best_round()
         known = Memberships.of(experiment.data, history, None if best is None else best + 1)
-        found["memberships"] = {
+        kept["memberships"] = {
             "clients": list(known.clients),
             "rows": np.round(known.rows, 5).tolist(),
             "truth": None if known.truth is None else np.round(known.truth, 5).tolist(),
@@ -95,8 +95,8 @@ def looks(experiment: Experiment) -> dict[str, Any]:
     if slices := _slices(experiment):
         task: Any = experiment.task
         level = {"threshold": float(task.level), "exclusive": task.activation == "softmax"}
-        found["slices"] = {"regions": list(task.regions), **level, "clients": slices}
-    return found
+        kept["slices"] = {"regions": list(task.regions), **level, "clients": slices}
+    return kept
 
 
 def _slices(experiment: Experiment) -> dict[str, Any]:
@@ -138,16 +138,16 @@ def run_cell(
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
         try:
-            own = describe({**config, "logger": NO_LOGGER, "progress": False})
+            description = describe({**config, "logger": NO_LOGGER, "progress": False})
             if finetuned:
-                own = _pool_first(own, Path(folder) / "pooled")
-            own = own.replacing({"folder": str(Path(folder) / "run")})
-            found = _measured(own, stage, shows)
+                description = _pool_first(description, Path(folder) / "pooled")
+            description = description.replacing({"folder": str(Path(folder) / "run")})
+            result = _measured(description, stage, shows)
         except NonFiniteError as error:
-            found = {"failed": str(error)}
+            result = {"failed": str(error)}
         except ConfigError as error:
-            found = {"error": str(error)}
-    return {**found, "cpu_seconds": round(time.process_time() - began, 2)}
+            result = {"error": str(error)}
+    return {**result, "cpu_seconds": round(time.process_time() - began, 2)}
 
 
 def _pool_first(config: RunDescription, folder: Path) -> RunDescription:
@@ -180,7 +180,7 @@ def _measured(config: RunDescription, stage: Stage, shows: bool) -> dict[str, An
     data, ledger = experiment.data, module.federation.ledger
     splits = data.splits()
     steps = {c: n.gradient for c, n in module.gather_passes().items()}
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "metric": list(evaluation.selection),
         "selected_round": best,
         "rounds": module.next_round,
@@ -189,13 +189,13 @@ def _measured(config: RunDescription, stage: Stage, shows: bool) -> dict[str, An
     }
     if stage == "tune":
         score = float("nan") if best is None else evaluation.score(best)
-        return {**found, "score": score}
+        return {**result, "score": score}
     module.federation.count_delivery(module.next_round)
-    found["bytes"] = {way: ledger.total(direction=way) for way in ("up", "down")}
-    found["course"] = course(experiment)
+    result["bytes"] = {way: ledger.total(direction=way) for way in ("up", "down")}
+    result["course"] = course(experiment)
     test_selected(experiment)
-    found |= _tested(experiment)
-    return {**found, "looks": looks(experiment)} if shows else found
+    result |= _tested(experiment)
+    return {**result, "looks": looks(experiment)} if shows else result
 
 
 def _tested(experiment: Experiment) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
     evaluation, plans = experiment.evaluation, experiment.data.plans
     metric = experiment.task.selection[0]
     tested = examined(experiment)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "clients": evaluation.test,
         "patients": {
             c: {split: len(plans[c].patients[split]) for split in ("train", "val", "test")}
@@ -213,13 +213,13 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
     }
     if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
         each, _ = tested.resampled(experiment.config.seed)
-        drawn = {c: values[metric][:RESAMPLES] for c, values in each if metric in values}
-        found["resampled"] = {c: [_short(v) for v in values] for c, values in drawn.items()}
-        found["constant"] = {
+        resampled = {c: values[metric][:RESAMPLES] for c, values in each if metric in values}
+        result["resampled"] = {c: [_short(v) for v in values] for c, values in resampled.items()}
+        result["constant"] = {
             name: {c: metrics.get(metric) for c, metrics in clients.items()}
             for name, clients in tested.constants().items()
         }
-    return found
+    return result
 
 
 def _short(value: np.floating[Any]) -> float:

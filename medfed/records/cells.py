@@ -233,14 +233,14 @@ def data_fingerprint(path: str | None) -> str:
     root = Path(path).expanduser()
     if not root.exists():
         raise DataError(f"{path} does not exist; set data.path to the folder of the data.")
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
     for file in files:
         with file.open("rb") as opened:
             start = hashlib.sha256(opened.read(_SAMPLE)).hexdigest()
         name = file.relative_to(root) if file != root else file.name
-        found.update(f"{name}\0{file.stat().st_size}\0{start}\n".encode())
-    return found.hexdigest()
+        total.update(f"{name}\0{file.stat().st_size}\0{start}\n".encode())
+    return total.hexdigest()
 
 
 def _without(node: Mapping[str, Any], left_out: tuple[str, ...], at: str = "") -> dict[str, Any]:

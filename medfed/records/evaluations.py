@@ -79,6 +79,6 @@ class Subsets:
     def values(self, metric: str) -> dict[str, list[float]]:
         """Returns a metric by client, a value per subset, NaN if there is none."""
         return {
-            client: [found.get(s, {}).get(metric, float("nan")) for s in self.subsets]
-            for client, found in self.metrics.items()
+            client: [by_subset.get(s, {}).get(metric, float("nan")) for s in self.subsets]
+            for client, by_subset in self.metrics.items()
         }

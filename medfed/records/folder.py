@@ -112,6 +112,8 @@ class _Summary(TypedDict):
     savings: TypedDict("_Savings", {"up": float, "down": float})  # type: ignore[valid-type]
     bytes_by_client: dict[str, _Bytes]
     steps: dict[str, Count]
+    gradient_passes: dict[str, Count]
+    forward_passes: dict[str, Count]
     constant: NotRequired[dict[str, _Constant]]
     intervals: NotRequired[_Intervals]
     memberships: NotRequired[dict[str, float | dict[str, Any] | None]]  # of canonical models
@@ -148,13 +150,13 @@ def commit_here() -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    installed = {"python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            installed[package] = "not installed"
+    return installed
 
 
 @dataclass(frozen=True)
@@ -338,7 +340,10 @@ class RunFolder(Places):
             metrics = set(summary["federation"])
             if not clients or any(not metrics <= set(values) for values in clients.values()):
                 raise ValueError("its clients do not have the same metrics")
-            if any(set(summary[key]) != set(clients) for key in ("steps", "bytes_by_client")):
+            if any(
+                set(summary[key]) != set(clients)
+                for key in ("steps", "gradient_passes", "forward_passes", "bytes_by_client")
+            ):
                 raise ValueError("steps and bytes are not those of its clients")
             if summary["selection"][0] not in metrics:
                 raise ValueError("the metric that selected its round is not among its metrics")

@@ -72,8 +72,8 @@ def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dic
             names = tuple(saved["channels"].tolist() if "channels" in saved else ())
         known = cases.get(client, Case(image, truth, {}, names))
         if torch.equal(known.truth, truth):
-            found = {**known.probabilities, method: prob}
-            cases[client] = known._replace(probabilities=found)
+            probabilities = {**known.probabilities, method: prob}
+            cases[client] = known._replace(probabilities=probabilities)
     return cases
 
 
@@ -101,11 +101,11 @@ def _window(inside: NDArray[np.bool_]) -> tuple[slice, ...]:
     """At most ``SIDE`` pixels each way, around the middle of what is inside."""
     places = np.argwhere(inside)
     middle = places.mean(0) if len(places) else np.array(inside.shape) / 2
-    found = []
+    slices = []
     for size, centre in zip(inside.shape, middle, strict=True):
         start = int(np.clip(round(centre) - SIDE // 2, 0, max(0, size - SIDE)))
-        found.append(slice(start, start + SIDE))
-    return tuple(found)
+        slices.append(slice(start, start + SIDE))
+    return tuple(slices)
 
 
 def _text(values: NDArray[Any]) -> str:

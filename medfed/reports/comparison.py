@@ -124,9 +124,8 @@ def rows(comparison: Comparison) -> Iterator[Row]:
 
 
 def _spent(name: str, clients: Sequence[str], summary: Mapping[str, Any]) -> float:
-    """Returns the mean over clients; NaN where an older version wrote the summary."""
-    counts = summary.get(name, {})
-    return math.fsum(counts.get(c, math.nan) for c in clients) / len(clients)
+    """Returns the mean over clients."""
+    return math.fsum(summary[name][c] for c in clients) / len(clients)
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -235,12 +234,12 @@ def _marked(row: Row) -> list[str]:
     return row.texts("[bold]{} *[/bold]", "{}  ")
 
 
-def to_markdown(comparison: Comparison, found: Finding) -> str:
+def to_markdown(comparison: Comparison, finding: Finding) -> str:
     """Returns the report; the pictures are files in the same folder.
 
     Args:
         comparison: The methods and their numbers.
-        found: The content that findings add.
+        finding: The content that findings add.
     """
     names = _names(comparison)
     lines = []
@@ -258,8 +257,11 @@ def to_markdown(comparison: Comparison, found: Finding) -> str:
         "",
         *(f"- {sentence}" for sentence in said(comparison)),
         "",
-        *(f"{sentence}\n" for sentence in found.sentences),
-        *(f"![{found.captions[n]}]({n}.png)\n\n{found.captions[n]}\n" for n in found.pictures),
+        *(f"{sentence}\n" for sentence in finding.sentences),
+        *(
+            f"![{finding.captions[n]}]({n}.png)\n\n{finding.captions[n]}\n"
+            for n in finding.pictures
+        ),
         "Runs:\n",
     ]
     for method in comparison.methods:
@@ -292,21 +294,21 @@ def compare_runs(
     folders = find_runs(runs)
     comparison = compare(folders, metric, pictures=kind != "none")
     folder = common_folder(folders) if out is None else out.expanduser()
-    found = Finding(tables={"comparison": to_csv(comparison)})
+    finding = Finding(tables={"comparison": to_csv(comparison)})
     for name in FINDINGS:
-        found += import_module(f"medfed.reports.{name}").find(comparison)
+        finding += import_module(f"medfed.reports.{name}").find(comparison)
     if kind == "none":
-        found = replace(found, pictures={})
-    _refuse_others_files(folder, (*found.tables, *found.pictures, "comparison"))
+        finding = replace(finding, pictures={})
+    _refuse_others_files(folder, (*finding.tables, *finding.pictures, "comparison"))
     with writing(folder, "choose another out=FOLDER"):
         # The report comes first: it identifies the folder when a killed comparison is repeated.
-        write_text(folder / "comparison.md", to_markdown(comparison, found))
-        for name, text in found.tables.items():
+        write_text(folder / "comparison.md", to_markdown(comparison, finding))
+        for name, text in finding.tables.items():
             write_text(folder / f"{name}.csv", text)
-        save_figures(folder, found.pictures, kind)
+        save_figures(folder, finding.pictures, kind)
     console = wide_console()
     print_table(comparison, console)
-    say(console, *found.sentences, f"Report and pictures: {folder}")
+    say(console, *finding.sentences, f"Report and pictures: {folder}")
     return comparison
 
 

@@ -84,9 +84,9 @@ def _words(verdict: Verdict) -> dict[str, str]:
 
 def _as_good(verdict: Verdict, words: Mapping[str, str]) -> bool:
     """Whether it is better than all that the best is better than, and worse than nothing."""
-    own = _words(verdict)
-    return "worse" not in own.values() and all(
-        own.get(r) == "better" for r, word in words.items() if word == "better"
+    verdicts = _words(verdict)
+    return "worse" not in verdicts.values() and all(
+        verdicts.get(r) == "better" for r, word in words.items() if word == "better"
     )
 
 
@@ -107,9 +107,9 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
     situations: dict[str, list[tuple[Task, Verdicts]]] = {}
     for task, verdicts in judged:
         situations.setdefault(task.situation or task.name, []).append((task, verdicts))
-    found = {s: [shown_by(*one) for one in ones] for s, ones in situations.items()}
-    surest = sorted(found, key=lambda s: -sum(map(bool, found[s])) / len(found[s]))
-    rows = [row for s in surest for row in _rows(s, situations[s], found[s])]
+    shown = {s: [shown_by(*one) for one in ones] for s, ones in situations.items()}
+    surest = sorted(shown, key=lambda s: -sum(map(bool, shown[s])) / len(shown[s]))
+    rows = [row for s in surest for row in _rows(s, situations[s], shown[s])]
     saving = [one for judged_task in judged if (one := _saving(*judged_task))]
     if saving:
         rows += _rows(SCARCE, judged, saving)[:1]
@@ -123,11 +123,11 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
 
 
 def _rows(
-    situation: str, judged: Sequence[tuple[Task, Verdicts]], found: Sequence[Shown | None]
+    situation: str, judged: Sequence[tuple[Task, Verdicts]], ones: Sequence[Shown | None]
 ) -> list[list[Cell]]:
     """The lines of a situation: one for each method that some task shows."""
     by_method: dict[str, list[Shown]] = {}
-    for one in found:
+    for one in ones:
         if one is not None:
             by_method.setdefault(one.name, []).append(one)
     if not by_method:

@@ -100,8 +100,8 @@ def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
     suites: dict[str, Task] = {}
     for task, verdicts in report.tasks:
         if suites.setdefault(task.suite, task) is task:
-            drawn = pictures_of(task, verdicts, looks)
-            pictures |= {f"{place(task.name)}-{name}": one for name, one in drawn.items()}
+            of_task = pictures_of(task, verdicts, looks)
+            pictures |= {f"{place(task.name)}-{name}": one for name, one in of_task.items()}
     pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, looks).items()}
     return ((name, one.canvas) for name, one in pictures.items() if one.canvas is not None)
 

@@ -92,8 +92,8 @@ class Report:
         }
 
 
-def _raw(task: Task, found: tuple[str, float]) -> tuple[str, float]:
-    return found[0], task.raw(found[1])
+def _raw(task: Task, named: tuple[str, float]) -> tuple[str, float]:
+    return named[0], task.raw(named[1])
 
 
 def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:

@@ -88,17 +88,21 @@ class Method:
 
     def constant(self, name: str, metric: str, place: str = "mean") -> Cell:
         """Returns what a constant predictor reaches on the cases of these runs, as `score`."""
-        found = [run.summary["constant"][name] for run in self.runs]
-        if place in found[0]["clients"]:
-            return Cell.of([f["clients"][place].get(metric, math.nan) for f in found])
-        return Cell.of([f["federation"].get(metric, {}).get(place, math.nan) for f in found])
+        constants = [run.summary["constant"][name] for run in self.runs]
+        if place in constants[0]["clients"]:
+            return Cell.of([f["clients"][place].get(metric, math.nan) for f in constants])
+        return Cell.of([f["federation"].get(metric, {}).get(place, math.nan) for f in constants])
 
     def ends(self, metric: str, place: str = "mean") -> tuple[float, float] | None:
         """Returns the interval of a client's metric, or of the mean, where there is one seed."""
-        found = self.runs[0].summary.get("intervals") if len(self.runs) == 1 else None
-        if found is None:
+        intervals = self.runs[0].summary.get("intervals") if len(self.runs) == 1 else None
+        if intervals is None:
             return None
-        ends = found["clients"].get(place, found["mean"] if place == "mean" else {}).get(metric)
+        ends = (
+            intervals["clients"]
+            .get(place, intervals["mean"] if place == "mean" else {})
+            .get(metric)
+        )
         if ends is None or len(ends) != 2 or any(map(math.isnan, ends)):
             return None
         return ends[0], ends[1]

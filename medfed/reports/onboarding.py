@@ -27,29 +27,30 @@ from medfed.records.folder import RunFolder
 from medfed.reports.charts import Point, curves, looks_in_order, stacked
 
 
-def by_rule(found: Onboarding) -> dict[str, list[Row]]:
+def by_rule(onboarding: Onboarding) -> dict[str, list[Row]]:
     """Returns the rows of each rule by the rule's name, as tables and pictures have it."""
-    own = f"{found.summary['algorithm']} (own rule)"
+    own = f"{onboarding.summary['algorithm']} (own rule)"
     names = {"own": own, "fine_tuning": "fine-tuning", "local": "local training"}
-    rows = {name: [r for r in found.rows if r.rule == rule] for rule, name in names.items()}
+    rows = {name: [r for r in onboarding.rows if r.rule == rule] for rule, name in names.items()}
     return {name: of_rule for name, of_rule in rows.items() if of_rule}
 
 
-def print_onboarding(found: Onboarding, folder: Path, console: Console | None = None) -> None:
+def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | None = None) -> None:
     """Prints metric, seconds and bytes against k, over the onboarded clients."""
     console = console or wide_console()
-    metric = found.summary["selection"][0]
-    names = list(dict.fromkeys(row.client for row in found.rows))
+    metric = onboarding.summary["selection"][0]
+    names = list(dict.fromkeys(row.client for row in onboarding.rows))
     table = Table(
-        title=f"{cell(found.summary['name'])}, {found.summary['algorithm']}: {len(names)} client"
-        f"{'s' * (len(names) != 1)} onboarded, test {label_of(metric)}, up to {found.steps} "
+        title=f"{cell(onboarding.summary['name'])}, {onboarding.summary['algorithm']}: "
+        f"{len(names)} client"
+        f"{'s' * (len(names) != 1)} onboarded, test {label_of(metric)}, up to {onboarding.steps} "
         "gradient steps"
     )
     for name in ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down"):
         table.add_column(name, justify="left" if name == "rule" else "right")
-    for k in dict.fromkeys(row.k for row in found.rows):
+    for k in dict.fromkeys(row.k for row in onboarding.rows):
         label = str(k)
-        for rule, rows in by_rule(found).items():
+        for rule, rows in by_rule(onboarding).items():
             if these := [row for row in rows if row.k == k]:
                 table.add_row(label, rule, *_texts(these, metric))
                 label = ""
@@ -58,7 +59,7 @@ def print_onboarding(found: Onboarding, folder: Path, console: Console | None = 
     written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
     say(
         console,
-        *found.notes,
+        *onboarding.notes,
         f"Onboarded clients: {', '.join(map(shown, names))}.",
         f"Written: {written}",
     )
@@ -84,17 +85,17 @@ def to_csv(rows: Sequence[Row]) -> str:
     )
 
 
-def write_onboarding(found: Onboarding, folder: Path) -> None:
+def write_onboarding(onboarding: Onboarding, folder: Path) -> None:
     """Writes ``onboarding.csv``, ``onboarding.json`` and ``pictures/onboarding.png``."""
-    summary, run = found.summary, RunFolder(folder)
+    summary, run = onboarding.summary, RunFolder(folder)
     kept = ("name", "algorithm", "selection", "selected_round")
     record: dict[str, Any] = {name: summary[name] for name in kept}
-    record |= {"steps": found.steps, "notes": list(found.notes)}
-    write_text(run.onboarding_csv, to_csv(found.rows))
-    write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in found.rows]})
+    record |= {"steps": onboarding.steps, "notes": list(onboarding.notes)}
+    write_text(run.onboarding_csv, to_csv(onboarding.rows))
+    write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in onboarding.rows]})
     metric = summary["selection"][0]
     others = summary["federation"][metric]["mean"]
-    figure = onboarding_figure(by_rule(found), metric, others)
+    figure = onboarding_figure(by_rule(onboarding), metric, others)
     save_figures(run.pictures_folder, {"onboarding": figure})
 
 

@@ -52,7 +52,9 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
         "The settings are those of the runs; the report cannot know whether all methods were "
         "tuned alike.",
     ]
-    report.commands = [c for own in methods.values() for run in own if (c := _command(run))]
+    report.commands = [
+        c for of_method in methods.values() for run in of_method if (c := _command(run))
+    ]
     versions = runs[0].versions
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report

@@ -79,7 +79,7 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
     """
     if not runs:
         raise CheckpointError("runs= names no folder; name one that holds finished runs.")
-    found: list[Path] = []
+    folders: list[Path] = []
     for name in [runs] if isinstance(runs, str) else runs:
         folder = Path(name).expanduser()
         one = RunFolder(folder).config_yaml.is_file()
@@ -88,8 +88,8 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
             raise CheckpointError(
                 f"{folder} holds no finished run (no summary.json within {_LEVELS} levels)."
             )
-        found += sorted(inside, key=lambda p: _natural(str(p)))
-    return list(dict.fromkeys(found))
+        folders += sorted(inside, key=lambda p: _natural(str(p)))
+    return list(dict.fromkeys(folders))
 
 
 def common_folder(runs: Sequence[Path]) -> Path:
@@ -361,17 +361,9 @@ def step_note(methods: Runs, clients: Sequence[str]) -> str:
 def pass_notes(methods: Runs, clients: Sequence[str]) -> Iterator[str]:
     """Says where equal steps are not equal work: more gradients, or forward passes."""
     for key, what in _PASSES.items():
-        summaries = {n: runs[0].summary for n, runs in methods.items()}
-        counts = {n: [s[key][c] for c in clients] for n, s in summaries.items() if key in s}
+        counts = {n: [runs[0].summary[key][c] for c in clients] for n, runs in methods.items()}
         if any(a != b for a, b in pairwise(counts.values())):
             yield f"{what}: {', '.join(f'{n} {span(s)}' for n, s in counts.items())}."
-    old = [str(r.folder) for runs in methods.values() for r in runs if "failed" not in r.summary]
-    if old:
-        yield (
-            f"An older version wrote {', '.join(old)}; it counted no gradient passes, and its "
-            "means "
-            "leave out failed models and empty regions."
-        )
 
 
 def setting_notes(methods: Runs) -> list[str]:

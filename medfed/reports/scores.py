@@ -15,8 +15,8 @@ from medfed.reports.task_pictures import contours_of, looks_of, pictures_of
 def find(comparison: Comparison) -> Finding:
     """Draws all methods of a comparison."""
     looks = looks_of(comparison.report)
-    drawn = _clients(comparison)
-    pictures = {"clients": drawn.figure()}
+    clients = _clients(comparison)
+    pictures = {"clients": clients.figure()}
     captions = {
         "clients": "Test metric of each client under each method, with its range over seeds."
     }

@@ -29,67 +29,70 @@ from medfed.reports.methods import Cell, Comparison, Finding
 _FEW = 8  # clients with a column each
 
 
-def shown_metrics(found: Subsets) -> list[str]:
+def shown_metrics(subsets: Subsets) -> list[str]:
     """Returns Dice, where the task has it, and the metric that selected the round."""
-    known = next(m for by_subset in found.metrics.values() for m in by_subset.values())
-    return list(dict.fromkeys(n for n in ("dice", found.summary["selection"][0]) if n in known))
+    known = next(m for by_subset in subsets.metrics.values() for m in by_subset.values())
+    return list(dict.fromkeys(n for n in ("dice", subsets.summary["selection"][0]) if n in known))
 
 
-def table_of(found: Subsets, metric: str) -> NDArray[np.float64]:
+def table_of(subsets: Subsets, metric: str) -> NDArray[np.float64]:
     """Returns a metric, a row per client and a last one of means, a column per subset."""
-    values = np.array(list(found.values(metric).values()))
+    values = np.array(list(subsets.values(metric).values()))
     return np.vstack([values, mean_of_known(values, 0)])
 
 
-def print_subsets(found: Subsets, folder: Path, console: Console | None = None) -> None:
+def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None) -> None:
     """Prints Dice and the selecting metric for each subset and client."""
     console = console or wide_console()
-    clients = list(found.metrics)
-    for metric in shown_metrics(found):
-        values = table_of(found, metric)
+    clients = list(subsets.metrics)
+    for metric in shown_metrics(subsets):
+        values = table_of(subsets, metric)
         table = Table(
-            title=f"{cell(found.summary['name'])}, {found.summary['algorithm']}: {found.split} "
-            f"{label_of(metric)} on subsets of the channels"
+            title=f"{cell(subsets.summary['name'])}, {subsets.summary['algorithm']}: "
+            f"{subsets.split} {label_of(metric)} on subsets of the channels"
         )
         table.add_column("channels")
         for name in [*map(cell, clients[: _FEW + 1 if len(clients) <= _FEW else 0]), "mean", "of"]:
             table.add_column(name, justify="right", overflow="fold")
-        for column, subset in enumerate(found.subsets):
-            own = values[: len(clients) if len(clients) <= _FEW else 0, column]
-            texts = ["" if np.isnan(v) else number(v) for v in own]
-            having = sum(subset in by_subset for by_subset in found.metrics.values())
+        for column, subset in enumerate(subsets.subsets):
+            column_values = values[: len(clients) if len(clients) <= _FEW else 0, column]
+            texts = ["" if np.isnan(v) else number(v) for v in column_values]
+            having = sum(subset in by_subset for by_subset in subsets.metrics.values())
             row = [*texts, number(values[-1, column]), f"{having} of {len(clients)}"]
             table.add_row("+".join(map(cell, subset)), *row)
         console.print(table)
     say(
         console,
         "A client is measured on what it has; means are over the clients of the last column.",
-        f"Written: {folder}/subsets_{found.split}.csv and pictures/subsets_{found.split}.png",
+        f"Written: {folder}/subsets_{subsets.split}.csv and pictures/subsets_{subsets.split}.png",
     )
 
 
-def to_csv(found: Subsets) -> str:
+def to_csv(subsets: Subsets) -> str:
     """Returns a line per client and subset: how many of its channels are missing, and metrics."""
-    rows = [(c, s, m) for c, by_subset in found.metrics.items() for s, m in by_subset.items()]
+    rows = [(c, s, m) for c, by_subset in subsets.metrics.items() for s, m in by_subset.items()]
     names = list(rows[0][2])
     return csv_text(
         ["client", "channels", "missing", *names],
         (
-            [c, "+".join(s), len(found.present[c]) - len(s), *(m[n] for n in names)]
+            [c, "+".join(s), len(subsets.present[c]) - len(s), *(m[n] for n in names)]
             for c, s, m in rows
         ),
     )
 
 
-def write_subsets(found: Subsets, folder: Path) -> None:
+def write_subsets(subsets: Subsets, folder: Path) -> None:
     """Writes ``subsets_<split>.csv`` and ``pictures/subsets_<split>.png``."""
     run = RunFolder(folder)
-    write_text(run.subsets_csv(found.split), to_csv(found))
-    metric = shown_metrics(found)[0]
-    values, title = table_of(found, metric), f"{found.split} {label_of(metric)} with some channels"
-    rows, falls = [*found.metrics, "mean"], smaller_is_better(metric)
-    figure = heat_map(values, rows, found.subsets, found.channels, title, falls=falls, mean=True)
-    save_figures(run.pictures_folder, {f"subsets_{found.split}": figure})
+    write_text(run.subsets_csv(subsets.split), to_csv(subsets))
+    metric = shown_metrics(subsets)[0]
+    values = table_of(subsets, metric)
+    title = f"{subsets.split} {label_of(metric)} with some channels"
+    rows, falls = [*subsets.metrics, "mean"], smaller_is_better(metric)
+    figure = heat_map(
+        values, rows, subsets.subsets, subsets.channels, title, falls=falls, mean=True
+    )
+    save_figures(run.pictures_folder, {f"subsets_{subsets.split}": figure})
 
 
 def heat_map(
@@ -121,10 +124,10 @@ def heat_map(
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     upper.set_facecolor("0.9")
     scale = "viridis_r" if falls else "viridis"
-    drawn = upper.imshow(np.ma.masked_invalid(values), cmap=scale, aspect="auto")
+    image = upper.imshow(np.ma.masked_invalid(values), cmap=scale, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         if known := bool(np.isfinite(value)):
-            bright = (drawn.norm(value) < 0.4) if falls else (drawn.norm(value) > 0.6)
+            bright = (image.norm(value) < 0.4) if falls else (image.norm(value) > 0.6)
         colour = ("black" if bright else "white") if known else "0.5"
         text = f"{value:.2f}" if known else "–"
         upper.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
@@ -142,7 +145,7 @@ def heat_map(
     lower.spines[:].set_visible(False)
     for axes in (upper, lower):
         axes.tick_params(length=0, labelsize=9, labelbottom=False)
-    figure.colorbar(drawn, ax=upper, fraction=0.03, pad=0.01)
+    figure.colorbar(image, ax=upper, fraction=0.03, pad=0.01)
     return figure
 
 

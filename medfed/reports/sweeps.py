@@ -108,11 +108,11 @@ class Sweep:
         for method in methods:
             pairs = zip(*(method.scores(metric, s) for s in ("mean", "worst")), strict=True)
             for run, (mean, worst) in zip(method.runs, pairs, strict=True):
-                found = run.summary.get("memberships", {})
-                recovery = {column: found.get(column) for column in self.recovery}
+                memberships = run.summary.get("memberships", {})
+                recovery = {column: memberships.get(column) for column in self.recovery}
                 scores = {"mean": mean, "worst": worst, **recovery}
                 points.append(Point(float(method.setting(self.key)), run.seed, scores))
-        planted = found.get("planted_groups") if self.recovery else None
+        planted = memberships.get("planted_groups") if self.recovery else None
         return Path(name, metric, tuple(points), planted)
 
     def describe(self, path: Path) -> str:
@@ -269,17 +269,17 @@ def partners(comparison: Comparison) -> list[Partners]:
         comparison: The methods and their runs.
     """
     quantising = [m for m in comparison.methods if BITS.applies(m)]
-    found = []
+    pairs_of_partners = []
     for group in sweeps(quantising, BITS.key, lambda key: key.startswith("algorithm.client_bits")):
         bits = [_bits_of_clients(m, comparison.clients) for m in group]
         pairs = list(zip(group, bits, strict=True))
         uniform = {min(b.values()): m for m, b in pairs if len(set(b.values())) == 1}
-        found += [
+        pairs_of_partners += [
             _partners(m, uniform[min(b.values())], b, comparison.metric)
             for m, b in pairs
             if len(set(b.values())) > 1 and min(b.values()) in uniform
         ]
-    return found
+    return pairs_of_partners
 
 
 def _bits_of_clients(method: Method, clients: Sequence[str]) -> dict[str, int]:

@@ -254,8 +254,8 @@ def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
 
     cases: dict[str, Any] = {}
     for name, slices in kept.items():
-        own = slices["cases"] if "cases" in slices else unpacked(slices["clients"], name)
-        for client, case in own.items():
+        of_method = slices["cases"] if "cases" in slices else unpacked(slices["clients"], name)
+        for client, case in of_method.items():
             known = cases.setdefault(client, case)
             known.probabilities[name] = case.probabilities[name]  # type: ignore[index]
     cases = {c: cases[c] for c in evenly([*cases], most)}

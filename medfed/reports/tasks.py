@@ -89,8 +89,8 @@ class Scores:
 
     def over_clients(self, name: str) -> float:
         """Returns a statistic over clients, mean over splits: ``worst`` or ``worst_decile``."""
-        found = [federation_statistics([*row])[name] for row in self.values]
-        return float(np.mean([v for v in found if not math.isnan(v)] or [math.nan]))
+        statistics = [federation_statistics([*row])[name] for row in self.values]
+        return float(np.mean([v for v in statistics if not math.isnan(v)] or [math.nan]))
 
 
 @dataclass
@@ -183,7 +183,7 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     splits = splits_of(next(iter(methods.values())))
     first = next(iter(methods.values()))
     task = Task(str(first[0].config.name), "", metric, smaller_is_better(metric), first[0].clients)
-    ones = [first[own[0]] for own in splits]
+    ones = [first[split[0]] for split in splits]
     task.patients = sum(len(p["test"]) for run in ones for p in run.patients.values())
     task.overlap = _overlap(ones)
     budget = max(_passes(run) for run in methods.get("fedavg", first))
@@ -215,8 +215,8 @@ def _overlap(runs: Sequence[Run]) -> float:
     data = {digest(run.splits["files"]) for run in runs}
     for run in runs:
         parts = run.patients.items()
-        tested.append({(c, p) for c, own in parts for p in own["test"]})
-        trained.append({(c, p) for c, own in parts for n in own if n != "test" for p in own[n]})
+        tested.append({(c, p) for c, ids in parts for p in ids["test"]})
+        trained.append({(c, p) for c, ids in parts for n in ids if n != "test" for p in ids[n]})
     if len(data) > 1:
         return 0.0  # other data
     again = any(test & train for test in tested for train in trained)
@@ -241,12 +241,12 @@ def _scores(
     def over(found: Sequence[Floats]) -> Floats:
         return mean_of_known(np.stack(found), axis=0)
 
-    drawn = [drawn_of(run, task.metric, task.clients) for run in runs]
-    width = min(len(one) for one in drawn)
+    resampled = [drawn_of(run, task.metric, task.clients) for run in runs]
+    width = min(len(one) for one in resampled)
     return Scores(
         name,
-        sign * np.stack([over([values(runs[i]) for i in own]) for own in splits]),
-        sign * np.stack([over([drawn[i][:width] for i in own]) for own in splits]),
+        sign * np.stack([over([values(runs[i]) for i in split]) for split in splits]),
+        sign * np.stack([over([resampled[i][:width] for i in split]) for split in splits]),
         tuple(float(np.mean([r.summary["bytes"][way] for r in runs])) for way in ("up", "down")),  # type: ignore[arg-type]
         max(_passes(run) for run in runs) / budget if budget else math.nan,
         0,
@@ -258,8 +258,7 @@ def _scores(
 
 
 def _passes(run: Run) -> float:
-    spent = run.summary.get("gradient_passes", run.summary["steps"])
-    return float(max(spent.values()))
+    return float(max(run.summary["gradient_passes"].values()))
 
 
 def _course(runs: Sequence[Run]) -> tuple[Moment, ...]:
@@ -280,10 +279,20 @@ def _course(runs: Sequence[Run]) -> tuple[Moment, ...]:
             passes = _passes(run) * (at + 1) / run.summary["rounds"]
             mean = float(np.mean(known)) if len(known) == len(scores) else math.nan
             by_round.setdefault(at, []).append(Moment(at + 1, mean, total, passes))
+    return mean_course(by_round, len(runs))
+
+
+def mean_course(by_round: Mapping[int, Sequence[Moment]], count: int) -> tuple[Moment, ...]:
+    """Returns the mean over splits or runs, at the rounds that all of them have.
+
+    Args:
+        by_round: The moments at each round.
+        count: The number of splits or runs.
+    """
     return tuple(
-        Moment(at + 1, *(float(v) for v in mean_of_known(np.array(found)[:, 1:], axis=0)))
-        for at, found in sorted(by_round.items())
-        if len(found) == len(runs)
+        Moment(moments[0].round, *(float(v) for v in mean_of_known(np.array(moments)[:, 1:], 0)))
+        for _, moments in sorted(by_round.items())
+        if len(moments) == count
     )
 
 
@@ -308,16 +317,16 @@ def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
         return np.zeros((0, len(clients)))
     measure = _measure_of(run)
     rows = read_rows(path, ("client", "patient"))
-    drawn = np.full((RESAMPLES, len(clients)), np.nan)
+    resampled = np.full((RESAMPLES, len(clients)), np.nan)
     with reading(path):
         for i, client in enumerate(clients):
-            own = [row for row in rows if row["client"] == client]
+            mine = [row for row in rows if row["client"] == client]
             patients = run.patients[client]["test"]
-            if not own or len(patients) < 2:
+            if not mine or len(patients) < 2:
                 continue
             places = {name: n for n, name in enumerate(patients)}
-            case = np.array([places[row["patient"]] for row in own])
-            cases = {n: _column([row[n] for row in own]) for n in own[0]}
+            case = np.array([places[row["patient"]] for row in mine])
+            cases = {n: _column([row[n] for row in mine]) for n in mine[0]}
             counts = patients_anew(len(patients), run.seed, client)
             size = max(1, _BLOCK // len(case))
             for start in range(0, RESAMPLES, size):
@@ -325,8 +334,8 @@ def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
                 values = measure({**cases, "case": case}, weights)
                 if metric not in values:
                     return np.zeros((0, len(clients)))
-                drawn[start : start + size, i] = values[metric]
-    return drawn
+                resampled[start : start + size, i] = values[metric]
+    return resampled
 
 
 def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Floats]]:

@@ -31,12 +31,14 @@ Floats = NDArray[np.float64]
 UNDECIDED = "undecided"
 
 
-def over_splits(values: Floats, drawn: Floats, overlap: float, comparisons: int = 1) -> Difference:
+def over_splits(
+    values: Floats, resampled: Floats, overlap: float, comparisons: int = 1
+) -> Difference:
     """Returns a mean with its interval: over splits; of a single one over its patients.
 
     Args:
         values: (S,) one per split.
-        drawn: (W,) their mean, of patients drawn anew; NaN or empty where that is unknown.
+        resampled: (W,) their mean, of patients drawn anew; NaN or empty where that is unknown.
         overlap: Test patients per training patient, see :func:`difference`.
         comparisons: How many are made, for what is detectable.
 
@@ -45,10 +47,10 @@ def over_splits(values: Floats, drawn: Floats, overlap: float, comparisons: int 
         >>> round(found.low, 3), round(found.high, 3)
         (0.405, 0.595)
     """
-    if len(values) > 1 or not np.isfinite(drawn).any():
+    if len(values) > 1 or not np.isfinite(resampled).any():
         return difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
-    mean, (low, high) = float(values[0]), percentiles(drawn, LEVEL)
-    error = float(np.nanstd(drawn, ddof=1))
+    mean, (low, high) = float(values[0]), percentiles(resampled, LEVEL)
+    error = float(np.nanstd(resampled, ddof=1))
     p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)
     critical = float(norm.ppf(1 - (1 - LEVEL) / comparisons / 2) + norm.ppf(0.8))
     return Difference(mean, low, high, p, error, critical * error)
@@ -60,7 +62,7 @@ def paired(one: Scores, other: Scores) -> tuple[Floats, Floats]:
     return one.values - other.values, one.drawn[:, :width] - other.drawn[:, :width]
 
 
-def mean_drawn(values: Floats, drawn: Floats) -> Floats:
+def mean_drawn(values: Floats, resampled: Floats) -> Floats:
     """Returns (W,) means over clients and splits of patients drawn anew.
 
     A mean over clients of which one cannot be drawn anew is unknown, as is its interval: that of
@@ -68,7 +70,7 @@ def mean_drawn(values: Floats, drawn: Floats) -> Floats:
 
     Args:
         values: (S, C) as they were measured.
-        drawn: (S, W, C).
+        resampled: (S, W, C).
 
     Example:
         >>> mean_drawn(np.array([[0.5, 0.7]]), np.array([[[0.4, 0.8], [0.6, 0.8]]])).tolist()
@@ -76,8 +78,8 @@ def mean_drawn(values: Floats, drawn: Floats) -> Floats:
         >>> mean_drawn(np.array([[0.5, 0.7]]), np.array([[[0.4, math.nan]]])).tolist()
         [nan]
     """
-    lacking = np.isnan(drawn).all(axis=1) & ~np.isnan(values)
-    means = mean_of_known(mean_of_known(drawn, axis=2), axis=0)
+    lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
+    means = mean_of_known(mean_of_known(resampled, axis=2), axis=0)
     return np.full_like(means, math.nan) if lacking.any() else means
 
 
@@ -201,16 +203,16 @@ def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Again
     """
     given = task.scores[reference]
     pairs = {name: paired(task.scores[name], given) for name in names}
-    drawn = {name: mean_drawn(*pair) for name, pair in pairs.items()}
+    resampled = {name: mean_drawn(*pair) for name, pair in pairs.items()}
     gaps = {
         name: over_splits(
-            task.scores[name].means - given.means, drawn[name], task.overlap, len(names)
+            task.scores[name].means - given.means, resampled[name], task.overlap, len(names)
         ).within(task.gain_limits)
         for name in names
     }
     corrected = holm([gap.p for gap in gaps.values()])
     return {
-        name: Against(reference, gap, percentiles(drawn[name], LEVEL), p, verdict(gap.mean, p))
+        name: Against(reference, gap, percentiles(resampled[name], LEVEL), p, verdict(gap.mean, p))
         for (name, gap), p in zip(gaps.items(), corrected, strict=True)
     }
 
@@ -242,12 +244,12 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
         local: Of training alone.
         task: The task.
     """
-    differences, drawn = paired(scores, local)
+    differences, resampled = paired(scores, local)
     if not task.same:  # each split has hospitals of its own
         worse = np.where(np.isnan(differences), np.nan, differences < 0)
         shares = difference(mean_of_known(worse, axis=1).tolist(), task.overlap)
         return Harm(*shares.within((0.0, 1.0))[:3])
-    anew = mean_of_known(drawn, axis=0)
+    anew = mean_of_known(resampled, axis=0)
     count = len(task.clients)
     every = [
         over_splits(differences[:, i], anew[:, i], task.overlap, count).within(task.gain_limits)
@@ -340,12 +342,12 @@ def best_of(verdicts: Verdicts) -> str:
 
 def better_than(methods: Verdicts, reference: str) -> list[str]:
     """Returns those that are better than a reference, best first."""
-    found = [
+    names = [
         n
         for n, v in methods.items()
         if reference in v.against and v.against[reference].verdict == "better"
     ]
-    return sorted(found, key=lambda n: -methods[n].mean.mean)
+    return sorted(names, key=lambda n: -methods[n].mean.mean)
 
 
 def by_mean(verdicts: Verdicts) -> list[str]:

@@ -280,16 +280,6 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
     assert not [n for n in plain.report.notes if "passes" in n]
 
 
-def test_a_run_of_an_older_version_is_told(runs, tmp_path):
-    shutil.copytree(runs / "local_0", tmp_path / "old")
-    summary = summary_of(tmp_path / "old")
-    for key in ("undefined", "failed", "gradient_passes", "forward_passes"):
-        del summary[key]
-    (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
-    comparison = compare_runs([str(runs / "fedavg_0"), str(tmp_path / "old")], tmp_path / "out")
-    assert any(n.startswith("An older version wrote ") for n in comparison.report.notes)
-
-
 def test_unknown_metric_and_missing_runs(runs, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"has no metric=acuracy \(did you mean accuracy"):
         compare([runs / "fedavg_0"], "acuracy")
