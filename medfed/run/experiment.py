@@ -272,10 +272,10 @@ def test_selected(experiment: Experiment) -> None:
     experiment.evaluation.check_selected()
     best = best_checkpoint(experiment.folder)
     # The checkpoint holds the record up to its own round; the record of later rounds must stay.
-    history, losses = experiment.evaluation.history, experiment.evaluation.losses
+    whole = experiment.evaluation.state_dict()
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
-    if history or losses:
-        experiment.evaluation.history, experiment.evaluation.losses = history, losses
+    if whole["history"] or whole["losses"]:
+        experiment.evaluation.load_state_dict(whole)
     tested = examined(experiment)
     for client, metrics in experiment.evaluation.test.items():
         metrics |= tested.of_candidates(client)

@@ -206,8 +206,8 @@ def sentences(
         f"names of channels or columns ({channels}) and of classes or regions ({classes}); hashes "
         "of the agreed keys and of the initial weights; versions of packages, and the device.",
         f"Also leaves after {when}: the metrics, such as {metric}, over {counts['val']} validation "
-        "patients, and the number of gradient steps; at the end the metrics over "
-        f"{counts['test']} test patients.",
+        "patients, the number of gradient steps and their mean training loss; at the end the "
+        f"metrics over {counts['test']} test patients.",
         "Also leaves when something fails: the type of the error, never its text.",
     ]
     if isinstance(data, TabularDataModule) and data.scaling == "pooled":

@@ -149,6 +149,7 @@ class Coordinator:
         self._largest = ""  # the site whose last message was far larger than those of the others
         self._metrics: dict[str, frozenset[str]] = {}  # names, by split
         self.diverged: list[str] = []  # sites at which the last evaluation says so
+        self.losses: dict[str, float] = {}  # of the last round's training steps, by site
 
     def begin(self) -> None:
         """Starts a session at every site.
@@ -445,8 +446,11 @@ class Coordinator:
             content = {"needed": sorted(needed - {START})}
             at = self.progress.at[site]
             asked[site] = self.caller.request("commit", site, at=at, content=content, **where)
-        for site, reply in self._needed(asked).items():
+        replies = self._needed(asked)
+        for site, reply in replies.items():
             self._note(site, reply)
+        losses = {site: reply.content.get("loss") for site, reply in replies.items()}
+        self.losses = {site: loss for site, loss in losses.items() if loss is not None}
 
     def digests(self, rounds: int) -> dict[str, str]:
         """Returns the hashes of the server and of every site that answers, after the last round."""

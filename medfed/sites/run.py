@@ -141,6 +141,7 @@ class SitesModule(FederatedModule):
         every = self.trainer.check_val_every_n_epoch or 1
         evaluated = (self.trainer.current_epoch + 1) % every == 0
         self.measured = self.coordinator.round(self.next_round, evaluated)
+        self.losses = dict(self.coordinator.losses)
         self.next_round += 1
 
     def validation_step(self, batch: Task, batch_idx: int) -> None:
@@ -152,7 +153,7 @@ class SitesModule(FederatedModule):
         self.evaluations = self.coordinator.test(self.next_round, self.selected)
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-        """Returns the sites that say so: their losses stay there."""
+        """Returns the sites that say so: they know all digits of their losses."""
         return [c for c in metrics if c in self.coordinator.diverged]
 
     def gather_steps(self) -> dict[str, int]:
@@ -285,9 +286,9 @@ def _coordinate(
         write_json(run.hashes_json, coordinator.digests(module.next_round))
         memberships = federation.memberships()  # of all rounds, as in medfed train
         evaluation.check_selected()
-        history, module.selected = evaluation.history, evaluation.best_round()
+        whole, module.selected = evaluation.state_dict(), evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
-        evaluation.history = history
+        evaluation.load_state_dict(whole)
         trajectories = None
         if memberships is not None:
             best = module.selected
@@ -445,7 +446,7 @@ def write(
         summary["not_tested"] = missing
         _log.warning("Not tested, as they did not answer: %s.", ", ".join(map(shown, missing)))
     test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
-    write_text(run.metrics_csv, metrics_csv(evaluation.history, test))
+    write_text(run.metrics_csv, metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, federation.ledger.to_csv())
     down, up = module.coordinator.caller.traffic.total()
     summary["wire"] = {"up": up, "down": down}

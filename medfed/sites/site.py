@@ -338,7 +338,10 @@ class Site:
             digest_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         self._here = asked.round
-        return Reply.to(asked, content=self._spent())
+        content = self._spent()
+        if (loss := self.client.training_loss) is not None:
+            content["loss"] = rounded(loss)
+        return Reply.to(asked, content=content)
 
     def _load(self, asked: Request) -> Reply:
         self._turn_to(asked)

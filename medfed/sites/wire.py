@@ -50,7 +50,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import msgspec
 
 from medfed.common.errors import CodecError, first_line
-from medfed.common.schemas import Count, fit, parse_json
+from medfed.common.schemas import Count, Number, fit, parse_json
 
 MAGIC = b"mfs1"
 _HASH = 16
@@ -124,6 +124,10 @@ class _Spent(_Content):
     passes: tuple[Count, Count]
 
 
+class _Committed(_Spent):
+    loss: Number | None = None
+
+
 class _Measured(_Content):
     metrics: dict[str, float]
     diverged: bool = False
@@ -139,7 +143,7 @@ _CONTENTS: dict[Kind, tuple[type[_Content], type[_Content]]] = {
     "begin": (_Begin, _Begun),
     "fit": (_Fit, _Spent),
     "evaluate": (_Evaluate, _Measured),
-    "commit": (_Commit, _Spent),
+    "commit": (_Commit, _Committed),
     "load": (_Content, _Loaded),
     "onboard": (_Onboard, _Measured),
 }

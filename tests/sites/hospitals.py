@@ -44,7 +44,7 @@ def across(
 def same(one: Path, other: Path, files: tuple[str, ...] = EQUAL) -> list[str]:
     """Files that two run folders do not have alike, byte for byte.
 
-    But for training losses, which stay with each site, and for digits of metrics that do.
+    But for the digits of metrics that stay at a site.
     """
     return [name for name in files if _shared(one / name) != _shared(other / name)]
 
@@ -57,7 +57,7 @@ def as_left(value):
 
 
 def _shared(path: Path) -> list[bytes]:
-    lines = [line for line in path.read_bytes().splitlines() if b",train," not in line]
+    lines = path.read_bytes().splitlines()
     if path.name != "metrics.csv":
         return lines
     cells = [line.split(b",") for line in lines]
