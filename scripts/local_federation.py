@@ -6,7 +6,6 @@ hospital, by their kit's script, and communicate over mutual TLS.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from medfed.common.files import write_json, write_text
+from medfed.common.files import write_text
 from medfed.config.description import as_yaml
 from medfed.sites.deploying import ADMIN
 from medfed.sites.flare.console import allow, project, provision
@@ -51,7 +50,6 @@ class LocalFederation:
         self.kits = provision(content, self.folder)
         for name in (SERVER, *sites):
             allow(self.kits / name, prefixes)
-        self._keep_jobs_here()
 
     def kit(self, name: str) -> Path:
         """Returns the folder of a site's, the server's or the admin's kit."""
@@ -114,12 +112,6 @@ class LocalFederation:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
-
-    def _keep_jobs_here(self) -> None:
-        """FLARE's default folders are in /tmp, where another federation's server would use them."""
-        path = self.kit(SERVER) / "local" / "resources.json"
-        text = path.read_text().replace("/tmp/nvflare", str(self.folder / "server"))
-        write_json(path, json.loads(text))
 
 
 def free_port() -> int:

@@ -100,7 +100,11 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
     """
     if keys.provision is not None:
         actions.make_kits(
-            Path(keys.provision), list(map(str, keys.sites)), str(keys.server), int(keys.port)
+            Path(keys.provision),
+            list(map(str, keys.sites)),
+            str(keys.server),
+            int(keys.port),
+            bool(keys.renew),
         )
         return
     with loading():

@@ -47,7 +47,10 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                 )
             go_by_rank()
         build(config.local)
-        build(config.algorithm).check_cohort(build(config.cohort))
+        algorithm = build(config.algorithm)
+        algorithm.check_cohort(build(config.cohort))
+        if config.aggregation is not None:
+            algorithm.aggregating(build(config.aggregation))
 
 
 @contextmanager

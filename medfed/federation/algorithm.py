@@ -303,12 +303,12 @@ class Algorithm(ABC):
         """
         return ()
 
-    def aggregating(self, aggregation: Aggregation, clients: int) -> Algorithm:
+    def aggregating(self, aggregation: Aggregation, clients: int | None = None) -> Algorithm:
         """Returns the method with another aggregation.
 
         Args:
             aggregation: The aggregation.
-            clients: How many clients there are.
+            clients: How many clients there are, if it is known.
 
         Raises:
             ConfigError: If the method's server takes no means of what clients send, or there are
@@ -326,7 +326,7 @@ class Algorithm(ABC):
                     f"aggregation={name} is for methods whose server takes means, and "
                     f"{type(self).__name__} {why}; choose aggregation=mean."
                 )
-            if clients < aggregation.least:
+            if clients is not None and clients < aggregation.least:
                 raise ConfigError(
                     f"aggregation={name} with these values needs at least {aggregation.least} "
                     f"clients, and there are {clients}; choose aggregation=median, or "

@@ -51,11 +51,11 @@ def show_status(folder: Path, page: Path | None) -> None:
     status.show(folder, page)
 
 
-def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Path:
+def make_kits(folder: Path, sites: Sequence[str], server: str, port: int, renew: bool) -> Path:
     """Makes the kits of a federation; see :func:`medfed.sites.deploying.make_kits`."""
     from medfed.sites import deploying
 
-    return deploying.make_kits(folder, sites, server, port)
+    return deploying.make_kits(folder, sites, server, port, renew)
 
 
 def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:

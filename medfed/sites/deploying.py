@@ -19,6 +19,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medfed import __version__
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, SiteError
 from medfed.common.files import make_private, write_text
@@ -311,6 +312,56 @@ policy:
 """
 
 
+UNIT = """\
+# For /etc/systemd/system/medfed-{name}.service; change the three places, then
+#   systemctl daemon-reload; systemctl enable --now medfed-{name}
+[Unit]
+Description=medfed, {name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=medfed
+WorkingDirectory=/srv/medfed/{name}
+Environment=PATH=/opt/medfed/bin:/usr/bin:/bin
+ExecStart=/bin/bash startup/sub_start.sh --once
+Restart=always
+RestartSec=10
+UMask=0077
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ReadWritePaths=/srv/medfed
+
+[Install]
+WantedBy=multi-user.target
+"""
+IMAGE = """\
+# In the folder of the kit, which stays outside the image, as it holds a key:
+#   docker build -t medfed-{name} service
+#   docker run -d --restart unless-stopped --network host --user "$(id -u):$(id -g)" \\
+#     -v "$PWD":/kit -v /srv/data:/srv/data:ro -v /srv/medfed:/srv/medfed medfed-{name}
+FROM python:3.12-slim
+RUN pip install --no-cache-dir "medfed[sites]=={version}"
+WORKDIR /kit
+CMD ["bash", "startup/sub_start.sh", "--once"]
+"""
+
+
+def service_files(name: str) -> dict[str, str]:
+    """Returns the files that run a kit as a service, by name.
+
+    Args:
+        name: The server's or site's.
+
+    Example:
+        >>> sorted(service_files("va"))
+        ['Dockerfile', 'medfed-va.service']
+    """
+    image = IMAGE.format(name=name.lower(), version=__version__)
+    return {f"medfed-{name}.service": UNIT.format(name=name), "Dockerfile": image}
+
+
 @contextmanager
 def needs_flare() -> Iterator[None]:
     """Raises an error that says how to install NVIDIA FLARE, if it is missing.
@@ -328,7 +379,9 @@ def needs_flare() -> Iterator[None]:
         ) from error
 
 
-def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Path:
+def make_kits(
+    folder: Path, sites: Sequence[str], server: str, port: int, renew: bool = False
+) -> Path:
     """Makes a kit for FLARE's server, each site and the coordinator, and prints the next steps.
 
     Args:
@@ -336,6 +389,7 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
         sites: Names of the sites.
         server: The server's name in the network.
         port: The server's only port.
+        renew: Whether to make new keys and certificates for all, by the same root.
 
     Returns:
         The folder that holds the kits.
@@ -347,19 +401,22 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
         from medfed.sites.flare.console import project, provision
 
     content = project(PROJECT, sites, server, port, ADMIN)
-    kits = provision(content, folder)
+    kits = provision(content, folder, renew)
     write_text(folder / "project.yml", as_yaml(content))
     for site in sites:
         example = kits / site / "local" / f"{SITE_FILE}.example"
         write_text(example, EXAMPLE.format(site=site))
+    for name in (server, *sites):
+        for file, text in service_files(name).items():
+            write_text(kits / name / "service" / file, text)
     make_private(folder)
     end = date.today() + timedelta(days=CERTIFICATES)
     print(
         f"The kits are in {kits}; each holds a key, so that it goes to its owner alone, and\n"
         f"{kits.parent / 'state'} holds all keys, so that it stays here. Nobody else may read "
         "them.\n"
-        f"The certificates end after {CERTIFICATES} days, on {end}: for a longer study make new\n"
-        "kits in another folder before, and hand them all out.\n"
+        f"The certificates end after {CERTIFICATES} days, on {end}: before that, repeat this\n"
+        "command with renew=true, and replace the folder startup of each kit by the new one.\n"
         f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"
         f"  {', '.join(sites)}: one for each hospital, which checks it there by\n"
         "    nvflare preflight-check -p KIT, writes local/medfed.yaml by the example there,\n"

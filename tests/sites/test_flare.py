@@ -87,6 +87,8 @@ def test_bytes_come_back_as_they_went_and_who_is_slow_is_silent(federation, tmp_
     found = json.loads(out.read_text())
     assert found.pop("seconds") < 4
     assert found == {"sites": TWO, "equal": True, "slow": "silent", "absent": "silent"}
+    kept = federation.kit(SERVER) / "jobs"  # not in /tmp, where other users reach them
+    assert {path.name for path in kept.iterdir()} >= {"jobs-storage", "snapshot-storage"}
 
 
 def test_a_job_with_code_is_refused_by_the_sites(federation, tmp_path):

@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+from cryptography.x509 import load_pem_x509_certificate
 from nvflare.fuel.flare_api.flare_api import NoConnection, new_secure_session
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.provision import prepare_builders, prepare_project
@@ -129,6 +130,15 @@ class Console:
             self._session.abort_job(number)
 
 
+ROOT_DAYS = 3650
+"""Days after which the root certificate of a new federation ends, so that kits can be renewed."""
+_CERTIFICATES = "nvflare.lighter.impl.cert.CertBuilder"
+_READY = (
+    'mkdir -p "$WORKSPACE/transfer"\n'  # in FLARE's start script, once it knows the kit's folder
+)
+_JOBS = """sed -i "s#/tmp/nvflare/#$WORKSPACE/jobs/#g" "$WORKSPACE/local/resources.json"\n"""
+
+
 def project(
     name: str,
     sites: Sequence[str],
@@ -167,7 +177,7 @@ def project(
                 "path": f"{lighter}.static_file.StaticFileBuilder",
                 "args": {"config_folder": "config", "scheme": "tcp"},
             },
-            {"path": f"{lighter}.cert.CertBuilder"},
+            {"path": _CERTIFICATES, "args": {"root_valid_days": ROOT_DAYS}},
             {"path": f"{lighter}.signature.SignatureBuilder"},
         ],
     }
@@ -200,6 +210,39 @@ def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
     rights |= dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
     permissions = {"project_admin": rights}
     write_json(local / "authorization.json", {"format_version": "1.0", "permissions": permissions})
+    # FLARE keeps jobs in /tmp, where other users and other federations reach them. Only the start
+    # script knows where the kit was unpacked.
+    script = kit / "startup" / "sub_start.sh"
+    text = script.read_text()
+    if _JOBS not in text:
+        if _READY not in text:
+            raise ConfigError(f"{script} is of another FLARE; install the one that medfed needs.")
+        script.write_text(text.replace(_READY, _READY + _JOBS))
+
+
+def _continue(project: Mapping[str, Any], path: Path, renew: bool) -> None:
+    """Keeps the root certificate of existing kits; forgets the others if they are renewed.
+
+    Raises:
+        ConfigError: If there is nothing to renew, or the root certificate ends as soon.
+    """
+    if not path.is_file():
+        if renew:
+            raise ConfigError(f"There are no kits to renew: {path} is missing; leave renew out.")
+        return
+    state = json.loads(path.read_text())
+    root = load_pem_x509_certificate(state["root_cert"].encode())
+    days = (root.not_valid_after_utc - root.not_valid_before_utc).days
+    for builder in project["builders"]:
+        if builder["path"] == _CERTIFICATES:
+            builder["args"] = {"root_valid_days": days}
+    if renew and days < ROOT_DAYS:
+        raise ConfigError(
+            f"The root certificate in {path} ends after {days} days, as the others do; make new "
+            "kits in another folder, and hand them all out."
+        )
+    if renew:
+        write_json(path, {key: state[key] for key in ("root_cert", "root_pri_key")})
 
 
 class _Said:
@@ -216,12 +259,13 @@ class _Said:
     debug = warning = info
 
 
-def provision(project: Mapping[str, Any], folder: Path) -> Path:
+def provision(project: Mapping[str, Any], folder: Path, renew: bool = False) -> Path:
     """Makes kits with keys, certificates and start scripts, which their owner alone may read.
 
     Args:
         project: A project file's content.
         folder: The folder of the kits; existing kits stay, and new ones have the same root.
+        renew: Whether to make new keys and certificates for all, by the same root.
 
     Returns:
         The folder that holds a kit for each participant.
@@ -231,6 +275,7 @@ def provision(project: Mapping[str, Any], folder: Path) -> Path:
     """
     content = json.loads(json.dumps(project))  # FLARE writes into it
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _continue(content, folder / str(project["name"]) / "state" / "cert.json", renew)
     said = _Said()
     try:
         made = Provisioner(str(folder), prepare_builders(content)).provision(

@@ -1,0 +1,70 @@
+"""Kits: services, jobs in their own folder, certificates that are renewed."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from medfed import __version__
+from medfed.common.errors import ConfigError
+from medfed.sites.deploying import make_kits, service_files
+
+needs_flare = pytest.mark.sites
+
+
+def test_a_service_starts_the_kit_again_without_more_rights(tmp_path: Path):
+    files = service_files("va")
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(files["medfed-va.service"])
+    service = unit["Service"]
+    assert service["ExecStart"].endswith("startup/sub_start.sh --once")
+    assert (service["Restart"], service["UMask"]) == ("always", "0077")
+    assert service["NoNewPrivileges"] == "yes"
+    if shutil.which("systemd-analyze"):
+        path = tmp_path / "medfed-va.service"
+        path.write_text(files["medfed-va.service"])
+        asked = ["systemd-analyze", "verify", "--man=no", str(path)]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        said = [line for line in done.stderr.splitlines() if path.name in line]
+        assert not [line for line in said if "Unknown" in line or "Failed to parse" in line]
+    lines = [line for line in files["Dockerfile"].splitlines() if line and line[0] != "#"]
+    assert [line.split()[0] for line in lines] == ["FROM", "RUN", "WORKDIR", "CMD"]
+    assert f"medfed[sites]=={__version__}" in lines[1]
+    assert json.loads(lines[-1].removeprefix("CMD ")) == ["bash", "startup/sub_start.sh", "--once"]
+
+
+@needs_flare
+def test_kits_are_renewed_by_the_same_root_and_keep_jobs(tmp_path: Path):
+    pytest.importorskip("nvflare")
+    from cryptography.x509 import load_pem_x509_certificate
+
+    def certificate(kits: Path, kit: str, name: str):
+        return load_pem_x509_certificate((kits / kit / "startup" / name).read_bytes())
+
+    folder = tmp_path / "kits"
+    with pytest.raises(ConfigError, match="There are no kits to renew"):
+        make_kits(folder, ["a", "b"], "localhost", 8002, renew=True)
+    first = make_kits(folder, ["a", "b"], "localhost", 8002)
+    more = make_kits(folder, ["a", "b", "c"], "localhost", 8002)
+    new = make_kits(folder, ["a", "b", "c"], "localhost", 8002, renew=True)
+    assert len({first, more, new}) == 3
+    serials = [certificate(kits, "a", "client.crt").serial_number for kits in (first, more, new)]
+    assert serials[0] == serials[1] != serials[2]
+    roots = [certificate(kits, "a", "rootCA.pem") for kits in (first, new)]
+    assert roots[0] == roots[1]
+    assert (roots[0].not_valid_after_utc - roots[0].not_valid_before_utc).days == 3650
+    state = folder / "medfed" / "state" / "cert.json"
+    assert state.stat().st_mode & 0o777 == 0o600
+    for name in ("localhost", "a"):
+        script = (new / name / "startup" / "sub_start.sh").read_text()
+        assert script.count("s#/tmp/nvflare/#$WORKSPACE/jobs/#g") == 1
+        assert re.search(r"mkdir -p .*transfer\"\nsed -i ", script)
+        assert (new / name / "service" / "Dockerfile").is_file()
+    assert "/tmp/nvflare/jobs-storage" in (new / "localhost/local/resources.json").read_text()
