@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError
+from medfed.common.errors import CheckpointError, NonFiniteError
 from medfed.common.scores import worst_value
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
@@ -28,15 +28,31 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.startswith("medfed")]
 
 
-def test_a_run_that_diverges_in_its_last_step_does_not_look_like_one(tmp_path, caplog, capsys):
-    summary, _ = run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1", "optimizer.lr=1e38")
-    clients = list(summary["clients"])
+def test_a_run_that_diverges_everywhere_has_no_result(tmp_path):
+    with pytest.raises(NonFiniteError, match="In every evaluated round the loss is not finite or"):
+        run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1", "optimizer.lr=1e38")
+    record = json.loads((tmp_path / "run" / "unusual.json").read_text())
+    assert len(record["diverged"]["0"]) == 5
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_models_that_fail_do_not_look_like_results(tmp_path, caplog, capsys, monkeypatch):
+    model = Federation.personal_model
+
+    def personal_model(self, client):
+        weights = model(self, client)
+        lost = client != self.ids[-1]
+        return {n: t * math.nan for n, t in weights.items()} if lost else weights
+
+    monkeypatch.setattr(Federation, "personal_model", personal_model)
+    summary, _ = run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1")
+    *clients, _ = summary["clients"]
     assert summary["failed"] == {"val": {c: [0] for c in clients}, "test": clients}
-    for metrics in summary["clients"].values():
+    for metrics in (summary["clients"][client] for client in clients):
         assert metrics == {name: worst_value(name) for name in ("loss", *CLASS_SCORES)}
         assert (metrics["loss"], metrics["auroc"], metrics["brier"]) == (math.inf, 0.0, 1.0)
     assert summary["federation"]["loss"]["mean"] == math.inf
-    assert summary["federation"]["accuracy"]["mean"] == 0.0
+    assert summary["federation"]["accuracy"]["worst"] == 0.0
     assert [s for s in warned(caplog) if "not finite" in s] == [
         f"Round 1: The loss or the predictions of {c} on its validation data are not finite; "
         f"{c} gets the worst possible values."

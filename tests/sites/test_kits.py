@@ -43,10 +43,10 @@ def test_a_service_starts_the_kit_again_without_more_rights(tmp_path: Path):
 @needs_flare
 def test_kits_are_renewed_by_the_same_root_and_keep_jobs(tmp_path: Path):
     pytest.importorskip("nvflare")
-    from cryptography.x509 import load_pem_x509_certificate
+    from nvflare.lighter.utils import load_crt
 
     def certificate(kits: Path, kit: str, name: str):
-        return load_pem_x509_certificate((kits / kit / "startup" / name).read_bytes())
+        return load_crt(str(kits / kit / "startup" / name))
 
     folder = tmp_path / "kits"
     with pytest.raises(ConfigError, match="There are no kits to renew"):

@@ -220,7 +220,9 @@ class PersonalEvaluation(pl.Callback):
         metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
         sentences = self._news(metrics, number)
         if diverged := pl_module.diverged(metrics):
-            sentences += [] if self.diverged else [_divergence(diverged, number)]
+            unsaid = [c for c in diverged if c not in failed(metrics)]
+            if unsaid and not any(self.diverged.values()):
+                sentences.append(_divergence(unsaid, number))
             self.diverged[number] = diverged
         self.history += [Record(number, client, m) for client, m in metrics.items()]
         if rank() == 0:
@@ -351,9 +353,8 @@ class PersonalEvaluation(pl.Callback):
 def _divergence(clients: Sequence[str], number: int) -> str:
     names = ", ".join(map(shown, clients[:3])) + (" and others" if len(clients) > 3 else "")
     return (
-        f"Round {number + 1}: training diverges: a loss of {names} is not finite, or far above "
-        "that of the untrained model. Such a round is not selected; lower optimizer.lr or set "
-        "local.clip."
+        f"Round {number + 1}: training diverges: a loss of {names} is far above that of the "
+        "untrained model. Such a round is not selected; lower optimizer.lr or set local.clip."
     )
 
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from cryptography.x509 import load_pem_x509_certificate
 from nvflare.fuel.flare_api.flare_api import NoConnection, new_secure_session
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.utils import load_crt_bytes
 
 from medfed.common.errors import ConfigError, SiteError, first_line
 from medfed.common.files import make_private, write_json
@@ -231,7 +231,7 @@ def _continue(project: Mapping[str, Any], path: Path, renew: bool) -> None:
             raise ConfigError(f"There are no kits to renew: {path} is missing; leave renew out.")
         return
     state = json.loads(path.read_text())
-    root = load_pem_x509_certificate(state["root_cert"].encode())
+    root = load_crt_bytes(state["root_cert"].encode())
     days = (root.not_valid_after_utc - root.not_valid_before_utc).days
     for builder in project["builders"]:
         if builder["path"] == _CERTIFICATES:
