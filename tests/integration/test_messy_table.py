@@ -31,14 +31,15 @@ HEADER = "\ufeffNr;Klinik;Alter;Geschlecht;Stadium;Cholesterin;Bemerkung;Tod;;"
 def messy(outlier="231,5"):
     """Semicolons, decimal commas, a mark, Windows' line ends, empty lines and columns, gaps."""
     rng = np.random.default_rng(5)
-    lines = [HEADER]
+    lines, shares = [HEADER], [0.2, 0.3, 0.5]
+    rare = dict.fromkeys((5, 8, 11), "IV")  # three patients of Aachen
     for n in range(1, 151):
         age, chol, ill = rng.normal(62, 11), rng.normal(230, 40), int(rng.random() < 0.4)
         cells = [
             *(str(n), ("Köln", "Bonn", "Aachen")[n % 3]),
             "" if n % 13 == 0 else f"{age + 8 * ill:.0f}",
             '"weiblich"' if rng.random() < 0.5 else "männlich",
-            rng.choice(["I", "II", "III"], p=[0.5, 0.3, 0.2] if ill else [0.2, 0.3, 0.5]),
+            rare.get(n, rng.choice(["I", "II", "III"], p=shares[::-1] if ill else shares)),
             outlier if n == 12 else f"{chol + 15 * ill:.1f}".replace(".", ","),
             f"Text {n}",
             "ja" if ill else "nein",
@@ -104,7 +105,7 @@ def test_the_bundle_predicts_as_training_did_and_names_what_it_never_saw(
     assert f"data row {len(wanted) + 1}: Alter is 1300" in caplog.text
     low, high = (data.preprocessing(client)["input"][end][0] for end in ("lowest", "highest"))
     rows = data.train_rows[client][:, 0]
-    assert (low, high) == (np.nanmin(rows), np.nanmax(rows))
+    assert low < np.nanmin(rows) <= np.nanmax(rows) < high
     experiment.module.local.model.load(experiment.module.federation.personal_model(client))
     batches = data.clients[client].eval_batches("test")
     own = torch.cat([experiment.task.predict(batch) for batch in batches])[:, 0]
@@ -113,6 +114,24 @@ def test_the_bundle_predicts_as_training_did_and_names_what_it_never_saw(
     # What MONAI runs without medfed writes the same file.
     run_by_monai(bundle, source, tmp_path / "eval", monkeypatch)
     assert (tmp_path / "eval" / "predictions.csv").read_bytes() == output.read_bytes()
+
+
+def test_a_bundle_holds_no_patients_cell_and_no_name_of_the_table(trained):
+    """Not the oldest patient's age, not what three patients of another hospital have."""
+    folder, _, experiment, bundle = trained
+    facts = json.loads((bundle / "configs" / "metadata.json").read_text())["medfed"]
+    assert sorted(facts["input"]) == [
+        *("categories", "features", "highest", "indicators", "kind", "lowest"),
+    ]
+    assert facts["input"]["features"] == ["Alter", "Geschlecht", "Stadium", "Cholesterin"]
+    assert facts["input"]["categories"]["Stadium"] == ["I", "II", "III"]
+    numbers = experiment.data.train_rows["Köln"][:, [0, 3]]
+    extremes = {*np.nanmin(numbers, axis=0), *np.nanmax(numbers, axis=0)}
+    assert not extremes.intersection(facts["input"]["lowest"] + facts["input"]["highest"])
+    pages = [p for p in bundle.rglob("*") if p.suffix in (".json", ".md", ".csv", ".yaml", ".txt")]
+    assert len(pages) > 4
+    for name in ("Klinik", '"IV"', " IV ", str(folder)):
+        assert not [p for p in pages if name in p.read_text()]
 
 
 def test_a_bundle_says_which_column_is_missing(trained, tmp_path):

@@ -360,11 +360,11 @@ class TabularDataModule(FederatedDataModule):
         return self.columns.encode(known, numbers).astype(np.float64)
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class; ``input`` also has the columns and their range in training."""
+        """See the base class; ``input`` also has the columns and their rounded range in training."""
         scaling, plan = self.scalings[client], self.plans[client]
         ends = [
             [None if np.isnan(value) else value for value in end.tolist()]
-            for end in value_range(self._numbers(client), scaling)
+            for end in value_range(self._numbers(client))
         ]
         has = set(plan.record(self.plan_names)["channels"])
         return {

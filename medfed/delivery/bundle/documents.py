@@ -242,9 +242,9 @@ def _inputs(source: Mapping[str, Any]) -> Iterable[str]:
     numeric = [n for n in source.get("features", ()) if n not in (source.get("categories") or {})]
     ends = zip(numeric, source.get("lowest") or (), source.get("highest") or (), strict=False)
     if ranges := [f"{n} {lo:g} to {hi:g}" for n, lo, hi in ends if lo is not None]:
-        yield f"Values outside of: {'; '.join(ranges)}."
+        yield f"Values outside of about: {'; '.join(ranges)}. Ends are rounded, of no patient."
     for name, texts in (source.get("categories") or {}).items():
-        yield f"Categories of {name} other than {', '.join(texts)}."
+        yield f"Categories of {name} other than {', '.join(texts)} (five patients or more)."
 
 
 def _model(facts: Mapping[str, Any]) -> list[str]:

@@ -35,6 +35,7 @@ _TASKS = {
 }
 _PRIVATE = ("folder", "resume", "logger", "trainer", "progress")
 _PATHS = ("path", "root", "cache")
+_COLUMNS = ("patient", "centre", "patient_pattern", "centre_pattern", "centres")
 
 
 @dataclass(frozen=True)
@@ -264,15 +265,17 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out what says where a run took place and not what it computed.
+    """Leaves out where a run took place and how its data name patients and hospitals.
 
     Example:
-        >>> without_paths({"seed": 0, "folder": "/home/me", "data": {"path": "/x", "size": 3}})
+        >>> without_paths({"seed": 0, "folder": "/home/me", "data": {"patient": "nr", "size": 3}})
         {'seed': 0, 'data': {'size': 3}}
     """
     kept = {k: v for k, v in config.items() if k not in _PRIVATE}
     if isinstance(kept.get("data"), Mapping):
-        kept["data"] = {k: v for k, v in kept["data"].items() if k not in _PATHS}
+        kept["data"] = {k: v for k, v in kept["data"].items() if k not in _PATHS + _COLUMNS}
+        if isinstance(reader := kept["data"].get("reader"), Mapping):
+            kept["data"]["reader"] = {k: v for k, v in reader.items() if k not in _COLUMNS}
     if isinstance(kept.get("init"), Mapping) and kept["init"].get("weights"):
         kept["init"] = {**kept["init"], "weights": Path(kept["init"]["weights"]).name}
     return kept

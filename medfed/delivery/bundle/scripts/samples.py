@@ -79,7 +79,7 @@ def unusual_cells(
         >>> unusual = unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
         >>> for row, cells in unusual.items():
         ...     print(row, cells)
-        2 ['age is 130, outside of 40 to 60 in training', "sex is 'x', unknown in training"]
+        2 ['age is 130, outside of about 40 to 60 in training', "sex is 'x', unknown in training"]
         3 ['age is missing, which it never was in training']
     """
     source, unusual = facts["input"], dict[int, list[str]]()
@@ -103,10 +103,10 @@ def unusual_cells(
 
 def _outside(value: float, low: float | None, high: float | None) -> str | None:
     if low is None or high is None:
-        return f"is {value:g}, but training had no value of it"
+        return f"is {value:g}, but fewer than 20 training rows had a value of it"
     if low <= value <= high:
         return None
-    return f"is {value:g}, outside of {low:g} to {high:g} in training"
+    return f"is {value:g}, outside of about {low:g} to {high:g} in training"
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
