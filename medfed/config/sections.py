@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -98,3 +99,31 @@ def optional(whole: Mapping[str, Any], key: str) -> Section | None:
     """
     section = whole.get(key)
     return section if isinstance(section, Section) and "_target_" in section else None
+
+
+_PLACES = (
+    *("folder", "resume", "logger", "trainer", "progress", "hydra", "path", "root", "cache"),
+    *("patient", "centre", "patient_pattern", "centre_pattern", "centres"),
+)
+
+
+def without_places(values: Any) -> Any:
+    """Leaves out where a run took place and how its data name patients and hospitals.
+
+    Other paths from the root of a disk become the name of their file.
+
+    Args:
+        values: The values of a configuration.
+
+    Example:
+        >>> without_places({"seed": 0, "folder": "/home/me", "data": {"patient": "nr", "size": 3}})
+        {'seed': 0, 'data': {'size': 3}}
+        >>> without_places({"init": {"weights": "/home/me/w.pt"}})
+        {'init': {'weights': 'w.pt'}}
+    """
+    if isinstance(values, Mapping):
+        return {k: without_places(v) for k, v in values.items() if k not in _PLACES}
+    if isinstance(values, list):
+        return [without_places(value) for value in values]
+    is_path = isinstance(values, str) and (Path(values).is_absolute() or values.startswith("~"))
+    return Path(values).name if is_path else values

@@ -23,7 +23,7 @@ from medfed.config.allowed import check_plugins
 from medfed.config.check import no_gpu, several
 from medfed.config.compose import build
 from medfed.config.description import LacksKeyError, RunDescription, describe
-from medfed.config.sections import Section
+from medfed.config.sections import Section, without_places
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.callbacks import (
     CommunicationLogger,
@@ -163,7 +163,7 @@ def build_experiment(config: RunDescription) -> Experiment:
     if trainer.logger and rank() == 0:
         remember(trainer.logger, folder)
         if config.resume is None:  # MLflow refuses changed values
-            trainer.logger.log_hyperparams(config.values.plain())
+            trainer.logger.log_hyperparams(without_places(config.values.plain()))
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
 

@@ -20,6 +20,9 @@ from medfed.common.files import write_json
 from medfed.common.untrusted import read_json
 from medfed.records.folder import RunFolder
 
+OF_PATIENTS = ("contours",)
+"""Pictures that show patients."""
+_ASKED = "pictures_of_patients"
 NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
 
 
@@ -33,8 +36,11 @@ def wandb_logger(
     tags: Sequence[str] = (),
     entity: str | None = None,
     offline: bool | None = None,
+    pictures: Sequence[str] = (),
 ) -> WandbLogger:
     """Returns a W&B logger that works offline and without a login unless a key is set.
+
+    It sends neither the terminal's lines, nor the machine's name, nor paths on it.
 
     Args:
         project: The W&B project.
@@ -46,7 +52,10 @@ def wandb_logger(
         tags: Further tags, in addition to method and seed.
         entity: The user or team; ``None``: the default one.
         offline: Whether to stay offline; ``None``: offline unless ``WANDB_API_KEY`` is set.
+        pictures: Pictures of patients that are sent, by name, such as ``contours``.
     """
+    import wandb
+
     if offline is None:
         offline = not os.environ.get("WANDB_API_KEY")
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -62,7 +71,15 @@ def wandb_logger(
         tags=[*words, *map(str, tags)],
         entity=entity,
         offline=offline,
+        settings=wandb.Settings(
+            host="-",
+            console="off",
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            disable_git=True,
+        ),
     )
+    setattr(logger, _ASKED, tuple(pictures))
     # Lightning passes on a setting without effect, of which W&B warns on the terminal.
     logger._wandb_init.pop("anonymous", None)
     return logger
@@ -87,6 +104,7 @@ def mlflow_logger(
     name: str | None = None,
     method: str | None = None,
     seed: int | None = None,
+    pictures: Sequence[str] = (),
 ) -> MLFlowLogger:
     """Returns an MLflow logger.
 
@@ -98,6 +116,7 @@ def mlflow_logger(
         name: The run's name; ``None``: experiment, method and seed.
         method: The method, by its class.
         seed: The run's seed.
+        pictures: Pictures of patients that are sent, by name, such as ``contours``.
 
     Raises:
         ConfigError: If MLflow is not installed, or no server is named.
@@ -109,13 +128,15 @@ def mlflow_logger(
             "environment variable MLFLOW_TRACKING_URI."
         )
     with _installed("mlflow"):
-        return MLFlowLogger(
+        logger = MLFlowLogger(
             experiment_name=experiment_name,
             run_name=name or run_name(experiment_name, method, seed),
             tracking_uri=uri,
             tags=dict(zip(("method", "seed"), _words(method, seed), strict=False)),
             run_id=_known(save_dir, "mlflow"),
         )
+        setattr(logger, _ASKED, tuple(pictures))
+        return logger
 
 
 def no_logger() -> bool:
@@ -153,12 +174,15 @@ def end_logging(
 
     Args:
         logger: The run's logger.
-        pictures: Name to picture file.
+        pictures: Name to picture file; those of patients are sent only if asked for.
         summary: The content of ``summary.json``.
     """
     if not isinstance(logger, Logger):
         return
     over = summary["federation"]
+    if not isinstance(logger, TensorBoardLogger):  # whose files stay in the run folder
+        asked = getattr(logger, _ASKED, ())
+        pictures = {n: p for n, p in pictures.items() if n not in OF_PATIENTS or n in asked}
     tested = {f"test/{n}": v["mean"] for n, v in over.items()}
     tested |= {f"test/{n}_worst": v["worst"] for n, v in over.items()}
     if isinstance(logger, WandbLogger):

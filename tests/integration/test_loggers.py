@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
 
 import pytest
 import wandb
@@ -13,7 +14,7 @@ from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
 from medfed.common.errors import ConfigError
 from medfed.records.folder import Run
-from medfed.run.loggers import end_logging
+from medfed.run.loggers import end_logging, wandb_logger
 from tests.integration.runs import CLINICAL, left_in, resume, run
 
 
@@ -104,6 +105,8 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     written = record.read_bytes()
     for name in (b"val/hospital_0/auroc", b"bytes/up_total", b"strength"):
         assert name in written
+    for name in (platform.node(), str(folder), os.getcwd()):
+        assert name.encode() not in written
     assert len(list((offline / "files" / "media" / "images").glob("*.png"))) == 3
 
 
@@ -200,3 +203,15 @@ def test_pictures_as_vectors_or_none(tmp_path):
     assert shown == {*left_in(tmp_path / "without")}
     with pytest.raises(ConfigError, match=r"pictures\.format='pdg' is unknown .*choose one of"):
         run(tmp_path / "c", *CLINICAL, "pictures.format=pdg")
+
+
+@pytest.mark.parametrize("asked", [(), ("contours",)])
+def test_pictures_of_patients_are_sent_only_if_asked_for_by_name(
+    asked, no_account, monkeypatch, tmp_path
+):
+    sent = []
+    monkeypatch.setattr(WandbLogger, "log_image", lambda self, key, images: sent.append(key))
+    logger = wandb_logger("medfed", str(tmp_path), offline=True, pictures=asked)
+    summary = {"federation": {}, "clients": {}, "selected_round": 0, "rounds": 1}
+    end_logging(logger, {"bytes": tmp_path / "b.png", "contours": tmp_path / "c.png"}, summary)
+    assert sent == ["bytes", *asked]

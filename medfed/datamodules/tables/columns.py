@@ -350,7 +350,8 @@ def value_range(train: Array) -> tuple[Array, Array]:
 
 
 def _outwards(value: float, to: Callable[[float], int], digits: int) -> float:
-    return round(to(round(value * 10**digits, 6)) / 10**digits, max(digits, 0))
+    scale = 10.0**digits
+    return round(to(round(value * scale, 6)) / scale, max(digits, 0))
 
 
 def from_facts(facts: Mapping[str, Any]) -> Scaling:

@@ -360,7 +360,7 @@ class TabularDataModule(FederatedDataModule):
         return self.columns.encode(known, numbers).astype(np.float64)
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class; ``input`` also has the columns and their rounded range in training."""
+        """See the base class; ``input`` also has the columns and their rounded range."""
         scaling, plan = self.scalings[client], self.plans[client]
         ends = [
             [None if np.isnan(value) else value for value in end.tolist()]

@@ -15,7 +15,7 @@ from medfed.common.files import digest, sha256
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build
-from medfed.config.sections import Section, optional
+from medfed.config.sections import Section, optional, without_places
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import code_of, describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
@@ -33,9 +33,6 @@ _TASKS = {
     "ClassificationTask": "classification",
     "RegressionTask": "regression",
 }
-_PRIVATE = ("folder", "resume", "logger", "trainer", "progress")
-_PATHS = ("path", "root", "cache")
-_COLUMNS = ("patient", "centre", "patient_pattern", "centre_pattern", "centres")
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ class RunRecord:
             "test_metrics": metrics,
             "run_test_metrics": metrics,
             "card": self.card(client),
-            "training_config": without_paths(config),
+            "training_config": without_places(config),
             "commit": self.versions.get("commit", "unknown"),
             "versions": {k: v for k, v in self.versions.items() if k not in ("commit", "platform")},
         }
@@ -262,20 +259,3 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
         {'dice': 0.5, 'hd95': None}
     """
     return {n: float(v) if v is not None and math.isfinite(v) else None for n, v in metrics.items()}
-
-
-def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out where a run took place and how its data name patients and hospitals.
-
-    Example:
-        >>> without_paths({"seed": 0, "folder": "/home/me", "data": {"patient": "nr", "size": 3}})
-        {'seed': 0, 'data': {'size': 3}}
-    """
-    kept = {k: v for k, v in config.items() if k not in _PRIVATE}
-    if isinstance(kept.get("data"), Mapping):
-        kept["data"] = {k: v for k, v in kept["data"].items() if k not in _PATHS + _COLUMNS}
-        if isinstance(reader := kept["data"].get("reader"), Mapping):
-            kept["data"]["reader"] = {k: v for k, v in reader.items() if k not in _COLUMNS}
-    if isinstance(kept.get("init"), Mapping) and kept["init"].get("weights"):
-        kept["init"] = {**kept["init"], "weights": Path(kept["init"]["weights"]).name}
-    return kept
