@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from medfed.benchmark.advice import ALONE, FEW, Advice, Gain
-from medfed.common.console import say, shown, size, wide_console
+from medfed.common.console import in_markdown, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.reports.tables import Table
 
@@ -183,7 +183,7 @@ def markdown(advice: Advice, command: str) -> str:
         advice: The advice.
         command: The command that trains as advised; alone if the pilot cannot tell.
     """
-    first, *rest = sentences(advice)
+    first, *rest = in_markdown(sentences(advice))
     title = f"use {advice.use}" if advice.use else "cannot tell"
     better = "smaller" if advice.task.falls else "larger"
     tables = _tables(advice)

@@ -14,8 +14,9 @@ import time
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -102,6 +103,25 @@ def cell(name: str) -> str:
         ('hospital_0', '\\[red]')
     """
     return escape(f"{shown(name)} ")[:-1]  # Rich would double a backslash at the end
+
+
+def in_markdown(value: Any) -> Any:
+    r"""Returns texts for a Markdown page, also those in lists and mappings.
+
+    Names from outside bring no line, HTML, link, picture or column with them.
+
+    Example:
+        >>> in_markdown("p < 0.05"), in_markdown("A</h1><img src=x>")
+        ('p < 0.05', 'A&lt;/h1>&lt;img src=x>')
+        >>> in_markdown({"a|b": ["![x](http://y)\n# B"]})
+        {'a\\|b': ['![x]&#40;http://y)\\n# B']}
+    """
+    if isinstance(value, str):
+        text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", visible(value))
+        return text.replace("](", "]&#40;").replace("|", r"\|")
+    if isinstance(value, Mapping):
+        return {in_markdown(name): in_markdown(each) for name, each in value.items()}
+    return [in_markdown(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def caption(name: str) -> str:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Printed
 
-from medfed.common.console import cell, say, shown, size, wide_console
+from medfed.common.console import cell, in_markdown, say, shown, size, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
@@ -248,25 +248,22 @@ def to_markdown(comparison: Comparison, finding: Finding) -> str:
         place = "" if row.place == "total" else shown(row.place)
         lines.append([row.metric, place, *texts, *[""] * (len(names) - len(texts))])
     table = Table.of(("metric", "client", *names), lines, prose=(0, 1))
-    clients = len(comparison.clients)
+    clients, captions = len(comparison.clients), in_markdown(finding.captions)
     parts = [
         f"{_HEAD}\n",
         f"Test metrics of the rounds that validation selected, {clients} clients. The best number "
         "of each line is **bold**, which is no verdict; the verdict is below.\n",
         *table.markdown(),
         "",
-        *(f"- {sentence}" for sentence in said(comparison)),
+        *(f"- {sentence}" for sentence in in_markdown(said(comparison))),
         "",
-        *(f"{sentence}\n" for sentence in finding.sentences),
-        *(
-            f"![{finding.captions[n]}]({n}.png)\n\n{finding.captions[n]}\n"
-            for n in finding.pictures
-        ),
+        *(f"{sentence}\n" for sentence in in_markdown(finding.sentences)),
+        *(f"![{captions[n]}]({n}.png)\n\n{captions[n]}\n" for n in finding.pictures),
         "Runs:\n",
     ]
     for method in comparison.methods:
         folders = ", ".join(f"`{r.folder}` (seed {r.seed})" for r in method.runs)
-        parts.append(f"- {method.name}: {folders}")
+        parts.append(in_markdown(f"- {method.name}: {folders}"))
     return "\n".join(parts) + "\n"
 
 

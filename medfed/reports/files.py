@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from medfed.common.console import say, wide_console
+from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
@@ -129,13 +129,14 @@ def markdown(report: Report) -> str:
     Args:
         report: The report.
     """
-    lines = [f"# {report.title}", "", *card(report.tasks).markdown(), ""]
-    lines += [*(f"- {s}" for s in report.sentences), ""]
+    lines = [f"# {in_markdown(report.title)}", "", *card(report.tasks).markdown(), ""]
+    lines += [*(f"- {in_markdown(s)}" for s in report.sentences), ""]
     for task, verdicts in report.tasks:
         better = "smaller" if task.falls else "larger"
-        lines += [f"## {task.name}", "", f"{task.metric}, {better} is better.", ""]
+        lines += [f"## {in_markdown(task.name)}", "", f"{task.metric}, {better} is better.", ""]
         lines += [*methods_table(task, verdicts).only(BRIEF).markdown(), ""]
-        lines += [f"- {s}" for s in (*details(task, verdicts), *task.notes)] + [""]
+        said = in_markdown([*details(task, verdicts), *task.notes])
+        lines += [f"- {s}" for s in said] + [""]
     lines += ["## Claims", ""] if report.claims else []
     for one in report.claims:
         lines += [f"**{one.claim}** {one.verdict.capitalize()}. ({one.source})", ""]

@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as Printed
 
 from medfed.common.console import cell as escaped
-from medfed.common.console import size
+from medfed.common.console import in_markdown, size
 from medfed.common.scores import mean_of_known
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.tasks import Task
@@ -94,9 +94,9 @@ class Table:
             ['| a | b |', '|---|---:|', '| x\\|y | 1 |']
         """
         rule = "".join("---|" if i in self.prose else "---:|" for i in range(len(self.head)))
-        texts = ([cell.brief.replace("|", r"\|") for cell in row] for row in self.rows)
+        texts = ([in_markdown(cell.brief) for cell in row] for row in self.rows)
         return [
-            f"| {' | '.join(self.head)} |",
+            f"| {' | '.join(map(in_markdown, self.head))} |",
             f"|{rule}",
             *(f"| {' | '.join(row)} |" for row in texts),
         ]

@@ -68,6 +68,17 @@ def read_csv(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
         return {(r["metric"], r["place"], r["method"]): r for r in csv.DictReader(file)}
 
 
+def test_a_folders_name_brings_no_html_or_link_into_the_report(runs, tmp_path):
+    for seed in (0, 1):
+        shutil.copytree(
+            runs / f"local_{seed}", tmp_path / "runs" / f"{seed}<img src=a>![x](http:y)"
+        )
+    compare_runs(str(tmp_path / "runs"), tmp_path / "out")
+    text = (tmp_path / "out" / "comparison.md").read_text()
+    assert "1&lt;img src=a>![x]&#40;http:y)" in text
+    assert "<img" not in text
+
+
 def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
     compare_runs(str(runs), tmp_path)
     table = read_csv(tmp_path / "comparison.csv")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from medfed.common.console import in_markdown
 from medfed.delivery.bundle.metadata import further
 from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.source_code import short_hash
@@ -73,6 +74,7 @@ def readme(facts: Mapping[str, Any]) -> str:
     Returns:
         Markdown.
     """
+    facts = in_markdown(facts)
     source, task, exported = facts["input"], facts["task"], facts["test_metrics"]
     files = source.get("files")
     expected = _INPUT[source["kind"]]
@@ -183,6 +185,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
     Returns:
         Markdown.
     """
+    facts = in_markdown(facts)
     sections = {
         "Model": _model(facts),
         "Intended use": [_INTENDED],
