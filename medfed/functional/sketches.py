@@ -153,7 +153,7 @@ def _shrink(rows: Tensor, size: int) -> Tensor:
     drop = s[size] if s.shape[0] > size else s.new_zeros(())
     kept = torch.sqrt(torch.relu(s[:size].square() - drop.square()))
     directions = vt[:size]
-    # A singular vector has no sign of its own; a fixed one keeps the bits the same everywhere.
+    # The sign of a singular vector is arbitrary; a fixed one keeps the bits the same everywhere.
     peak = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     shrunk: Tensor = kept.unsqueeze(1) * directions * torch.where(peak < 0, -1.0, 1.0)
     return shrunk

@@ -25,7 +25,7 @@ A site's file: its name, the path of its data, its device; the site's IT writes 
 .. code-block:: yaml
 
     site: cleveland
-    folder: /srv/medfed                  # for what the site keeps; null: beside this file
+    folder: /srv/medfed                  # for what the site keeps; null: next to this file
     data:
       path: /data/heart
     trainer: gpu                         # or cpu, the default, or {accelerator: gpu, devices: [1]}
@@ -34,7 +34,7 @@ Which studies it has approved, and what it allows at all, are in :mod:`medfed.si
 
 Paths may be relative to the file. Other keys are those of ``medfed train`` that are a site's own
 (:data:`medfed.sites.agreement.OWN`) or that it may say otherwise (``READING`` there).
-A site whose files are in another layout names a reader of its own, whole:
+A site whose files are in another layout names another reader, with all its keys:
 ``data: {path: ..., reader: {_target_: ..., _partial_: true, ...}}``.
 """
 
@@ -86,7 +86,7 @@ OWN: dict[str, Any] = {
     "hydra": None,
 }
 _SECTIONS = ("trainer", "logger", "checkpoint")  # which stand at the project's default
-_DATA = ("data.", "partition.")  # of which a coordinator has none of its own, either
+_DATA = ("data.", "partition.")  # a coordinator has no data
 # Proposed by the overrides; how a site's own files are written, and what its memory allows.
 READING = (
     *("data.label", "data.patient", "data.centre", "data.header", "data.positive", "data.negative"),
@@ -401,7 +401,7 @@ class SiteFile:
         trainer: An option of the group, or some of its keys.
         logger: An option of the group.
         approved: Hashes of the agreements that may run here; ``None``: any may.
-        policy: What it allows, whatever was agreed on.
+        policy: Its limits, for every agreement.
     """
 
     site: str

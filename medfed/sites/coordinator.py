@@ -511,7 +511,7 @@ def _impossible(metrics: Mapping[str, float], names: frozenset[str]) -> str:
     for name, value in metrics.items():
         low, high = limits_of(name)
         if name.partition("/")[0] == "loss":
-            low = -_HUGE  # a loss of one's own may be negative
+            low = -_HUGE  # the loss of a plugin may be negative
         if value < low - _ROUNDING or value > high + _ROUNDING or math.inf > abs(value) > _HUGE:
             return f"its {shown(name)} is {value:.3g}"
     return ""

@@ -303,7 +303,7 @@ data:
 # What you allow in any study; without these lines only
 # the least number of patients behind statistics (20) is a limit:
 policy:
-  least: 20                  # patients of each split, and behind whatever leaves
+  least: 20                  # patients of each split, and behind everything that leaves
   least_per_message: 5       # patients behind one message; as least if you leave it out
   largest_share: 0.8         # of a round's training samples, that one site may have
   test_metrics: 1            # models whose test metrics may be asked for; 0: none

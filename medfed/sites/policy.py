@@ -1,4 +1,4 @@
-"""What a site allows, whatever the coordinator sends: approved agreements, and a policy.
+"""What a site allows, independent of the coordinator: approved agreements, and a policy.
 
 Both stand in the site's file, which a person of the hospital writes; no command writes there.
 
@@ -7,7 +7,7 @@ Both stand in the site's file, which a person of the hospital writes; no command
     agreed: 5f0c...                      # the line that medfed site check prints; or a list of them
     policy:
       parts: [shared]                    # parts of messages that may leave
-      least: 50                          # patients behind whatever leaves
+      least: 50                          # patients behind everything that leaves
       least_per_message: 5               # patients behind one message; as least if it is left out
       largest_share: 0.6                 # of a round's training samples, that one site may have
       test_metrics: 1                    # models whose test metrics may be asked for; 0: none
@@ -129,7 +129,7 @@ site's file asks for 20; do not take part, or lower policy.least.
             )
 
     def check_split(self, name: str, patients: int) -> None:
-        """Refuses a split of few patients; an empty one tells nothing.
+        """Refuses a split of few patients; an empty one reveals nothing.
 
         Raises:
             VetoError: If they are fewer than the least.
@@ -203,10 +203,10 @@ def check_data(
         config: Its run.
         data: Its own, planned.
         site: Its name.
-        tells: Whether it tells the server of its columns.
+        tells: Whether it describes its columns to the server.
 
     Raises:
-        VetoError: If a split has fewer than the policy asks for, or columns may not be told.
+        VetoError: If a split has too few patients, or its columns may not be described.
     """
     names = {"train": "training", "val": "validation"}
     counts = {split: len(patients) for split, patients in data.plans[site].patients.items()}

@@ -51,7 +51,7 @@ from medfed.sites.policy import NO_LIMITS, Policy, VetoError, check_data, check_
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
 MODELS = 10
-"""Models of one round that may be measured, beside one for each site."""
+"""Models of one round that may be evaluated, in addition to one for each site."""
 FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
 Kept = dict[str, Any]
 

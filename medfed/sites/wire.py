@@ -11,7 +11,7 @@ from another site, is recognised.
 | kind | asks for | content, body | reply's content, body |
 |---|---|---|---|
 | hello | what must be equal everywhere | | hashes of agreed keys, facts of the data, versions |
-| agree | what it tells others of its data (phase: the how-manieth) | answer | message, or Facts |
+| agree | its message about its data (phase: the message's number) | answer | message, or Facts |
 | begin | a session: who takes part | clients, job | rounds that it can go back to |
 | fit | training in one phase of a round | message | steps and passes, message |
 | evaluate | metrics of the present model | split, trained, message | metrics, whether it diverges |

@@ -191,7 +191,7 @@ def test_source_is_run_only_if_its_hash_is_named(made, tmp_path):
     assert f"accept_code=sha256-{code['hash'][:12]}" in text
     np.save(tmp_path / "a.npy", np.zeros((1, 8, 8), np.uint8))
     paths = {"input": tmp_path / "a.npy", "output": tmp_path / "out.csv"}
-    for given in (None, 12345678, "sha256-00000000", f"sha256-{code['hash'][:7]}"):
+    for given in (None, "sha256-00000000", f"sha256-{code['hash'][:7]}"):
         with pytest.raises(CheckpointError, match=r"source code of its own .* accept_code=sha256-"):
             hospital.predict(**paths, accept_code=given)
     hospital.predict(**paths, accept_code=f"sha256-{code['hash'][:12]}")

@@ -9,7 +9,7 @@ It holds::
     models/model.onnx        the same for ONNX Runtime, if it was asked for
     scripts/                 what reads, infers and writes without this package: the modules of
                              `medfed predict`
-    scripts/plugins/         the source of a network of the user's own
+    scripts/plugins/         the source of your network, if it comes from no library
     docs/README.md           how it is run
     docs/model_card.md       what is recorded of data, metrics and origin
 
@@ -126,7 +126,7 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
         raise CheckpointError(
             f"{folder / added[0]} was not exported with the bundle; move it elsewhere."
         )
-    # A hash shows a torn copy or a change, not who made the file: whoever changes both is not seen.
+    # A hash reveals a torn copy or a change, but nobody who changes the manifest as well.
     for name in sorted(present):
         if sha256(folder / name) != hashes[name]:
             raise CheckpointError(
@@ -353,7 +353,7 @@ def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> 
 
 
 def _check_packages(folder: Path, packages: Mapping[str, str]) -> None:
-    """Asks for packages that the network needs, and tells of other versions than at training."""
+    """Refuses a network whose packages are missing; warns of other versions than at training."""
     for name, known in packages.items():
         try:
             installed = version(name)

@@ -213,7 +213,7 @@ def never_shown(facts: Mapping[str, Any]) -> list[str]:
         Channels: T2 (their places are filled with zeros).
         Voxels below 1 × 1 × 2 mm or above 1 × 1 × 3 mm.
         Sizes of images: not recorded.
-        Scanners: the data name none; whichever A did not have.
+        Scanners: the data name none; all that A did not have.
     """
     card, source = facts.get("card") or {}, facts["input"]
     lines = []
@@ -228,7 +228,7 @@ def never_shown(facts: Mapping[str, Any]) -> list[str]:
         lines.append("Axial slices without any voxel above zero: they are background.")
     lines += _inputs(source)
     scanner = "the simulated one of `site` in the metadata" if facts.get("site") else None
-    others = f"any but {scanner}" if scanner else f"whichever {facts['client']} did not have"
+    others = f"any but {scanner}" if scanner else f"all that {facts['client']} did not have"
     if source["kind"] != "table":
         lines.append(f"Scanners: {'' if scanner else 'the data name none; '}{others}.")
     return lines

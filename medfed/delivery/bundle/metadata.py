@@ -147,8 +147,8 @@ def _read(facts: Plain) -> list[str]:
     slices = facts["input"].get("adjacent_slices") or 1
     if slices == 1:
         return list(facts["channels"])
-    beside = range(-(slices // 2), slices // 2 + 1)
-    return [f"{name}, slice {n:+d}" for name in facts["channels"] for n in beside]
+    offsets = range(-(slices // 2), slices // 2 + 1)
+    return [f"{name}, slice {n:+d}" for name in facts["channels"] for n in offsets]
 
 
 def _shape(facts: Plain) -> list[Any]:
@@ -167,7 +167,7 @@ def _tensor(facts: Plain, names: Sequence[str], shape: list[Any]) -> Plain:
 
 
 def further(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Returns packages and versions that the network needs beside PyTorch and MONAI.
+    """Returns packages and versions that a bundle needs in addition to PyTorch and MONAI.
 
     Example:
         >>> further({"packages": {"monai": "1.6", "einops": "0.8"}, "code": None})

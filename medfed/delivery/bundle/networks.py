@@ -1,16 +1,12 @@
-"""A network as plain data: MONAI's class and its arguments, from which it is built again.
+"""Networks as plain data, from which MONAI and ``medfed predict`` build them again.
 
-The project's builders are thin, and most of their networks are MONAI's own. The others are put
-together of MONAI's parts in ``medfed networks``, which travels with every bundle. Names of the
-weights are the same in both. Networks that are none of the project's are described in
-:mod:`medfed.delivery.bundle.networks`.
+Most of the project's builders return MONAI's networks. The others are put together from MONAI's
+parts in ``scripts/networks.py``, which every bundle holds. Names of the weights are the same.
 
-Networks that the project does not build itself: MONAI's and PyTorch's own, and the user's.
-
-A class or function of a library is known by its name and arguments. One of a plugin folder becomes
-``scripts.plugins.MODULE.NAME``, and its source goes into the bundle
-(:mod:`medfed.delivery.bundle.source_code`). What is built is what the configuration's allow-list
-(:mod:`medfed.config.allowed`) says of libraries, and source that was accepted.
+A class or function of a library is described by its name and arguments. One from a plugin folder
+becomes ``scripts.plugins.MODULE.NAME``, and its source goes into the bundle
+(:mod:`medfed.delivery.bundle.source_code`). Only two kinds are built: what the allow-list
+(:mod:`medfed.config.allowed`) permits of libraries, and accepted source.
 """
 
 from __future__ import annotations
@@ -76,11 +72,12 @@ def is_library(target: object) -> bool:
     return isinstance(target, str) and target.startswith(tuple(LIBRARIES))
 
 
-def own_targets(plain: Any) -> list[str]:
+def bundled_targets(plain: Any) -> list[str]:
     """Names what a description takes from the source in the bundle, without ``scripts.plugins``.
 
     Example:
-        >>> own_targets({"_target_": "scripts.plugins.a.B", "act": {"_target_": "torch.nn.ReLU"}})
+        >>> act = {"_target_": "torch.nn.ReLU"}
+        >>> bundled_targets({"_target_": "scripts.plugins.a.B", "act": act})
         ['a.B']
     """
     names = [node[_TARGET] for node in _nodes(plain)]
@@ -88,19 +85,19 @@ def own_targets(plain: Any) -> list[str]:
 
 
 def code_of(plain: Any) -> tuple[Plain | None, dict[str, Path]]:
-    """Describes the source that a network needs beside libraries; None where it needs none.
+    """Describes the source that a network needs in addition to libraries; None without any.
 
     Raises:
         ConfigError: See :func:`medfed.delivery.bundle.source_code.describe_code`.
     """
-    targets = own_targets(plain)
+    targets = bundled_targets(plain)
     return describe_code(targets) if targets else (None, {})
 
 
 def packages_of(plain: Any) -> dict[str, str]:
-    """Returns the versions of the packages whose code a library's network runs, beside PyTorch.
+    """Returns the versions of the packages, other than PyTorch, whose code a network runs.
 
-    MONAI loads some of its own on demand: what the classes' modules hold of others is found there.
+    MONAI imports some packages on demand; they are attributes of the modules of its classes.
 
     Example:
         >>> list(packages_of({"_target_": "monai.networks.nets.SegResNet"}))
@@ -140,7 +137,7 @@ def build_foreign(
     target = plain.get(_TARGET)
     _check_sizes(plain, str(target))
     nodes = list(_nodes(plain))
-    sources = own_targets(plain)
+    sources = bundled_targets(plain)
     for node in nodes:
         if not is_library(node[_TARGET]) and not str(node[_TARGET]).startswith(f"{PACKAGE}."):
             raise CheckpointError(
@@ -310,8 +307,8 @@ _BUILDERS = {
     "LogisticRegression": (f"{_OWN}.LogisticRegression", ("in_channels", "out_channels")),
     "LinearRegression": (f"{_OWN}.LinearRegression", ("in_channels",)),
 }
-# What a description in a bundle may name beside these, and the largest numbers of parts: a network
-# of more would fill the memory before its weights are found not to fit.
+# The arguments that a description in a bundle may name, and the largest numbers of parts: a larger
+# network would fill the memory before its weights are compared with it.
 _TAKES = {
     **{t: {n for other, names in _BUILDERS.values() if other == t for n in names} for t in TARGETS},
     f"{_OWN}.small_stem_densenet": {*_SIZES, *_DENSE},
@@ -413,7 +410,7 @@ def ordinary(plain: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_foreign(plain: Mapping[str, Any]) -> bool:
-    """Says whether a network is a library's or the user's, with whatever arguments.
+    """Returns whether a network comes from a library or a plugin folder.
 
     Example:
         >>> unet = {"_target_": "monai.networks.nets.UNet", "strides": [2]}

@@ -1,9 +1,9 @@
-"""The source of a network of the user's own: copied into a bundle, run only if it is accepted.
+"""The source of your own network: copied into a bundle, and run only if its user accepts it.
 
-A network from a plugin folder is known by its name and arguments, and by nothing else that another
-computer has. So the bundle holds the files that define it, in ``scripts/plugins``, as they lie in
-the folder. Whoever reads the bundle runs them only after naming their hash: ``accept_code=HASH``.
-What is run is what was hashed; no compiled copy is looked for, and none is left.
+Another computer does not have the code of a plugin folder. So the bundle holds the files that
+define the network, unchanged, in ``scripts/plugins``. ``medfed predict`` runs them only if its user
+names their hash: ``accept_code=HASH``. Python runs the bytes that were hashed; it neither reads nor
+writes compiled files.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ def source_files(module: str) -> dict[str, Path]:
 
 
 def describe_code(targets: Sequence[str]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Says what source networks of the user's own need.
+    """Describes the source of networks from plugin folders.
 
     Args:
         targets: Dotted names of classes or functions.
 
     Returns:
-        ``files`` with their hashes by name, the ``hash`` of all, and the packages beside PyTorch
-        and MONAI that they ``require``, with versions; and the files' paths by name.
+        ``files`` with their hashes by name, the ``hash`` of all, and the packages that they
+        ``require`` in addition to PyTorch and MONAI, with versions; and the files' paths by name.
 
     Raises:
         ConfigError: See :func:`source_files`.
@@ -279,7 +279,7 @@ def _files_of(root: Path, module: str) -> list[Path]:
 
 
 def _imported(path: Path, name: str) -> list[str]:
-    """Dotted names that a file imports, those of its own package in full."""
+    """Dotted names that a file imports; relative ones in full."""
     package = name.removesuffix(".py").removesuffix("/__init__").split("/")
     if not name.endswith("__init__.py"):
         package = package[:-1]
@@ -301,7 +301,7 @@ def _imported(path: Path, name: str) -> list[str]:
 
 
 def _required(paths: Mapping[str, Path]) -> dict[str, str]:
-    """Installed packages that files import, beside those that every bundle needs."""
+    """Installed packages that files import, without those that every bundle needs."""
     here = {name.split("/")[0].removesuffix(".py") for name in paths}
     tops = {m.partition(".")[0] for name, path in paths.items() for m in _imported(path, name)}
     distributions = packages_distributions()

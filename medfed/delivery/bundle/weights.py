@@ -59,7 +59,7 @@ class Packed(TypedDict):
 
 
 class Content(TypedDict):
-    """What a weight file holds, beside its format and version."""
+    """The content of a weight file, without its format and version."""
 
     dense: dict[str, Tensor]
     packed: dict[str, Packed]

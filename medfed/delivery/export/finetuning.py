@@ -1,17 +1,14 @@
-"""Repairing quantised models at export, and measuring them, where the run's data are at hand.
+"""Repairs quantised models at export and measures them, if the data of the run are available.
 
-Candidates are the model as k-means leaves it, with statistics measured anew, and distilled from the
-trained model (:mod:`medfed.delivery.export.finetuning`). The last one goes into the bundle whose
-validation metric is no worse than that of k-means, or within the tolerance of the trained model's.
-To take the best one would be to follow chance: a few patients of validation rank near-equal models
-at random, and k-means alone may be lucky with them (docs/export.md has the measurement).
+There are three candidates: the model after k-means, with recomputed statistics, and distilled from
+the trained model. The bundle gets the last one whose validation metric is no worse than that after
+k-means, or within the tolerance of the trained model's. Taking the best one would follow chance: a
+few validation patients rank near-equal models at random (docs/export.md has the measurement).
 
-Bringing a quantised model back to the one that was trained, on its hospital's training data.
+The two repairs use the training data of the hospital:
 
-Two repairs, each a candidate of its own (:mod:`medfed.delivery.export.finetuning` chooses):
-
-1. *Statistics.* Running means and variances of BatchNorm are those of activations that the
-   unquantised weights made. They are measured anew with the quantised ones.
+1. *Statistics.* Running means and variances of BatchNorm belong to the activations of the
+   unquantised weights. They are recomputed with the quantised ones.
 2. *Distillation.* Centres, and what is not quantised, learn to give the logits that the trained
    model gives, by Adam, whose step does not grow with the number of weights that share a centre
    (Polino, Pascanu and Alistarh, "Model compression via distillation and quantization", ICLR

@@ -169,7 +169,7 @@ class RunRecord:
         }
 
     def card(self, client: str) -> dict[str, Any]:
-        """Gathers what the model card says beside the other facts; no patient is named.
+        """Gathers the facts that only the model card states; it names no patient.
 
         Args:
             client: The client.

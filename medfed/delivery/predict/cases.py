@@ -1,8 +1,6 @@
-"""Cases that become files: one into the file that is named, many into a folder with a summary.
+"""Writes the masks of cases: one case into a file, several into a folder with a summary.
 
-An output folder: what it was made with, a row per case, and where an interrupted one goes on.
-
-It holds, beside the results::
+It holds the results and::
 
     prediction.json   bundles with their hashes, settings, versions
     summary.csv       a row per case: its files, volumes, what went wrong
@@ -382,4 +380,4 @@ def _is_done(record: OutputFolder, case: Case) -> bool:
     try:
         return record.is_done(case.name, case.inputs(), case.targets)
     except (MedfedError, OSError):
-        return False  # which is told when it is its turn
+        return False  # the error is reported when the case is predicted

@@ -1,10 +1,10 @@
 """Masks of scans and pictures: read as in training, segmented, written on the grid of the file.
 
-DICOM SEG: the masks of a DICOM series as an object of its own study, by highdicom.
+A DICOM SEG holds the masks of a DICOM series as an object of the same study; highdicom writes it.
 
 Every region is a binary segment of its name, on the slices of the series; regions may overlap. The
-codes of category and type are private (99MEDFED), as a region's name is the training data's own and
-no term of a dictionary.
+codes of category and type are private (99MEDFED), as the training data name the regions and no
+dictionary does.
 
 Source: C. P. Bridge et al., "Highdicom: a Python library for standardized encoding of image
 annotations and machine learning model outputs in pathology and radiology", J Digit Imaging 35,
@@ -35,10 +35,10 @@ from medfed.datamodules.readers.volumes import Geometry, as_stored
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.scripts.masks import (
     SEG,
-    beside,
     mask_files,
     mask_suffix,
-    picture_beside,
+    named_after,
+    named_after_picture,
     picture_files,
     save_like,
     save_masks,
@@ -77,7 +77,7 @@ def highdicom() -> ModuleType:
         raise ConfigError(
             "DICOM SEG needs the package highdicom: pip install medfed[dicom]."
         ) from error
-    logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells of every copied attribute
+    logging.getLogger("highdicom").setLevel(logging.WARNING)  # it reports every copied attribute
     return module
 
 
@@ -231,14 +231,14 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
         maps[_SPREAD] = decided.spread
     for postfix, values in maps.items():
         note = f"{postfix[1:]} of " + ", ".join(first.labels)
-        path = beside(target, postfix)
+        path = named_after(target, postfix)
         save_like(np.moveaxis(values.numpy(), 0, -1), *like, path, note)
     spacing = read.geometry.spacing
     if options.picture:
         image = read.image
         if read.grid is not None:
             image = on_grid(image, read.grid, read.geometry.shape)
-        picture = beside(target, "", ".png")
+        picture = named_after(target, "", ".png")
         _draw_scan(first, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
     return decided.measured("ml", float(np.prod(spacing)) / 1000)
 
@@ -262,8 +262,8 @@ def _case(committee: Committee, scan: ScanFiles, alone: bool) -> Case:
         raise ConfigError(f"{scan.path} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
     masks = [target] if is_seg else [*mask_files(first.facts, target)]
     more = {_MAPS: options.probabilities, _SPREAD: options.uncertainty}
-    maps = [beside(target, postfix) for postfix, wanted in more.items() if wanted]
-    picture = [beside(target, "", ".png")] * options.picture
+    maps = [named_after(target, postfix) for postfix, wanted in more.items() if wanted]
+    picture = [named_after(target, "", ".png")] * options.picture
     return Case(scan.id, scan.path, scan.files, target, (*masks, *maps, *picture))
 
 
@@ -358,14 +358,14 @@ def _segment_picture(committee: Committee, file: Path, target: Path) -> dict[str
         maps["uncertainty"] = decided.spread
     for what, shares in maps.items():
         for name, share in zip(first.labels, shares.numpy(), strict=True):
-            save_picture(share, picture_beside(target, f"{name}_{what}", ".tif"))
+            save_picture(share, named_after_picture(target, f"{name}_{what}", ".tif"))
     if options.picture:
         image, small, _ = seen[0]
         if committee.several:
             size = image.shape[2], image.shape[1]
             mean = pictures.upright(pictures.resized(decided.probabilities.numpy(), size))
             small = torch.from_numpy(mean)
-        _draw(first, image, small, picture_beside(target, "contours"), file.stem)
+        _draw(first, image, small, named_after_picture(target, "contours"), file.stem)
     return decided.measured("percent", 100 / (width * height))
 
 
@@ -389,11 +389,11 @@ def _picture_case(first: Predictor, file: Path, name: str, options: PredictOptio
     output = Path(options.output)
     target = output / f"{name}.png" if options.into_folder else output
     maps = [
-        picture_beside(target, f"{label}_{what}", ".tif")
+        named_after_picture(target, f"{label}_{what}", ".tif")
         for what in ["probability"] * options.probabilities + ["uncertainty"] * options.uncertainty
         for label in first.labels
     ]
-    contours = [picture_beside(target, "contours")] * options.picture
+    contours = [named_after_picture(target, "contours")] * options.picture
     return Case(
         name, file, lambda: [file], target, (*picture_files(first.facts, target), *maps, *contours)
     )

@@ -79,8 +79,7 @@ def predict(config: Section, console: Console | None = None) -> None:
     console = console or Console()
     check_place(options)
     bundles = [read_bundle(folder) for folder in options.bundles]
-    # Imported late: what is wrong with options or bundle is told at once, and of the readers of
-    # scans, images and tables only those are loaded that the model needs.
+    # Imported here, so that errors in options or bundles are reported at once.
     from medfed.delivery.predict.committee import make_committee
 
     committee = make_committee(bundles, options)

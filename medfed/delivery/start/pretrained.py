@@ -135,7 +135,7 @@ def _read_as(content: Any, kind: type[T]) -> T | None:
 
 
 def _check_values(node: Any) -> None:
-    # What stands for a value could read the environment of whoever trains.
+    # An interpolation could read the environment of the person who trains.
     if "${" in repr(node):
         raise CheckpointError(
             "init.weights holds an interpolation (${...}), which no run writes; set init.adopt=[]."
@@ -233,7 +233,7 @@ def _preprocessing(whole: Mapping[str, Any], dims: Any) -> dict[str, Any]:
     return adopted
 
 
-# Under what a checkpoint keeps the weights, beside an optimizer and the like.
+# Keys under which checkpoints keep weights; others hold an optimizer and the like.
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net", "weights", "teacher")
 
 
@@ -310,7 +310,7 @@ def _is_ours(content: Any) -> bool:
 
 
 def _numbers() -> list[Any]:
-    """NumPy's plain numbers, which checkpoints hold beside the weights: a best score, an epoch."""
+    """NumPy's plain numbers, which checkpoints hold with the weights: a best score, an epoch."""
     import numpy as np
     from numpy._core import multiarray
 
@@ -325,7 +325,7 @@ def unpacked_size(path: Path) -> int:
 
 
 def is_zip_of(path: Path, name: str) -> bool:
-    """Returns whether a file is an archive with a file of that name, in whatever folder."""
+    """Returns whether a file is an archive with a file of that name, in any folder."""
     if not zipfile.is_zipfile(path):
         return False
     try:
@@ -486,7 +486,7 @@ def read_run(folder: Path, client: str | None) -> Weights:
     Args:
         folder: The run folder.
         client: Whose model; ``None``: what all clients have in common, that is what their models
-            agree in to the bit, and beside it the shared model that the server keeps.
+            agree in to the bit, and the shared model that the server keeps.
 
     Raises:
         CheckpointError: If the run is unfinished or torn, or has nothing in common.

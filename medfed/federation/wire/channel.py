@@ -496,7 +496,7 @@ class Channel:
         draw, rng = None, None
         if not link.direct:
             # Downwards the content stands for the client: who is sent the same gets the same
-            # bytes, on whatever rank, and what differs is drawn independently.
+            # bytes on every rank, and different vectors get independent random numbers.
             who = place.client if direction == "up" else total.hex()
             draw = derive_seed(self.seed, place.round, who, place.phase, direction, part, "codec")
             alike = (*alike[:2], draw)

@@ -72,7 +72,7 @@ def map_codes(facts: Mapping[str, Any]) -> dict[str, int] | None:
         facts: The part ``medfed`` of the metadata.
 
     Returns:
-        See :func:`label_codes`; None where every region needs a mask of its own.
+        See :func:`label_codes`; None where every region needs a separate mask.
 
     Example:
         >>> regions = {"liver": [1], "tumour": [2]}
@@ -150,20 +150,20 @@ def mask_suffix(scan: Path, wanted: str | None = None) -> str:
     )
 
 
-def beside(mask: Path, postfix: str, suffix: str | None = None) -> Path:
+def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
     """Names a file after a mask.
 
     Args:
         mask: The mask's file.
         postfix: What follows its stem.
-        suffix: Of the new file; None for the mask's own, NIfTI beside a DICOM SEG.
+        suffix: Of the new file; None: that of the mask, or NIfTI for a DICOM SEG.
 
     Example:
-        >>> beside(Path("out/mask.nii.gz"), "_probabilities").as_posix()
+        >>> named_after(Path("out/mask.nii.gz"), "_probabilities").as_posix()
         'out/mask_probabilities.nii.gz'
-        >>> beside(Path("out/mask.nii.gz"), "", ".png").as_posix()
+        >>> named_after(Path("out/mask.nii.gz"), "", ".png").as_posix()
         'out/mask.png'
-        >>> beside(Path("out/mask.dcm"), "_probabilities").as_posix()
+        >>> named_after(Path("out/mask.dcm"), "_probabilities").as_posix()
         'out/mask_probabilities.nii.gz'
     """
     is_seg = mask.suffix.lower() == SEG
@@ -245,7 +245,7 @@ def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, i
             raise CheckpointError(
                 f"The bundle's label {name!r} cannot be part of a file's name; export it anew."
             )
-    return {beside(target, f"_{name}"): {name: 1} for name in names}
+    return {named_after(target, f"_{name}"): {name: 1} for name in names}
 
 
 def save_masks(
@@ -270,14 +270,14 @@ def picture_files(facts: Mapping[str, Any], target: Path) -> list[Path]:
     """Names the files of a picture's masks: one with all label values, or one for each region."""
     if map_codes(facts):
         return [target]
-    return [picture_beside(target, str(name)) for name in facts["labels"]]
+    return [named_after_picture(target, str(name)) for name in facts["labels"]]
 
 
-def picture_beside(target: Path, what: str, suffix: str | None = None) -> Path:
+def named_after_picture(target: Path, what: str, suffix: str | None = None) -> Path:
     """Names a file after a picture's mask.
 
     Example:
-        >>> picture_beside(Path("out/a.png"), "cell_probability", ".tif").as_posix()
+        >>> named_after_picture(Path("out/a.png"), "cell_probability", ".tif").as_posix()
         'out/a_cell_probability.tif'
     """
     return target.with_name(f"{target.stem}_{what}{suffix or target.suffix}")

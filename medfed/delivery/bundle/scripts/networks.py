@@ -126,7 +126,7 @@ class CanonicalMixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the mixture: log-probabilities, logits or outcomes."""
-        # What the instances have in common answers once, whoever asks.
+        # The common part is computed once for all instances.
         for layer in self._fixed:
             layer.__dict__["forward"] = self._remembering(layer.forward)
         try:

@@ -329,7 +329,7 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
     Raises:
         DataError: If the image cannot be read, or is of another size, colour or range than those
             that the model was trained on. Images of a model that was trained on converted ones are
-            converted, whatever their size and colour.
+            converted from any size and colour.
     """
     facts = predictor.facts["input"]
     size = list(facts["size"])

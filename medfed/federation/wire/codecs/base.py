@@ -139,8 +139,8 @@ class Codec(ABC):
         if not cls.codes or any(n in taken or not low <= n <= high for n in cls.codes):
             others = ", ".join(f"{n} ({c.__name__})" for n, c in sorted(taken.items()))
             raise TypeError(
-                f"{cls.__name__}.codes={cls.codes} must be numbers of its own, from {low} to "
-                f"{high}; taken are {others}."
+                f"{cls.__name__}.codes={cls.codes} must be numbers that no other codec has, from "
+                f"{low} to {high}; taken are {others}."
             )
         _REGISTER.update(dict.fromkeys(cls.codes, cls))
 
@@ -252,7 +252,7 @@ class Codec(ABC):
 
     @abstractmethod
     def _unpack(self, payload: Payload, length: int) -> Array:
-        """Returns the ``(d,)`` values as an array of its own; the payload refuses what is torn."""
+        """Returns the ``(d,)`` values as a new array; the payload refuses torn bytes."""
 
     def header(self, length: int) -> bytes:
         """Returns the 12 bytes before every payload: magic, version, codec, length d."""

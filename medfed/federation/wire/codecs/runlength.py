@@ -20,7 +20,7 @@ _MAX_BITS = 8
 
 
 class RunLength(Codec):
-    """(value, run) pairs; the lengths are Golomb- or Elias-coded, whichever is shorter.
+    """(value, run) pairs; the lengths are Golomb- or Elias-coded: the shorter one.
 
     Without a codebook it is lossless. With one, every value is replaced by the nearest of 2^b
     numbers, the k-means centres of the message, and neighbours that became equal share a run. A
@@ -99,7 +99,7 @@ def _run_starts(values: Array) -> Array:
 
 
 def _pack_runs(values: Array, lengths: Array, book: Array | None = None) -> bytes:
-    """Values, or their codes in a book, as runs or one by one, whichever is shorter."""
+    """Values, or their codes in a book, as runs or one by one: the shorter one."""
     kinds = [IntegerCode(kind) for kind in ("gamma", "delta", "omega")]
     codes = [best_rice(lengths - 1), *kinds]
     size, code = min(((code.bits(lengths - 1), code) for code in codes), key=lambda pair: pair[0])

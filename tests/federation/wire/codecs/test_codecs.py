@@ -51,7 +51,7 @@ def test_the_number_is_its_own(codec):
 def test_numbers_that_are_missing_taken_or_out_of_range_are_refused(codes):
     before = dict(base._REGISTER)
     with pytest.raises(
-        TypeError, match=r"numbers of its own, from 128 to 255; taken are 1 \(Dense"
+        TypeError, match=r"numbers that no other codec has, from 128 to 255; taken are 1 \(Dense"
     ):
         type("Other", (Codec,), {"codes": codes, "__module__": "elsewhere"})
     assert before == base._REGISTER
