@@ -88,7 +88,7 @@ def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
         folders: Further folders that hold ``configs/claims``, or ``claims``.
 
     Raises:
-        ConfigError: If one cannot be read; the file and what is wrong are named.
+        ConfigError: If one cannot be read; the error names the file and the reason.
     """
     claims = []
     for file in yamls_of("claims", folders):

@@ -119,7 +119,7 @@ def _add(task: Task, one: Progress, results: Sequence[Result], cells: Sequence[C
     task.scores[name] = Scores(
         name,
         sign * np.array(rows, dtype=float),
-        sign * _drawn(results, task.clients, worst),
+        sign * _resampled(results, task.clients, worst),
         (up, down),
         spent,
         len(results) - len(whole),
@@ -151,8 +151,8 @@ def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
     return mean_course(by_round, len(results))
 
 
-def _drawn(results: Sequence[Result], clients: Sequence[str], worst: float) -> Floats:
-    """(S, W, C) scores of patients drawn anew."""
+def _resampled(results: Sequence[Result], clients: Sequence[str], worst: float) -> Floats:
+    """(S, W, C) scores on resampled patients."""
     count = {len(v) for r in results for v in r.get("resampled", {}).values()}
     width = min(count, default=0)
     return np.array(

@@ -27,7 +27,7 @@ from medfed.federation.card import Range
 from medfed.records.cells import Cell, Stage, cell_key
 from medfed.run.assembly import unread_data
 
-# What a run says, and where it is kept, is the pilot's own affair.
+# Keys that the pilot sets itself.
 _ITS_OWN = ("folder", "logger", "progress", "pictures.format")
 Parts = dict[Split, list[str]]
 
@@ -60,7 +60,7 @@ class Pilot(Group):
 
     Attributes:
         overrides: What the user would train with.
-        divisions: How the patients are dealt, one for each repetition.
+        divisions: The divisions of the patients, one for each repetition.
         out: Where cells and divisions are kept.
         rounds: Rounds of a run of the pilot; None: as many as the user's.
     """
@@ -172,7 +172,7 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
     Args:
         overrides: What the user would train with, without a method.
         folds: Parts that are tested in turn.
-        repeats: How often all are dealt anew.
+        repeats: The number of divisions into folds.
 
     Raises:
         MedfedError: If the configuration or the data cannot be used.
@@ -219,12 +219,12 @@ def redealt(
     seed: int,
     fold: tuple[int, int],
 ) -> Parts:
-    """Deals a client's training and validation patients anew; its test patients stay out.
+    """Splits a client's training and validation patients again, without its test patients.
 
     Args:
         patients: Ids per split of the user's run.
-        labels: By patient; only those of training and validation patients are looked at.
-        seed: Of how they are dealt.
+        labels: By patient; the function reads those of training and validation patients only.
+        seed: Of the split.
         fold: k and K, the k-th of K parts is tested. Of the others, as large a share validates as
             in the user's run.
 
@@ -246,7 +246,7 @@ def redealt(
 def pilots(
     asked: Question, methods: Sequence[str], out: Path, rounds: int | None = None
 ) -> list[Pilot]:
-    """Writes how patients are dealt, and returns what is to be run.
+    """Writes the divisions of the patients, and returns the methods to run.
 
     Args:
         asked: The question.

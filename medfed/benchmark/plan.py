@@ -41,7 +41,7 @@ class Group:
         method: The method.
         variants: The tasks that are reported.
         size: How much is computed.
-        common: Overrides of whoever runs it: where real data lie, plugins.
+        common: The user's overrides: paths of real data, plugins.
         root: Where generated cohorts are kept.
         arm: The changes of an arm, which has the method's tuning; None: a method of the table.
     """
@@ -142,7 +142,7 @@ class Group:
                 raise ConfigError(f"suite={self.suite.name}: {place} has no key {leaf}.")
             changed[key] = value
         config = config.replacing(changed)
-        # What is trained on from is tuned; its cells are those of its own.
+        # The pooled model is tuned; finetuning starts from it, and has cells of its own.
         finetuned = self.method.finetuned and stage == "final"
         method = self.method.name if stage == "final" else self.method.algorithm
         key, plain = cell_key(config, stage, finetuned)
@@ -204,7 +204,7 @@ def groups(
     arms: Mapping[str, Sequence[Arm]] | None = None,
     named: bool = True,
 ) -> tuple[list[Group], list[str]]:
-    """Returns what is to be compared, and says what is left out.
+    """Returns the methods to compare, and notes on suites that are left out.
 
     Args:
         suites: The suites.
@@ -212,11 +212,11 @@ def groups(
         size: The name of a size.
         variants: See :meth:`medfed.benchmark.suite.Suite.chosen`.
         paths: Of real data, by suite.
-        common: Overrides of whoever runs it.
+        common: The user's overrides.
         root: Where generated cohorts are kept.
         arms: Further measurements, by suite.
         named: Whether the methods are somebody's choice, so that all are measured on all variants;
-            else variants beside a suite's first have only the few methods that the suite names.
+            else further variants have only the few methods that the suite names.
 
     Raises:
         ConfigError: If a variant is unknown, or real data are named that are not there.

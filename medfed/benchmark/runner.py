@@ -65,7 +65,7 @@ def run_groups(
     """Runs all cells that are missing; those that are there are read.
 
     Args:
-        groups: What is compared.
+        groups: The methods, each on a suite.
         out: The folder of the benchmark.
         workers: Processes; 0 computes in this one.
         quiet: Whether to show nothing.
@@ -151,10 +151,10 @@ def _ended(cell: Cell) -> RankError:
 
 
 def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
-    """Reads what there is of groups, without running anything.
+    """Reads the finished cells of groups, without running any.
 
     Args:
-        groups: What is compared.
+        groups: The methods, each on a suite.
         out: The folder of the benchmark.
 
     Returns:

@@ -1,6 +1,6 @@
 """Suites: tasks on which methods are compared, a yaml file each.
 
-A suite is an experiment, what of it is changed for all methods, variants that differ in one thing
+A suite is an experiment, the settings that change for all methods, variants that differ in one key
 (a dial, from hospitals that are alike to hospitals that contradict each other), how patients are
 split, and sizes. ``configs/suites`` has those that are shipped; ``plugins=FOLDER`` adds those of
 ``FOLDER/configs/suites``.
@@ -37,7 +37,7 @@ class Arm:
     Attributes:
         name: Its name.
         method: The method, as ``methods=`` has it.
-        overrides: What is changed; of a key that was tuned too, this value holds.
+        overrides: Its changes, which come before tuned values.
         times: Whole numbers of the configuration that are multiplied, by key, at any size alike.
         variant: The task; empty: the one on which methods are tuned.
         tuned: Whether it has the settings that were tuned for the method, or its defaults.
@@ -72,7 +72,7 @@ class Arm:
         return [*kept, *self.overrides]
 
     def setting(self, tuned: Mapping[str, float]) -> dict[str, float]:
-        """Returns what was tuned, but for what the arm sets itself.
+        """Returns the tuned values, without those of keys that the arm sets.
 
         Example:
             >>> arm = Arm("apart", "pfednet", ("algorithm.strength=0",))
@@ -139,12 +139,12 @@ def chosen_arms(
     by_suite: Mapping[str, Mapping[str, Arm]],
     methods: Collection[str] = (),
 ) -> dict[str, list[Arm]]:
-    """Returns the arms that are asked for, by suite.
+    """Returns the wanted arms, by suite.
 
     Args:
         wanted: True or ``all``; False; or names, which each some suite must have.
         by_suite: The arms of all suites that are run.
-        methods: All that there are: no arm has the name of one.
+        methods: The names of all methods, which no arm may have.
 
     Raises:
         ConfigError: If one is unknown, or has a method's name.
@@ -180,10 +180,10 @@ class Size:
     """How much is computed.
 
     Attributes:
-        splits: Fresh splits of the patients, each with initial weights of its own.
+        splits: New splits of the patients, each with other initial weights.
         trials: Settings of every method that are tried on validation patients; the first is the
             default.
-        overrides: What is changed in all runs.
+        overrides: The changes in all runs.
         methods: Those that are compared where none are named, or ``all``; None: the suite's.
     """
 
@@ -223,9 +223,9 @@ class Suite:
             tested in turn, again and again.
         variants: Its tasks; methods are tuned on the first.
         sizes: How much is computed, by the sizes' names.
-        overrides: What is changed of the experiment, for all methods.
+        overrides: The changes of the experiment, for all methods.
         methods: Those that are compared where none are named.
-        folds: Parts that real data are dealt into.
+        folds: The number of folds of real data.
         dial: The meaning of the dial; empty: none.
         situation: In what way its hospitals differ, in a few words; the decision card groups tasks
             by it.
@@ -261,7 +261,7 @@ class Suite:
         return next(iter(self.variants))
 
     def chosen(self, wanted: str | Sequence[str] | None) -> list[str]:
-        """Returns the variants that are asked for.
+        """Returns the wanted variants.
 
         Args:
             wanted: Names, ``all``, or None for the base alone.
@@ -322,7 +322,7 @@ def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
         folders: Further folders that hold ``configs/suites``, or ``suites``.
 
     Raises:
-        ConfigError: If one cannot be read; the file and what is wrong are named.
+        ConfigError: If one cannot be read; the error names the file and the reason.
     """
     return {file.stem: read_suite(file) for file in yamls_of("suites", folders)}
 
@@ -339,7 +339,7 @@ def read_suite(file: Path) -> Suite:
     """Reads a suite.
 
     Raises:
-        ConfigError: If it is none; the file and what is wrong are named.
+        ConfigError: If it is no suite; the error names the file and the reason.
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -434,7 +434,7 @@ def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None
     """Checks the folders of real data.
 
     Args:
-        paths: By suite; None: not at hand.
+        paths: By suite; None: unknown.
         known: All suites.
 
     Raises:
@@ -452,7 +452,7 @@ def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None
 
 
 def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = ()) -> list[Suite]:
-    """Returns the suites that are asked for.
+    """Returns the wanted suites.
 
     Args:
         wanted: A name, names, or ``all``.
@@ -520,12 +520,12 @@ def known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
 def chosen_methods(
     wanted: str | Sequence[str] | None, usual: str | Sequence[str], known: Sequence[str]
 ) -> list[Method]:
-    """Returns the methods that are asked for, and those that they are measured beside.
+    """Returns the wanted methods, after those that every suite runs.
 
     Args:
         wanted: Names, ``all``, or None for those of the suite.
         usual: Those of the suite, or ``all``.
-        known: All that there are.
+        known: The names of all methods.
 
     Raises:
         ConfigError: If one is unknown.
@@ -552,7 +552,7 @@ def card_of(config: RunDescription) -> Card:
 
 
 def search_space(card: Card, lr: Range) -> dict[str, Range]:
-    """Returns what is tuned, by key: first the learning rate, then what the card says.
+    """Returns the ranges of tuning by key: the learning rate, then those of the card.
 
     Args:
         card: Of the method.
@@ -573,7 +573,7 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     where defaults are.
 
     Args:
-        space: What is tuned.
+        space: The ranges.
         trials: How many settings; the first leaves all as it is.
 
     Source: J. H. Halton, "On the efficiency of certain quasi-random sequences of points",

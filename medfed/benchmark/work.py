@@ -36,7 +36,7 @@ CLIENTS = 5  # of which one is kept
 
 
 def course(experiment: Experiment) -> list[dict[str, float | None]]:
-    """Returns the rounds that were evaluated: what validation gave, and what was spent until then.
+    """Returns the evaluated rounds: validation scores, and bytes and passes until then.
 
     Args:
         experiment: The finished run.
@@ -76,7 +76,7 @@ def looks(experiment: Experiment) -> dict[str, Any]:
         experiment: The finished run, at the selected round.
 
     Returns:
-        ``pictures`` of what the server knows, SVG by name; ``memberships``, where there are any;
+        ``pictures`` of the server's state, SVG by name; ``memberships``, if there are any;
         and ``slices``, a tested slice of some clients with its prediction, see :func:`packed`.
     """
     federation = experiment.module.federation
@@ -199,7 +199,7 @@ def _measured(config: RunDescription, stage: Stage, shows: bool) -> dict[str, An
 
 
 def _tested(experiment: Experiment) -> dict[str, Any]:
-    """The test metrics of every client, with those of patients drawn anew, and of constants."""
+    """The test metrics of every client, on resampled patients, too, and of constants."""
     evaluation, plans = experiment.evaluation, experiment.data.plans
     metric = experiment.task.selection[0]
     tested = examined(experiment)

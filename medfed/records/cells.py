@@ -157,7 +157,7 @@ class Cell:
             patients; ``final``: the best setting is evaluated on test patients.
         trial: The number of the setting; the first is the default.
         split: The number of the split of the patients.
-        config: What is run.
+        config: The configuration.
         key: The hash of everything that it depends on.
         finetuned: Whether every client then trains a copy of the model.
     """
@@ -192,7 +192,7 @@ def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str
     """Returns the hash of everything that a cell depends on, and the configuration to send.
 
     Args:
-        config: What is run.
+        config: The configuration.
         stage: See :class:`Cell`.
         finetuned: Whether a copy of the model is trained on at every client.
     """

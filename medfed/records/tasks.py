@@ -40,8 +40,8 @@ class CanonicalParts:
 def build_task(model: Section, canonical: Section | None, seed: int) -> TaskModule:
     """Builds the task of a run from initial weights that depend on the seed alone.
 
-    With canonical parts the network is built anew for each further instance, under a seed of its
-    own; the first one, and all that is common, is the network of a run without canonical parts.
+    With canonical parts, each further instance is another network under another seed. The first
+    instance and the common parts are those of a run without canonical parts.
 
     Args:
         model: The section, facts of the data filled in.

@@ -418,7 +418,7 @@ def hospitals(
 
 
 def short(name: str, most: int = 18) -> str:
-    """Returns a name that fits beside a chart.
+    """Returns a name that fits into the margin of a chart.
 
     Example:
         >>> short("fedavg"), short("a_name_that_does_not_end")

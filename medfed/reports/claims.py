@@ -69,7 +69,7 @@ class JudgedClaim:
         return content
 
     def table(self) -> Table:
-        """Returns a line for each question: what is asked, where, the answer, the number."""
+        """Returns a line for each question: the statement, its task, the answer, the number."""
         return Table.of(
             ("", "where", "statement", "answer", "mean over splits [95 %], p by Holm"),
             [

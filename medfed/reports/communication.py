@@ -233,7 +233,7 @@ def median_round(ledger: Ledger, direction: str) -> float:
 
 
 def family_name(run: Run, algorithm: bool) -> str:
-    """Names what is on the wire, gamma left out: ``STC 5 % + zstd``.
+    """Names the codecs of a run without gamma: ``STC 5 % + zstd``.
 
     Args:
         run: A run.

@@ -56,7 +56,7 @@ class Report:
 
     @property
     def sentences(self) -> list[str]:
-        """What to read first, and what is to be noted."""
+        """The answers, the claims and the notes."""
         answers = [f"{name}: {' '.join(answer)}" for name, answer in self.answers.items()]
         claims = [sentence(claim) for claim in self.claims]
         return [*([self.remark] * bool(self.remark)), *answers, *claims, *self.notes]

@@ -116,14 +116,14 @@ class LambdaPath:
         below = (
             f"first principal component ({variance[0]:.0%} of the variance), λ = {first} to {last}"
         )
-        beside = f"second component ({variance[1]:.0%})"
+        left = f"second component ({variance[1]:.0%})"
         against = {
             f"Σ over edges of ‖z_i − z_j‖_{self.p:g}, last round": self.coupling,
             f"test {label_of(self.metric)}, selected round": self.scores,
         }
         one = {"all": Look("c0")}
         return stacked(
-            curves(lines, below, beside, looks_in_order(names)),
+            curves(lines, below, left, looks_in_order(names)),
             *(
                 curves(
                     {"all": list(zip(self.strengths.tolist(), values.tolist(), strict=True))},
@@ -138,7 +138,7 @@ def lambda_path(comparison: Comparison) -> LambdaPath | None:
     """Reads the longest λ path among the methods, or returns None where no three λ are.
 
     Args:
-        comparison: Methods; of several seeds the first is drawn.
+        comparison: The methods; the path has the first seed of each.
 
     Raises:
         CheckpointError: If a run's last checkpoint is missing or torn.

@@ -118,7 +118,7 @@ class Comparison:
         metrics: The metrics of which the table has the clients; pictures show the first.
         report: The verdict on the methods by the first metric, and what a reader must know.
         others: The other metrics, of which it has the means.
-        constants: The constant predictors that all runs were measured beside.
+        constants: The constant predictors that all runs have.
     """
 
     methods: tuple[Method, ...]
@@ -136,7 +136,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a comparison finds beside its table; empty where the runs are of another kind.
+    """Further content of a comparison; empty if it does not apply to the runs.
 
     A new finding is a module with a function ``find``, from the comparison to this, that is named
     in :data:`medfed.reports.comparison.FINDINGS`.
@@ -196,14 +196,14 @@ def compare(
 
 
 def sweeps(
-    methods: Sequence[Method], key: str, beside: Callable[[str], bool] = lambda key: False
+    methods: Sequence[Method], key: str, others: Callable[[str], bool] = lambda key: False
 ) -> list[list[Method]]:
     """Groups methods that are equal but for one number.
 
     Args:
         methods: Methods; those without the key are in no group.
         key: The number's key, such as ``canonical.count``.
-        beside: Which other keys may differ too.
+        others: Which other keys may differ, too.
 
     Returns:
         Groups of one method or more, each by the growing number, the longest group first.
@@ -211,7 +211,7 @@ def sweeps(
 
     def same(one: Method, other: Method) -> bool:
         changed = differences(one.runs[0], other.runs[0])
-        return all(c == key or beside(c) for c in changed)
+        return all(c == key or others(c) for c in changed)
 
     groups = grouped([m for m in methods if m.setting(key) is not None], same)
     ordered = [sorted(group, key=lambda m: float(m.setting(key))) for group in groups]

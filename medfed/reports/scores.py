@@ -1,4 +1,4 @@
-"""Pictures of what methods score: those of a report on the same runs, and every client."""
+"""The pictures of a report on the same runs, and one of the scores of all clients."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def heat_map(
         rows: Names of the rows, of one line or several.
         subsets: The channels of each column.
         channels: All of them.
-        title: What is drawn.
-        falls: Whether smaller is better; what is better is brighter.
+        title: The title.
+        falls: Whether smaller is better; better values are brighter.
         mean: Whether a line stands above the last row.
     """
     most = max(1 + row.count("\n") for row in rows)
@@ -240,7 +240,7 @@ def _rank(subset: str, channels: Sequence[str]) -> tuple[int, list[int]]:
 
 
 def read_lines(run: Run, metric: str) -> list[Line]:
-    """Reads what was measured of a run.
+    """Reads the metric of a run on all subsets.
 
     Raises:
         CheckpointError: If the file is torn.

@@ -66,7 +66,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A number of which paths are drawn.
+    """A number in which runs differ.
 
     Attributes:
         key: Its key in a configuration.
@@ -76,7 +76,7 @@ class Sweep:
         value: How the sentence writes a value.
         axis: The label of the axis.
         caption: Of the picture.
-        applies: Whether a method has the number; the others are drawn as lines, for comparison.
+        applies: Whether a method has the number; the others are horizontal lines.
         recovery: Further columns of the table, from the summary's memberships; what has a title is
             drawn where all runs have it.
         optimum: Whether the sentence says which value is best.
@@ -237,7 +237,7 @@ class Partners(NamedTuple):
         poor: Bits of the poor clients.
         rich: Bits of their partners.
         clients: How many are poor.
-        among_rich: Their mean test metric beside the richer partners.
+        among_rich: Their mean test metric with the richer partners.
         among_poor: Theirs, the same clients', where all have as few bits.
         gain: The first less the second, seed by seed.
     """
@@ -256,14 +256,14 @@ class Partners(NamedTuple):
         spread = "" if self.gain.sd is None else f" ± {self.gain.sd:.4f} over seeds"
         return (
             f"Partners of {self.name}: the {self.clients} clients with {self.poor} per weight have "
-            f"a mean test {metric} of {self.among_rich.value:.4f} beside partners with {rich} and "
-            f"{self.among_poor.value:.4f} beside partners with {self.poor} "
+            f"a mean test {metric} of {self.among_rich.value:.4f} with partners with {rich} and "
+            f"{self.among_poor.value:.4f} with partners with {self.poor} "
             f"({self.gain.value:+.4f}{spread})."
         )
 
 
 def partners(comparison: Comparison) -> list[Partners]:
-    """Compares poor clients beside richer partners with themselves beside poor ones.
+    """Compares poor clients with richer partners and the same clients with poor partners.
 
     Args:
         comparison: The methods and their runs.
@@ -293,10 +293,10 @@ def _bits_of_clients(method: Method, clients: Sequence[str]) -> dict[str, int]:
 def _partners(mixed: Method, uniform: Method, bits: Mapping[str, int], metric: str) -> Partners:
     least = min(bits.values())
     poor = [c for c, b in bits.items() if b == least]
-    beside, among = (
+    with_rich, with_poor = (
         [float(np.mean([run.summary["clients"][c][metric] for c in poor])) for run in m.runs]
         for m in (mixed, uniform)
     )
-    gain = [a - b for a, b in zip(beside, among, strict=True)]
+    gain = [a - b for a, b in zip(with_rich, with_poor, strict=True)]
     name, rich = mixed.algorithm, tuple(sorted({*bits.values()} - {least}))
-    return Partners(name, least, rich, len(poor), *map(Cell.of, (beside, among, gain)))
+    return Partners(name, least, rich, len(poor), *map(Cell.of, (with_rich, with_poor, gain)))

@@ -1,7 +1,7 @@
-"""The scores of methods on a task: what is judged, whether cells or run folders have it.
+"""The scores of methods on a task, from cells or from run folders.
 
-Scores of a finished run are read from its folder. Patients are drawn anew as the run itself has
-drawn them, so that an interval here is the interval that the run has printed.
+The patients of a finished run are resampled as the run itself resampled them, so an interval here
+is the interval that the run printed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Scores:
         method: Its name.
         values: (S, C) the metric of every split and client, turned so that larger is better; NaN
             where a client's patients leave it undefined.
-        drawn: (S, W, C) the same of patients drawn anew; W is 0 where there are none.
+        resampled: (S, W, C) the same on resampled patients; W is 0 without any.
         sent: Bytes of a run, up and down, mean over splits.
         passes: Gradient passes of the client that took most, as a share of the budget.
         failed: Splits in which its model has failed, which count as the worst possible.
@@ -66,13 +66,13 @@ class Scores:
         course: What validation gave after how many rounds, bytes and passes, mean over splits.
         looks: What pictures of the first split need; see `medfed.benchmark.work`.
         keys: The hashes of its cells, by split.
-        trials: Of the task that it was tuned on, what was changed in every trial, and its score on
+        trials: On the task of the tuning, the changes of each trial and its score on
             validation patients, turned so that larger is better; the defaults' first.
     """
 
     method: str
     values: Floats
-    drawn: Floats
+    resampled: Floats
     sent: tuple[float, float]
     passes: float
     failed: int
@@ -241,7 +241,7 @@ def _scores(
     def over(found: Sequence[Floats]) -> Floats:
         return mean_of_known(np.stack(found), axis=0)
 
-    resampled = [drawn_of(run, task.metric, task.clients) for run in runs]
+    resampled = [resampled_of(run, task.metric, task.clients) for run in runs]
     width = min(len(one) for one in resampled)
     return Scores(
         name,
@@ -296,16 +296,16 @@ def mean_course(by_round: Mapping[int, Sequence[Moment]], count: int) -> tuple[M
     )
 
 
-def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
-    """Measures a run on patients drawn anew; the same draws for all runs of a seed.
+def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
+    """Returns the scores of a run on resampled patients, the same for all runs of a seed.
 
     Args:
         run: A finished run.
-        metric: What is measured.
+        metric: The metric.
         clients: Whose patients.
 
     Returns:
-        (W, C), NaN where a client has no cases, or a single patient, who would be drawn every time,
+        (W, C), NaN where a client has no cases, or a single patient, whom every resample has,
         or its draw leaves the metric undefined; W is 0 where the run has kept no cases, or its task
         does not measure the metric on them.
 
@@ -339,7 +339,7 @@ def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
 
 
 def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Floats]]:
-    """How the cases of a run are measured: by what its task module calls, not by that module.
+    """Returns how to score the cases of a run: the function that its task module calls.
 
     The module needs PyTorch, Lightning and MONAI, for seconds. Only a task of a user's is built,
     which says itself how.

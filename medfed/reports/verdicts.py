@@ -38,9 +38,9 @@ def over_splits(
 
     Args:
         values: (S,) one per split.
-        resampled: (W,) their mean, of patients drawn anew; NaN or empty where that is unknown.
+        resampled: (W,) their mean on resampled patients; NaN or empty where it is unknown.
         overlap: Test patients per training patient, see :func:`difference`.
-        comparisons: How many are made, for what is detectable.
+        comparisons: The number of comparisons, for the detectable difference.
 
     Example:
         >>> found = over_splits(np.array([0.5]), np.array([0.4, 0.5, 0.6]), 0.0)
@@ -57,25 +57,25 @@ def over_splits(
 
 
 def paired(one: Scores, other: Scores) -> tuple[Floats, Floats]:
-    """Returns (S, C) differences, and (S, W, C) those of the same patients drawn anew."""
-    width = min(one.drawn.shape[1], other.drawn.shape[1])
-    return one.values - other.values, one.drawn[:, :width] - other.drawn[:, :width]
+    """Returns (S, C) differences, and (S, W, C) those on the same resampled patients."""
+    width = min(one.resampled.shape[1], other.resampled.shape[1])
+    return one.values - other.values, one.resampled[:, :width] - other.resampled[:, :width]
 
 
-def mean_drawn(values: Floats, resampled: Floats) -> Floats:
-    """Returns (W,) means over clients and splits of patients drawn anew.
+def mean_resampled(values: Floats, resampled: Floats) -> Floats:
+    """Returns (W,) means over clients and splits on resampled patients.
 
-    A mean over clients of which one cannot be drawn anew is unknown, as is its interval: that of
-    the other clients is the interval of another mean.
+    If the patients of one client cannot be resampled, the mean over clients is unknown: the other
+    clients have another mean.
 
     Args:
         values: (S, C) as they were measured.
         resampled: (S, W, C).
 
     Example:
-        >>> mean_drawn(np.array([[0.5, 0.7]]), np.array([[[0.4, 0.8], [0.6, 0.8]]])).tolist()
+        >>> mean_resampled(np.array([[0.5, 0.7]]), np.array([[[0.4, 0.8], [0.6, 0.8]]])).tolist()
         [0.6000000000000001, 0.7]
-        >>> mean_drawn(np.array([[0.5, 0.7]]), np.array([[[0.4, math.nan]]])).tolist()
+        >>> mean_resampled(np.array([[0.5, 0.7]]), np.array([[[0.4, math.nan]]])).tolist()
         [nan]
     """
     lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
@@ -91,7 +91,7 @@ class Against:
         reference: ``local`` or ``fedavg``.
         difference: How much better it is, mean over splits, its interval, and the smallest
             difference that the task detects.
-        patients: Interval of the same over patients drawn anew within the splits.
+        patients: Interval of the same over resampled patients within the splits.
         p: Holm's p-value among all methods against this reference.
         verdict: ``better``, ``worse`` or ``undecided``.
     """
@@ -163,7 +163,7 @@ def judge(task: Task) -> dict[str, Verdict]:
 
     Args:
         task: The task. Where it has one split alone, intervals and p-values are those of patients
-            drawn anew, which say nothing of other training patients.
+            resampled, which say nothing about other training patients.
 
     Returns:
         By method, ceilings too, which are compared with nothing.
@@ -173,9 +173,9 @@ def judge(task: Task) -> dict[str, Verdict]:
     return {
         name: Verdict(
             scores,
-            over_splits(scores.means, mean_drawn(scores.values, scores.drawn), task.overlap).within(
-                task.limits
-            ),
+            over_splits(
+                scores.means, mean_resampled(scores.values, scores.resampled), task.overlap
+            ).within(task.limits),
             scores.over_clients("worst"),
             scores.over_clients("worst_decile"),
             {r: all_methods[name] for r, all_methods in against.items() if name in all_methods},
@@ -203,7 +203,7 @@ def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Again
     """
     given = task.scores[reference]
     pairs = {name: paired(task.scores[name], given) for name in names}
-    resampled = {name: mean_drawn(*pair) for name, pair in pairs.items()}
+    resampled = {name: mean_resampled(*pair) for name, pair in pairs.items()}
     gaps = {
         name: over_splits(
             task.scores[name].means - given.means, resampled[name], task.overlap, len(names)
@@ -245,7 +245,7 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
         task: The task.
     """
     differences, resampled = paired(scores, local)
-    if not task.same:  # each split has hospitals of its own
+    if not task.same:  # each split has other hospitals
         worse = np.where(np.isnan(differences), np.nan, differences < 0)
         shares = difference(mean_of_known(worse, axis=1).tolist(), task.overlap)
         return Harm(*shares.within((0.0, 1.0))[:3])

@@ -67,7 +67,7 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
     report = (tmp_path / "comparison.md").read_text()
     assert "(bits.png)" in report
     assert "Bits per weight of qupel: mean test" in report
-    assert report.count("beside partners with 1 (") == 2
+    assert report.count("with partners with 1 (") == 2
     assert (tmp_path / "bits.png").stat().st_size > 10000
 
 

@@ -19,7 +19,7 @@ from medfed.common.untrusted import read_rows
 from medfed.functional.statistics import patients_anew
 from medfed.records.folder import Run
 from medfed.reports.report import report_runs
-from medfed.reports.tasks import drawn_of
+from medfed.reports.tasks import resampled_of
 from tests.integration.runs import CLINICAL, run
 
 SMALL = (*CLINICAL[:1], "rounds=2", *CLINICAL[2:], "partition.num_clients=2")
@@ -94,7 +94,7 @@ def test_patients_are_drawn_anew_alike_for_all_methods(sweep):
     """Against scikit-learn, on cases that are repeated as often as they were drawn."""
     for method in ("local", "fedavg"):
         own = Run(sweep / "split_0" / f"{method}_0")
-        found = drawn_of(own, "auroc", own.clients)
+        found = resampled_of(own, "auroc", own.clients)
         for i, client in enumerate(own.clients):
             rows = [r for r in read_rows(own.folder / "cases.csv", ()) if r["client"] == client]
             patients = own.patients[client]["test"]
