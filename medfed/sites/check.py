@@ -218,6 +218,12 @@ def sentences(
             "sums and sums of squares"
         )
         lines.append(f"Pooled scaling sends the server {ends}, separately for this site.")
+    if isinstance(data, TabularDataModule):
+        exact = ", the exact smallest and largest value" if data.normalization == "minmax" else ""
+        lines.append(
+            "A bundle of this site's model, if you hand it on, holds of each column its name, its "
+            f"scaling{exact}, a rounded range, and categories of five patients or more."
+        )
     lines.append(
         "Never leaves: images, rows, names or numbers of patients, files and their names, which "
         "patients train and which test, predictions, pictures, logs, the text of errors, and of "

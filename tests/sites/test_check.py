@@ -42,6 +42,7 @@ def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
     assert "that there are 48 training samples" in said
     assert "columns (age, sex, crp) and of classes or regions (0, 1)" in said
     assert "Pooled scaling sends the server for each column the number of values" in said
+    assert "holds of each column its name, its scaling, a rounded range, and categories" in said
     assert "Never leaves: images, rows, names or numbers of patients" in said
     (line,) = re.findall(r"has no line agreed, .* add the line: (agreed: [0-9a-f]{64}) ", said)
     assert said.endswith("Site Bern is ready.")

@@ -226,7 +226,7 @@ def never_shown(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"Voxels below {low} mm or above {high} mm.")
     if facts.get("slices"):
         lines.append("Axial slices without any voxel above zero: they are background.")
-    lines += _inputs(source)
+    lines += _inputs(facts)
     scanner = "the simulated one of `site` in the metadata" if facts.get("site") else None
     others = f"any but {scanner}" if scanner else f"all that {facts['client']} did not have"
     if source["kind"] != "table":
@@ -234,14 +234,19 @@ def never_shown(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _inputs(source: Mapping[str, Any]) -> Iterable[str]:
-    kind = source["kind"]
+def _inputs(facts: Mapping[str, Any]) -> Iterable[str]:
+    source, kind = facts["input"], facts["input"]["kind"]
     if kind == "images":
         yield f"Images of another size than {_by(source['size'])}, if they are not resized to it."
     elif kind == "ct_patches":
         yield f"Patches of another size than {_by(source['patches']['size'])} voxels."
     elif kind in ("volumes", "pictures"):
         yield "Sizes of images: not recorded."
+    if (facts.get("normalization") or {}).get("name") == "minmax" and kind == "table":
+        yield (
+            "Values beyond the smallest and the largest of training, which are in "
+            "`configs/metadata.json` to all digits: the scaling needs them."
+        )
     numeric = [n for n in source.get("features", ()) if n not in (source.get("categories") or {})]
     ends = zip(numeric, source.get("lowest") or (), source.get("highest") or (), strict=False)
     if ranges := [f"{n} {lo:g} to {hi:g}" for n, lo, hi in ends if lo is not None]:
