@@ -12,14 +12,18 @@ import pytest
 
 from medfed.commands.site import main as site_command
 from medfed.common.errors import NonFiniteError
+from medfed.common.files import write_json
 from medfed.config.compose import described
 from medfed.federation.aggregation import Median
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.packet import Packet
+from medfed.records.folder import RunFolder
 from medfed.sites.agreement import fingerprints
 from medfed.sites.calls import Caller, Terms, greet
+from medfed.sites.run import as_before
 from medfed.sites.status import Status, Traffic
 from medfed.sites.wire import Direct, Facts, Reply, Request, Silent
+from medfed.sites.withdrawal import SitesRecord
 from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import across, direct, same
 from tests.sites.toy_sites import NAMES, coordinated, fit, toy_sites
@@ -219,3 +223,15 @@ def test_the_state_says_who_is_away_and_why():
     there = status.sites["a"]
     assert (status.doing, there.since, there.round) == ("evaluates", since, 0)
     assert status.sites["b"].state == "it was busy"
+
+
+def test_a_resumed_run_leaves_out_a_site_of_other_samples(tmp_path: Path):
+    """Alone, by name; the counts of the first agreement stay."""
+    first = {site: Facts(10, "hash", {"shape": [3]}) for site in SITES}
+    record = SitesRecord("job", {}, first, [])
+    write_json(RunFolder(tmp_path).sites_json, dataclasses.asdict(record))
+    caller = Caller(Direct({}), SITES, Terms())
+    now = {**first, SITES[1]: dataclasses.replace(first[SITES[1]], num_samples=10**6)}
+    assert as_before(tmp_path, now, caller) == first
+    assert list(caller.lacking) == [SITES[1]]
+    assert caller.lacking[SITES[1]].startswith("it has 1000000 training samples, and had 10 when")
