@@ -1,17 +1,11 @@
 """Settings of all tests."""
 
+import gc
 import os
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-
-from tests import composing
-
-# Equal numbers of threads give equal bits; one is also the fastest for tests of this size.
-torch.set_num_threads(1)
-
 
 # The same examples everywhere and each time, however busy the machine: what fails is a failure of
 # the change under test.
@@ -24,8 +18,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fixed")
-
-composing.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,3 +48,26 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.contract.names import EVERY_METHOD
 
         os.environ[EVERY_METHOD] = "1"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if getattr(session.config.option, "dist", "no") == "no":  # else the workers run the tests
+        import torch
+
+        from tests import composing
+
+        # Equal numbers of threads give equal bits; one is also the fastest for tests of this size.
+        torch.set_num_threads(1)
+        composing.install()
+
+
+# The longest files come first: no worker waits for another that has begun one of them last.
+LONGEST = ("test_examples.py", "test_wheel.py", "test_benchmarks.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # each search through all that was imported would take half a second

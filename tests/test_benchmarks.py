@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("fused_lasso.py --largest 3", "ns/element"),
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("kill.py --kills 1 --kinds train", "left over"),
-        ("fuzz.py --inputs 60 --messages", "links with memory"),
+        ("fuzz.py --inputs 20 --messages", "links with memory"),
         ("fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
         ("readers.py FOLDER --scales 1", "pictures read twice"),
         ("attacks.py --rounds 1 --sites 3", "| none | 0.9"),

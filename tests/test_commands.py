@@ -83,17 +83,17 @@ HOSTILE = {
     "train folder=7": "folder must be the path of a folder, not 7.",
     "train hydra.run.dir=": "hydra.run.dir names no folder; write hydra.run.dir=FOLDER.",
     "train hydra.run.dir=''": "hydra.run.dir names no folder; write hydra.run.dir=FOLDER.",
+    "train algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
+    "train algorithm=ditto algorithm.strength=-1": "strength",
+    "train algorithm=fedpd cohort.fraction=0.5": "FedPD needs all clients in every round",
     "compare here": "no finished run",
     "compare here other": "runs=other is no folder; name one that holds finished runs.",
     "report here": "no finished run",
     "evaluate here": "run=here is no run folder (it has no config.yaml).",
 }
-# What an algorithm's class checks needs torch, and nothing else of this size.
+# What an algorithm's class checks needs torch, and nothing else of this size; others are above.
 LATER = {
-    "train algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
-    "train algorithm=ditto algorithm.strength=-1": "strength",
     "train cohort.fraction=2": "cohort.fraction must be in",
-    "train algorithm=fedpd cohort.fraction=0.5": "FedPD needs all clients in every round",
     "train -m seed=0,1 algorithm=fedprox algorithm.mu=-1": "mu",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -185,9 +186,10 @@ def test_a_reader_of_volumes(volumes, tmp_path):
     facts = data.preprocessing("hospital_0")
     assert facts["spacing"] == [1.0, 1.0, 2.0]
     assert facts["input"]["regions"] == {"lesion": [1]}
-    # Through the cache, which worker processes make: they import the class by its name.
     caching = {"memory_gb": 0, "cache": str(tmp_path / "cache")}
-    module("brats", None, reader, **settings, cache=caching["cache"]).build_cache(workers=2)
+    made = module("brats", None, reader, **settings, cache=caching["cache"])
+    pickle.dumps(made.recipe().read)  # for worker processes, which import the class by its name
+    made.build_cache(workers=1)
     cached = module("brats", None, reader, **settings, **caching)
     assert not cached.store.new
     for name, client in data.clients.items():

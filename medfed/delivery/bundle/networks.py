@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,13 @@ from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.streams import own_stream
 from medfed.config.allowed import LIBRARIES, check_targets
 from medfed.delivery.bundle import scripts
-from medfed.delivery.bundle.source_code import PACKAGE, check_accepted, describe_code, source_of
+from medfed.delivery.bundle.source_code import (
+    PACKAGE,
+    check_accepted,
+    describe_code,
+    installed_by_module,
+    source_of,
+)
 from medfed.federation.split import float_entries
 
 _TARGET, _MODE = "_target_", "_mode_"
@@ -111,7 +117,7 @@ def packages_of(plain: Any) -> dict[str, str]:
     held = [value for module in modules for value in vars(module).values()]
     names = [str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in held]
     tops = {name.partition(".")[0] for name in [*names, *(m.__name__ for m in modules)]}
-    known = packages_distributions()
+    known = installed_by_module()
     distributions = {known[top][0] for top in tops & set(known)} - {"torch", "numpy"}
     return {name: version(name) for name in sorted(distributions)}
 

@@ -9,6 +9,7 @@ writes compiled files.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 import sys
@@ -300,12 +301,23 @@ def _imported(path: Path, name: str) -> list[str]:
     return [m for m in modules if m and m.partition(".")[0] not in sys.stdlib_module_names]
 
 
+@functools.cache
+def installed_by_module() -> Mapping[str, list[str]]:
+    """Returns the installed distributions by module; reading their files takes 0.2 seconds.
+
+    Example:
+        >>> installed_by_module()["torch"]
+        ['torch']
+    """
+    return packages_distributions()
+
+
 def _required(paths: Mapping[str, Path]) -> dict[str, str]:
     """Installed packages that files import, without those that every bundle needs."""
     here = {name.split("/")[0].removesuffix(".py") for name in paths}
     tops = {m.partition(".")[0] for name, path in paths.items() for m in _imported(path, name)}
-    distributions = packages_distributions()
-    names = {d for top in tops - here - {"torch", "monai"} for d in distributions.get(top, ())}
+    known = installed_by_module()
+    names = {d for top in tops - here - {"torch", "monai"} for d in known.get(top, ())}
     return {name: version(name) for name in sorted(names)}
 
 
