@@ -160,7 +160,8 @@ def _of_sites() -> Family:
     clients = [{"id": "a", "num_samples": 3}, {"id": "b, c", "num_samples": 4}]
     commit = Request("commit", "a", "0f", 3, 1, 0, 2, {"needed": [1, 2]})
     begin = Request("begin", "a", "0f", content={"clients": clients, "job": "x"})
-    fit = Request("fit", "a", "0f", 3, 1, 2, 2, body=torch.randn(9).numpy().tobytes())
+    content = {"cohort": ["a", "b, c"]}
+    fit = Request("fit", "a", "0f", 3, 1, 2, 2, content, body=torch.randn(9).numpy().tobytes())
     metrics = {"loss": 0.5, "iou/whole": 1e-3, "auroc": float("nan")}
     measured = Request("evaluate", "a", "0f", 3, content={"split": "val", "trained": True})
     told = {"agreed": {"seed": "00"}, "data": {"channels": ["x"]}}
