@@ -418,10 +418,10 @@ def hospitals(
 
 
 def short(name: str, most: int = 18) -> str:
-    """Returns a name that fits into the margin of a chart; no font has control characters.
+    r"""Returns a name that fits into the margin of a chart; no font has control characters.
 
     Example:
-        >>> short("fedavg"), short("a_name_that_does_not_end"), short("a\\rb")
+        >>> short("fedavg"), short("a_name_that_does_not_end"), short("a\rb")
         ('fedavg', 'a_name_th…_not_end', 'a b')
     """
     name = "".join(c if c.isprintable() else " " for c in name)
