@@ -19,6 +19,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -155,6 +156,7 @@ def run() -> None:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    import_module("medfed.run.train")  # no line is to wait for libraries
     ends, wrong = bad_lines(lines(options.count, options.seed))
     for line, end in wrong.items():
         print(f"{line}\n    {end}")
