@@ -112,11 +112,7 @@ def read_arms(content: Mapping[str, Any], variants: Collection[str]) -> dict[str
         keys = dict(given or {})
         if not _NAME.fullmatch(name):
             raise ValueError(f"the arm {name!r} must be named by letters, digits, _ and .")
-        if unknown := sorted(set(keys) - set(known)):
-            raise ValueError(
-                f"the arm {name} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its "
-                f"keys are {', '.join(known)}"
-            )
+        _check_keys(f"the arm {name}", keys, known)
         if "method" not in keys:
             raise ValueError(f"the arm {name} lacks the key method")
         keys["overrides"] = tuple(keys.get("overrides", ()))
