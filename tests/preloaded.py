@@ -7,7 +7,9 @@ import torch._dynamo
 from numba.core.registry import cpu_target
 
 import medfed.run.train  # noqa: F401
+from tests import composing
 
+composing.install()
 cpu_target.target_context.refresh()
 # A fork has none of its parent's threads.
 torch.set_num_threads(1)
