@@ -78,7 +78,8 @@ def test_every_row_of_a_table_is_used(table, centre, tmp_path, capsys):
         ["Basel", "Bern", "Chur"] if centre else [f"hospital_{n}" for n in range(5)]
     )
     assert kept["patients"] == {"used": 60, "of": 60}
-    (remark,) = kept["remarks"]
+    remark, refused = kept["remarks"]
+    assert refused.startswith("Hospitals would refuse this run: at ")
     assert remark.endswith("partition=label_imbalance to use it.")
     out = capsys.readouterr().out
     assert remark in out
