@@ -103,7 +103,7 @@ def check_exists(key: str, value: str) -> None:
 folder that is there.
     """
     path = Path(value).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(
             f"{value} does not exist{did_you_mean(path.name, beside)}; set {key} to a file or "
@@ -420,7 +420,7 @@ holds finished runs.
     if not names or None in names:
         raise CheckpointError("runs names no folder; name one that holds finished runs.")
     for name in names:
-        if not Path(str(name)).expanduser().is_dir():
+        if not os.path.isdir(Path(str(name)).expanduser()):
             raise CheckpointError(f"runs={name} is no folder; name one that holds finished runs.")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from medfed.common.errors import ConfigError
 from medfed.config.allowed import CONFIG_DIR, with_plugins
@@ -162,7 +162,7 @@ def _as_path(argument: str) -> str:
     key, _, value = argument.partition("=")
     if key not in PATHS or not value or {"'", '"'} & set(value) or re.fullmatch(r"\[.*\]", value):
         return argument
-    there = Path(value).expanduser().exists()
+    there = os.path.exists(os.path.expanduser(value))  # also of a name that is too long
     if key in LISTS and "," in value and not there:
         return f"{key}=[{value}]"
     return (

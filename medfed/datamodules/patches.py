@@ -96,26 +96,6 @@ def _draw(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return voxels[torch.randint(len(voxels), (count,), generator=generator)]
 
 
-def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
-    """Chooses axial slices by a rule that does not use the label.
-
-    Args:
-        brain: (H, W, D) bool.
-        every: Keep every n-th of the slices that contain brain, starting with the middle of the
-            first n.
-
-    Returns:
-        (S,) slice numbers.
-
-    Example:
-        >>> brain = torch.tensor([0, 1, 1, 1, 0]).bool().reshape(1, 1, 5)
-        >>> brain_slices(brain).tolist(), brain_slices(brain, every=3).tolist()
-        ([1, 2, 3], [2])
-    """
-    slices = brain.flatten(0, 1).any(dim=0).nonzero().ravel()
-    return slices[min(every // 2, max(len(slices) - 1, 0)) :: every]
-
-
 def voxel_counts(label: Tensor) -> Tensor:
     """Counts background and region voxels.
 

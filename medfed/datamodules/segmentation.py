@@ -39,7 +39,7 @@ from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, rules_o
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.readers.volumes import files_of, files_of_case
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.functional.grids import axial, on_grid, plane_of, with_neighbours
+from medfed.functional.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
 
@@ -211,11 +211,16 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     @cached_property
     def cases(self) -> dict[str, Patient]:
         """All cases by id: a patient is one, or has several. Known after `setup` has begun."""
-        return by_id([c for p in self._patients.values() for c in self.scans.cases_of(p)])
+        return by_id([case for cases in self._cases_by_patient.values() for case in cases])
+
+    @cached_property
+    def _cases_by_patient(self) -> dict[str, list[Patient]]:
+        cases = [self.scans.cases_of(patient) for patient in self._patients.values()]
+        return dict(zip(self._patients, cases, strict=True))
 
     def cases_among(self, patients: Sequence[str]) -> list[tuple[str, int]]:
         """The cases of patients, and the position of each case's patient in the list."""
-        listed = [(n, self.scans.cases_of(self._patients[p])) for n, p in enumerate(patients)]
+        listed = [(n, self._cases_by_patient[p]) for n, p in enumerate(patients)]
         return [(case.id, n) for n, cases in listed for case in cases]
 
     def recipe(self) -> Recipe:
@@ -469,7 +474,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if spacing is None:
             spacing = torch.tensor(self.scans.spacing(self.cases[patient]))
         mm = spacing.float()
-        slices = patches.brain_slices(brain, self.eval_every)
+        slices = brain_slices(brain, self.eval_every)
         image = with_neighbours(image, self.slices)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]

@@ -111,7 +111,7 @@ config.yaml).
     for key, (file, kind) in {"run": run, "resume": run, "bundle": bundle}.items():
         value = values.get(key)
         for one in value if isinstance(value, list) else [value]:
-            if one is not None and not (Path(str(one)) / file).is_file():
+            if one is not None and not os.path.isfile(Path(str(one)) / file):
                 raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}).")
 
 

@@ -17,13 +17,12 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
-from medfed.datamodules import patches
 from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.scripts.masks import label_codes, label_map, save_like
 from medfed.delivery.bundle.scripts.run import run as run_bundle
 from medfed.delivery.predict.prediction import predict
-from medfed.functional.grids import axial
+from medfed.functional.grids import axial, brain_slices
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.delivery.test_predict_geometry import threshold_bundle
 from tests.sweeps import sweep
@@ -61,7 +60,7 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
         found = read_volume(tmp_path / f"{patient}_probabilities.nii.gz").voxels
         if name == "slices":
             brain = (made.data.scans.read(made.data._patients[patient])["image"] != 0).any(0)
-            chosen = patches.brain_slices(brain)
+            chosen = brain_slices(brain)
             assert found.sum((0, 1, 2)).nonzero().ravel().tolist() == chosen.tolist()
             found = axial(found, chosen)
         else:
