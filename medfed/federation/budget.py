@@ -126,6 +126,8 @@ class LocalBudget:
             among them; ``paper``: each gets all steps, as papers count.
         channels_last: Whether convolutions compute in channels-last layout, which changes results
             by rounding; ``auto``: on a CPU if it is probably faster.
+        compile: Whether ``torch.compile`` compiles the loss for batches of full size, which changes
+            results by rounding and takes minutes before the first step.
         graphs: Whether a GPU replays steps as captured graphs, if possible; ``auto``: if there is a
             GPU. Results do not change.
         slots: How many clients train in parallel, each with a copy of the network, for networks too
@@ -150,6 +152,7 @@ class LocalBudget:
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
+    compile: bool = False
     graphs: bool | str = "auto"
     slots: int = 1
     offload: bool = False

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,13 @@ def driver() -> str | None:
     return done.stdout.split()[0] if done.stdout.split() else None
 
 
+def compiler() -> str | None:
+    """Returns the C++ compiler that torch.compile would use; it also needs Python's headers."""
+    path = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    return path if headers else None
+
+
 def features(config: RunDescription, task: TaskModule) -> list[Row]:
     """Returns which of medfed's speed-ups are active here by default, and why the others are not.
 
@@ -116,6 +124,7 @@ def features(config: RunDescription, task: TaskModule) -> list[Row]:
         Row("clients at once (local.slots)", on_gpu or _slots(local.slots)),
         Row("data on the device (data.device_gb)", on_gpu or "active with trainer=gpu"),
         Row("bf16 (trainer.precision)", _bf16(str(config.trainer.precision))),
+        Row("torch.compile (local.compile)", _compile(local.compile)),
         Row(
             "states on disk (cohort.memory_gb)",
             f"active if the states take more than {config.cohort.memory_gb:g} GB",
@@ -146,6 +155,13 @@ def _slots(count: int) -> str:
     if count > 1:
         return f"{count} with trainer=gpu"
     return "not active: it is 1; set more if a small network leaves the GPU idle"
+
+
+def _compile(wanted: bool) -> str:
+    able = compiler()
+    if able is None:
+        return "not active: it needs a C++ compiler and Python's headers (g++, python3-dev)"
+    return "active" if wanted else f"not active: it is set to false; {able} could compile"
 
 
 def extras() -> list[Row]:

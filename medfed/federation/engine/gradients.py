@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.errors import ConfigError, NonFiniteError, first_line
 from medfed.common.tensors import Tensors, forget, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
@@ -36,9 +36,12 @@ class Gradients:
 
     Args:
         loss: Gives the scalar loss of a batch under the network.
+        compile: Whether ``torch.compile`` compiles the loss for batches of ``full_size`` samples
+            whose passes no method watches.
 
     Attributes:
         loss: See above.
+        full_size: Samples of a batch of full size.
         backward: Computes gradients of a loss.
         precision: The context in which losses are computed, such as one of mixed precision;
             weights, penalties and a method's other computations are not affected.
@@ -47,8 +50,10 @@ class Gradients:
         forward_passes: Passes without a gradient.
     """
 
-    def __init__(self, loss: Callable[[Batch], Tensor]) -> None:
+    def __init__(self, loss: Callable[[Batch], Tensor], compile: bool = False) -> None:
         self.loss = loss
+        self.compiled_loss = compiled(loss) if compile else None
+        self.full_size = 0
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self.half = False
@@ -60,8 +65,13 @@ class Gradients:
         """Passes of batches through the network so far, of all clients."""
         return Passes(self.gradient_passes, self.forward_passes)
 
-    def begin(self) -> None:
-        """Starts one client's training."""
+    def begin(self, full_size: int) -> None:
+        """Starts one client's training.
+
+        Args:
+            full_size: Samples of its full batches.
+        """
+        self.full_size = full_size
         self._scale = FIRST_SCALE  # else a result would depend on whoever trained before
 
     def loss_of(self, batch: Batch) -> Tensor:
@@ -142,9 +152,12 @@ class Gradients:
         watch: WatchedForward | None,
         factor: float,
     ) -> Tensor:
+        forward = self.loss
+        if self.compiled_loss is not None and watch is None and size_of(batch) == self.full_size:
+            forward = self.compiled_loss
         with torch.enable_grad():
             with self.precision(), nullcontext() if watch is None else watch.watching():
-                loss = self.loss(batch)
+                loss = forward(batch)
             # Its gradient is added below, which spares autograd a graph over all parameters. Of a
             # scaled loss, or one of several batches, it is a part, so that the factor reaches it.
             closed = None
@@ -334,3 +347,40 @@ def _modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
         for name, module in network.named_modules()
         if name and (inside := list(module.parameters())) and all(id(p) in known for p in inside)
     ]
+
+
+def compiled(loss: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Returns a loss that is compiled on first use, once per structure of its batches.
+
+    Shapes are fixed, so the code for a batch depends only on the batch, not on earlier ones: a
+    resumed run gives equal results. Random numbers equal those of uncompiled code.
+
+    Args:
+        loss: Gives the scalar loss of a batch.
+
+    Raises:
+        ConfigError: If there is no C++ compiler; and later, if PyTorch cannot compile the loss.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # slow to import
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            "local.compile=true needs a C++ compiler on this machine; install g++ (Debian: "
+            "apt-get install g++) or choose local.compile=false."
+        ) from error
+    quick = torch.compile(loss, dynamic=False, options={"fallback_random": True})
+
+    def tried(batch: Batch) -> Tensor:
+        try:
+            return quick(batch)
+        except TorchDynamoException as error:
+            raise ConfigError(
+                f"PyTorch cannot compile the loss of this model ({first_line(error)}); choose "
+                "local.compile=false."
+            ) from error
+
+    return tried

@@ -11,6 +11,7 @@ parallel, ``gpu/`` takes the same steps in another way; no other run imports it.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,6 +47,7 @@ from medfed.federation.split import ParameterSplit, Update, nothing_to_train
 if TYPE_CHECKING:
     from medfed.federation.engine.gpu.steps import GpuSteps
 
+_log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
 
 
@@ -115,8 +117,9 @@ class LocalTrainer:
     ) -> None:
         layout = self.budget.channels_last
         self.model = WorkingNetwork(network, self.split, optimizer, layout, self._moved)
-        self.gradients = Gradients(loss)
+        self.gradients = Gradients(loss, self.budget.compile)
         self.gpu: GpuSteps | None = None
+        self._said = False
 
     def _moved(self, device: torch.device) -> None:
         """Chooses how to take steps on the network's current device."""
@@ -126,7 +129,9 @@ class LocalTrainer:
             # Experimental and only for GPUs: no other run imports it.
             from medfed.federation.engine.gpu.steps import gpu_steps
 
-            self.gpu = gpu_steps(device, bool(self.budget.graphs), self.device_gb)
+            # A compiled loss is an alternative to captured steps, not a part of them.
+            captures = bool(self.budget.graphs) and self.gradients.compiled_loss is None
+            self.gpu = gpu_steps(device, captures, self.device_gb)
         else:
             self.gpu = None
 
@@ -197,7 +202,7 @@ class LocalTrainer:
 
     def _begin(self, data: ClientData, update: Update) -> Plan:
         """Returns the plan of training a part on a client's data."""
-        self.gradients.begin()
+        self.gradients.begin(data.batch_size)
         return self.model.plan(update, Plan if self.gpu is None else self.gpu.plan)
 
     def _steps(self, data: ClientData, plan: Plan, key: Key, steps: int, how: How) -> float:
@@ -281,6 +286,12 @@ class LocalTrainer:
         penalty, outputs = how.get("batch_penalty"), how.get("outputs")
         if penalty is None and outputs is None:
             return None
+        if self.gradients.compiled_loss is not None and not self._said:
+            self._said = True
+            _log.warning(
+                "local.compile=true has no effect on steps of this method, which watches the "
+                "network's forward passes."
+            )
         head = self.split.head
         return WatchedForward(self.network, plan.trained, head, penalty, outputs, self.gradients)
 
