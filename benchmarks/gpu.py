@@ -10,7 +10,6 @@ The sides, each on the same network, batch size, optimizer (fused SGD with momen
 | eager | medfed, `data.device_gb=0` and `local.graphs=false` |
 | device | medfed, training data on the device |
 | graphs | medfed, and steps as captured graphs |
-| slots | medfed, and several clients at once (`local.slots=4`) |
 
 A round of FedAvg has every client take `--steps` steps, with aggregation, messages and ledger; the
 bare sides take as many steps in one go. Each side runs in turn, `--repeats` times after one run to
@@ -46,9 +45,6 @@ from medfed.common.tensors import digest
 from medfed.common.untrusted import read_checkpoint
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
-from medfed.federation.engine.gpu.slots import slots_of
-from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Round
 from medfed.federation.reference import assemble
 from medfed.federation.wire.packet import Packet
 from medfed.models.classification import ClassificationTask
@@ -61,8 +57,7 @@ from medfed.personalize.fedavg import FedAvg
 ROOT = Path(__file__).resolve().parents[1]
 LR, MOMENTUM = 0.01, 0.9
 BARE = ("bare", "compiled", "overhead")
-LEVELS = ("eager", "device", "graphs", "slots")
-SLOTS = 4
+LEVELS = ("eager", "device", "graphs")
 
 
 class Shape(NamedTuple):
@@ -147,28 +142,17 @@ def federated(
         task.loss,
         members,
         optimizer=task.optimizer,
-        budget=LocalBudget(steps=steps, graphs="auto" if side in ("graphs", "slots") else False),
+        budget=LocalBudget(steps=steps, graphs="auto" if side == "graphs" else False),
     )
     local.device_gb = 0.0 if side == "eager" else None
     federation.to(device)
-    slots = slots_of(local, SLOTS) if side == "slots" else None
-    if slots is not None:
-        slots.move(device)
     rounds, packets = count(), dict[str, Packet]()
-
-    def fit(current: Round, client: str, trainer: LocalTrainer) -> None:
-        federation.clients[client].trainer = trainer
-        packets[client] = current.fit(client)
 
     def run() -> None:
         current, is_open = federation.open(next(rounds)), True
         while is_open:
-            jobs = [partial(fit, current, client) for client in current.recipients]
-            if slots is not None:
-                slots.run(jobs)
-            else:
-                for job in jobs:
-                    job(local)
+            for client in current.recipients:
+                packets[client] = current.fit(client)
             is_open = current.exchange(packets)
 
     return run

@@ -107,9 +107,6 @@ class Passes(NamedTuple):
     forward: int = 0
 
 
-MOST_SLOTS = 64
-
-
 @dataclass(frozen=True)
 class LocalBudget:
     """How much a client trains in one round, for every algorithm.
@@ -130,8 +127,6 @@ class LocalBudget:
             results by rounding and takes minutes before the first step.
         graphs: Whether a GPU replays steps as captured graphs, if possible; ``auto``: if there is a
             GPU. Results do not change.
-        slots: How many clients train in parallel, each with a copy of the network, for networks too
-            small to keep a GPU busy. Results do not change.
         offload: Whether main memory holds a client's state, and the GPU only while the client
             trains.
 
@@ -154,7 +149,6 @@ class LocalBudget:
     channels_last: ChannelsLast = False
     compile: bool = False
     graphs: bool | str = "auto"
-    slots: int = 1
     offload: bool = False
 
     def __post_init__(self) -> None:
@@ -166,8 +160,6 @@ class LocalBudget:
             raise ConfigError(
                 f"local.channels_last must be auto, true or false, not {self.channels_last!r}."
             )
-        if not 1 <= self.slots <= MOST_SLOTS:
-            raise ConfigError(f"local.slots must be from 1 to {MOST_SLOTS}, not {self.slots}.")
         if self.graphs not in ("auto", True, False):
             raise ConfigError(f"local.graphs must be auto, true or false, not {self.graphs}.")
         check_choices("local", self)

@@ -121,7 +121,6 @@ def features(config: RunDescription, task: TaskModule) -> list[Row]:
     rows = [
         Row("channels-last (local.channels_last)", _channels_last(str(local.channels_last), last)),
         Row("CUDA graphs (local.graphs)", on_gpu or f"{local.graphs}, with trainer=gpu"),
-        Row("clients at once (local.slots)", on_gpu or _slots(local.slots)),
         Row("data on the device (data.device_gb)", on_gpu or "active with trainer=gpu"),
         Row("bf16 (trainer.precision)", _bf16(str(config.trainer.precision))),
         Row("torch.compile (local.compile)", _compile(local.compile)),
@@ -149,12 +148,6 @@ def _bf16(precision: str) -> str:
     if torch.cuda.is_available() or {"bf16", "AMX"} & set(units()):
         return f"not active: precision is {precision}; set trainer.precision=bf16-mixed"
     return f"not active: precision is {precision}, and this CPU has no bf16 units"
-
-
-def _slots(count: int) -> str:
-    if count > 1:
-        return f"{count} with trainer=gpu"
-    return "not active: it is 1; set more if a small network leaves the GPU idle"
 
 
 def _compile(wanted: bool) -> str:

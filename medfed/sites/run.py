@@ -32,7 +32,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.federation.lightning.module import EvaluationTasks, FederatedModule, Task, TaskLike
+from medfed.federation.lightning.module import FederatedModule, Task, TaskLike
 from medfed.federation.lightning.strategy import together
 from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
@@ -131,10 +131,7 @@ class SitesModule(FederatedModule):
 
     def tasks(self, round: int) -> list[Task]:
         """The round, as one task."""
-        return [Task(round, "round", None, True)]
-
-    def _evaluation_tasks(self, phase: str) -> EvaluationTasks:
-        return EvaluationTasks(lambda: [Task(-1, phase, None, True)])
+        return [Task(round, "round")]
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
         """Runs the round, its evaluation and its commit."""

@@ -10,13 +10,11 @@ parallel, ``gpu/`` takes the same steps in another way; no other run imports it.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count, islice
-from typing import TYPE_CHECKING, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -51,24 +49,6 @@ _log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
 
 
-class Turns:
-    """When a trainer may take steps: always, if it is the only one.
-
-    If several clients train in parallel, a :class:`medfed.federation.engine.gpu.slots.Slot`
-    replaces it.
-    """
-
-    def working(self) -> AbstractContextManager[None]:
-        """Returns the context for taking steps."""
-        return nullcontext()
-
-    def pause(self) -> None:
-        """Lets other trainers take a step; called after each step."""
-
-    def finish(self) -> None:
-        """Lets other trainers take steps until this trainer's steps are done."""
-
-
 class LocalTrainer:
     """Runs local steps of any client on one network, whose weights it overwrites.
 
@@ -88,7 +68,6 @@ class LocalTrainer:
         model: The network, its entries and their optimizers.
         gradients: Computes gradients, and counts passes.
         rates: The step size of each round.
-        turns: When steps may be taken.
         gpu: Takes the steps if the network is on a GPU.
         device_gb: Room for training samples on a GPU; see ``gpu/steps.py``.
     """
@@ -108,13 +87,7 @@ class LocalTrainer:
         self.split, self.budget, self.seed = split, budget or LocalBudget(), seed
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.measure = measure
-        self.turns = Turns()
         self.device_gb: float | None = None
-        self._take_over(network, loss, optimizer)
-
-    def _take_over(
-        self, network: nn.Module, loss: Callable[[Batch], Tensor], optimizer: OptimizerFactory
-    ) -> None:
         layout = self.budget.channels_last
         self.model = WorkingNetwork(network, self.split, optimizer, layout, self._moved)
         self.gradients = Gradients(loss, self.budget.compile)
@@ -134,18 +107,6 @@ class LocalTrainer:
             self.gpu = gpu_steps(device, captures, self.device_gb)
         else:
             self.gpu = None
-
-    def twin(
-        self,
-        network: nn.Module,
-        loss: Callable[[Batch], Tensor],
-        measure: Callable[[Iterable[Batch]], float] | None,
-    ) -> Self:
-        """Returns a copy of this trainer for another network of the same shape."""
-        made = copy.copy(self)
-        made.measure = measure
-        made._take_over(network, loss, self.model.make_optimizer)
-        return made
 
     @property
     def network(self) -> nn.Module:
@@ -179,11 +140,10 @@ class LocalTrainer:
         update = how.get("update", "all")
         if not self.split.parameters(update):
             raise nothing_to_train(update)
-        with self.turns.working():
-            self.model.load(start)
-            plan = self._begin(data, update)
-            plan.begin(rate, how.get("rates"), memory)
-            mean = self._steps(data, plan, key, steps, how)
+        self.model.load(start)
+        plan = self._begin(data, update)
+        plan.begin(rate, how.get("rates"), memory)
+        mean = self._steps(data, plan, key, steps, how)
         if not math.isfinite(mean):
             raise NonFiniteError(
                 "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
@@ -233,8 +193,6 @@ class LocalTrainer:
                     with torch.no_grad():
                         at = StepGradient(self.gradients, group, stream, plan.trained, plan.buffers)
                         after_step(plan.trained, at)
-                self.turns.pause()
-        self.turns.finish()
         return float(total) / steps
 
     def step(

@@ -154,7 +154,7 @@ class FederatedRounds(pl.Callback):
     ) -> None:
         """Exchanges replies at the end of a phase."""
         assert isinstance(pl_module, FederatedModule)
-        if batch.closes and not pl_module.exchange():
+        if not pl_module.exchange():
             pl_module.open_round = None
             pl_module.next_round += 1
 

@@ -13,9 +13,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
@@ -32,9 +31,6 @@ from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.wire.packet import Packet
 
-if TYPE_CHECKING:
-    from medfed.federation.engine.gpu.slots import Slots
-
 EvalSplit = Literal["train", "val", "test"]
 # Lightning warns that nothing trains without an optimizer; here each client has its optimizer.
 _NO_OPTIMIZER = ".*returned `None`, this fit will run with no optimizer.*"
@@ -45,19 +41,18 @@ WORTH_MOVING, SECONDS = 1.1, 0.2
 
 
 class Task(NamedTuple):
-    """The work of some clients in one phase; a batch, in Lightning's terms.
+    """The work of this rank's clients in one phase; a batch, in Lightning's terms.
+
+    Lightning takes longer over a batch than a small network over a step, and waits for the first
+    rank at every batch. So there is one for all clients.
 
     Attributes:
-        round: The round's number.
+        round: The round's number; -1 in evaluations.
         phase: The phase's name.
-        clients: The clients, in their order of training; ``None``: this rank's clients.
-        closes: Whether it is the last task of its phase on every rank.
     """
 
     round: int
     phase: str
-    clients: tuple[str, ...] | None
-    closes: bool
 
 
 def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
@@ -110,33 +105,6 @@ def assign(
         if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
             return {c: owners[c] for c in work}
     return {c: assigned[c] for c in work}
-
-
-def tasks_of_round(
-    round: int, phases: Sequence[str], clients: Sequence[str] | None, together: int = 1
-) -> list[Task]:
-    """Returns the tasks of one rank in one round.
-
-    Lightning waits for the first rank at every batch. So with several ranks each has one task per
-    phase, for all its clients, and ranks wait for each other only at the end of a phase.
-
-    Args:
-        round: The round's number.
-        phases: The phases in order.
-        clients: The clients that take part; ``None`` if there are several ranks.
-        together: How many clients a task has.
-
-    Example:
-        >>> [t.clients for t in tasks_of_round(0, ["fit"], ["a", "b", "c"], together=2)]
-        [('a', 'b'), ('c',)]
-        >>> [t.clients for t in tasks_of_round(0, ["fit", "tune"], None)]
-        [None, None]
-    """
-    if clients is None:
-        return [Task(round, phase, None, True) for phase in phases]
-    groups = [tuple(clients[i : i + together]) for i in range(0, len(clients), together)] or [()]
-    last = len(groups) - 1
-    return [Task(round, p, group, i == last) for p in phases for i, group in enumerate(groups)]
 
 
 class Tasks:
@@ -221,13 +189,6 @@ class FederatedModule(pl.LightningModule):
         self._warm = False
         self.task = task
         self.local = local
-        self.slots: Slots | None = None
-        if local.budget.slots > 1:
-            # Experimental, so imported only on request. It copies the task before Lightning
-            # attaches to it.
-            from medfed.federation.engine.gpu.slots import slots_of
-
-            self.slots = slots_of(local, local.budget.slots)
         self.automatic_optimization = False
         self.strict_loading = False
         self.open_round: Round | None = None
@@ -254,14 +215,7 @@ class FederatedModule(pl.LightningModule):
 
     def tasks(self, round: int) -> list[Task]:
         """Returns this rank's tasks of a round."""
-        phases = self.federation.algorithm.phases(round)
-        members = self.federation.members(round)
-        together = 1 if self.slots is None else len(members)
-        return tasks_of_round(round, phases, self._listed(members), together)
-
-    def _listed(self, clients: Sequence[str]) -> Sequence[str] | None:
-        """With several ranks, clients are assigned at the start of a round."""
-        return clients if world_size() == 1 else None
+        return [Task(round, phase) for phase in self.federation.algorithm.phases(round)]
 
     def configure_optimizers(self) -> None:
         """Returns none: clients make their optimizers."""
@@ -275,16 +229,13 @@ class FederatedModule(pl.LightningModule):
         """
         training = stage == "fit"
         plugin = self.trainer.precision_plugin
-        for local in [self.local] if self.slots is None else self.slots.trainers:
-            local.gradients.precision = plugin.forward_context if training else nullcontext
-            # The plugin's scaler would carry the scale of one client to the next.
-            local.gradients.half = training and getattr(plugin, "scaler", None) is not None
+        self.local.gradients.precision = plugin.forward_context if training else nullcontext
+        # The plugin's scaler would carry the scale of one client to the next.
+        self.local.gradients.half = training and getattr(plugin, "scaler", None) is not None
 
     def on_fit_start(self) -> None:
-        """Moves all states, and the networks of all slots, to the training device."""
+        """Moves all states to the training device."""
         self.federation.to(self.device)
-        if self.slots is not None:
-            self.slots.move(self.device)
 
     def on_test_start(self) -> None:
         """Moves all states to the evaluation device."""
@@ -299,43 +250,33 @@ class FederatedModule(pl.LightningModule):
         return Tasks(lambda: self.tasks(self.next_round))
 
     def val_dataloader(self) -> EvaluationTasks:
-        """One evaluation task per client."""
-        return self._evaluation_tasks("val")
+        """One task, for all clients."""
+        return EvaluationTasks(lambda: [Task(-1, "val")])
 
     def test_dataloader(self) -> EvaluationTasks:
-        """One evaluation task per client."""
-        return self._evaluation_tasks("test")
-
-    def _evaluation_tasks(self, phase: str) -> EvaluationTasks:
-        return EvaluationTasks(
-            lambda: tasks_of_round(-1, [phase], self._listed(self.federation.ids))
-        )
+        """One task, for all clients."""
+        return EvaluationTasks(lambda: [Task(-1, "test")])
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
-        """Runs the clients of a task; sends their encoded replies now or at the phase's end."""
+        """Trains this rank's clients; sends their encoded replies now or at the phase's end."""
         current = self.open_round
         if current is None:
             return
-        clients = self._share(current.recipients if batch.clients is None else batch.clients)
+        clients = self._share(current.recipients)
         if world_size() > 1:
             self._gathering = self._gathering or self._start_gathering(current.recipients)
-        working = [c for c in clients if c in current.recipients]
-        if self.slots is None:
-            for client in working:
-                self._fit(current, client, self.local)
-        else:
-            self.slots.run([partial(self._fit, current, client) for client in working])
+        for client in clients:
+            self._fit(current, client)
 
     def _tell(self, phase: str, client: str, done: bool) -> None:
         for tell in self.listeners:
             tell(phase, client, done)
 
-    def _fit(self, current: Round, client: str, trainer: LocalTrainer) -> None:
-        """Trains a client with a trainer, and keeps or sends its reply."""
+    def _fit(self, current: Round, client: str) -> None:
+        """Trains a client, and keeps or sends its reply."""
         phase = current.phase
         self._tell(phase, client, False)
         began = time.perf_counter()
-        self.federation.clients[client].trainer = trainer
         try:
             with self._full_precision():  # but for the losses
                 packet = current.fit(client)
@@ -345,8 +286,6 @@ class FederatedModule(pl.LightningModule):
             # The other ranks wait for replies: they get the error at the end of the phase.
             self._gathering.put({f"failure/{client}": str(error).encode()})
             return
-        finally:
-            self.federation.clients[client].trainer = self.local
         self._tell(phase, client, True)
         loss = self.federation.clients[client].training_loss
         if self._gathering is None:
@@ -368,14 +307,14 @@ class FederatedModule(pl.LightningModule):
 
     def validation_step(self, batch: Task, batch_idx: int) -> None:
         """Evaluates clients' personal models on their validation splits."""
-        self._evaluate(batch, "val")
+        self._evaluate("val")
 
     def test_step(self, batch: Task, batch_idx: int) -> None:
         """Evaluates clients' personal models on their test splits, or on :attr:`test_split`."""
-        self._evaluate(batch, self.test_split, keep=True)
+        self._evaluate(self.test_split, keep=True)
 
-    def _evaluate(self, task: Task, split: EvalSplit, keep: bool = False) -> None:
-        for client in self._share(self.federation.ids if task.clients is None else task.clients):
+    def _evaluate(self, split: EvalSplit, keep: bool = False) -> None:
+        for client in self._share(self.federation.ids):
             with naming(client, self.next_round - 1, "evaluation"), self._full_precision():
                 self.evaluations[client] = self.evaluate_client(client, split, keep)
 

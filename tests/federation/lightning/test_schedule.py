@@ -2,32 +2,9 @@ import itertools
 
 import pytest
 
-from medfed.federation.lightning.module import EvaluationTasks, assign, tasks_of_round
-from tests.sweeps import sweep
+from medfed.federation.lightning.module import assign
 
 CLIENTS = [f"c{i}" for i in range(5)]
-
-
-@sweep("together", [1, 2, 5, 8])
-@sweep("chosen", [CLIENTS, ["c0", "c2", "c4"], ["c3"], []])
-def test_every_client_has_its_turn_in_every_phase(chosen, together):
-    phases = ("sketch", "fit", "fit")
-    tasks = tasks_of_round(4, phases, chosen, together)
-    assert [t.phase for t in tasks if t.closes] == list(phases)
-    width = len(tasks) // len(phases)
-    for k in range(len(phases)):
-        block = tasks[k * width : (k + 1) * width]
-        assert [c for t in block for c in t.clients or ()] == chosen
-        assert all(len(t.clients or ()) <= together for t in block)
-
-
-def test_a_rank_of_several_has_as_many_tasks_as_the_others():
-    assert [t.closes for t in tasks_of_round(4, ("sketch", "fit"), None)] == [True, True]
-
-
-def test_evaluation_tasks_are_one_loader():
-    tasks = EvaluationTasks(lambda: tasks_of_round(-1, ["val"], CLIENTS))
-    assert len(tasks) == len(list(tasks)) == 5
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
