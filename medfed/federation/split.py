@@ -150,7 +150,7 @@ def match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """
     known = list(names)
     for pattern in patterns:
-        if not any(fnmatchcase(n, pattern) for n in known):
+        if not isinstance(pattern, str) or not any(fnmatchcase(n, pattern) for n in known):
             roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
             hint = did_you_mean(pattern, roots) or f"; the parameters are {_shorten(known)}"
             raise ConfigError(f"The personal pattern {pattern!r} matches no parameter{hint}.")

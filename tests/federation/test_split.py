@@ -54,6 +54,7 @@ def test_normalisation_is_found_by_type_and_not_by_name():
 @sweep(
     ("pattern", "hint"),
     [
+        (None, "pattern None matches no parameter"),
         ("heads.*", r"'heads.\*' matches no parameter \(did you mean head.\*"),
         ("head.wieght", r"\(did you mean head.weight"),
         ("head", r"\(did you mean head.\*"),
