@@ -83,7 +83,8 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
         elif hint is not None:
             if not _is_any_of(value, hint.kinds):
                 words = " or ".join(word for kind, word in _WORDS.items() if kind in hint.kinds)
-                named = f"; write {where}=[{value}]" * (list in hint.kinds and type(value) is str)
+                listed = list in hint.kinds and int not in hint.kinds and type(value) is str
+                named = f"; write {where}=[{value}]" * listed
                 raise ConfigError(f"{where} must be {words}, not {value!r}{named}.")
             if paths and hint.existing and isinstance(value, str):
                 check_exists(where, value)

@@ -77,8 +77,6 @@ class ExportOptions:
             raise ConfigError("bits=[] names no width; leave it out, or name some: bits=[32,4,2].")
         if self.onnx:
             import_extra("onnx")  # before anything is computed
-        if self.layers is not None and not isinstance(self.layers, Mapping):
-            raise ConfigError("layers must map patterns to bits, such as layers={upcat_1.*:4}.")
 
 
 def export_run(config: Section) -> list[Path]:
