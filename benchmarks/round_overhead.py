@@ -17,8 +17,8 @@ After each round its weights must equal, bit for bit, those of a bare loop in th
 loop that is timed has the ordinary layout. How far its weights are is printed and not judged: other
 kernels round otherwise, and how much the steps magnify it depends on the processor.
 
-Method: one long fit. A callback that is called last stops the clock (CPU time of the process)
-after every client, lets the bare loop repeat that client's steps and the peer train its own client,
+Method: one long fit. A callback that hears of every client stops the clock (CPU time of the
+process) after it, lets the bare loop repeat that client's steps and the peer train its own client,
 and starts the clock again; at the end of the epoch it closes the round. So nothing that Lightning
 does within a round or between two rounds is left out; only start-up, and the first rounds as a
 warm-up, are. Of the bare loop only the steps count: that each client starts from the server's
@@ -227,17 +227,16 @@ class Alternate(pl.Callback):
         self.plain: list[float] = []
         self.mark = 0.0
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Asks to hear when a client is done."""
+        assert isinstance(pl_module, FederatedModule)
+        pl_module.listeners.append(self._heard)
+
+    def _heard(self, phase: str, client: str, done: bool) -> None:
         """A client is done: now the bare loop, and the peer."""
+        if not done:
+            return
         self.whole.append(time.process_time() - self.mark)
-        (client,) = batch.clients
         data = self.federation.clients[client].data
         seconds, self.updates[client] = self.bare.client(data, self.shared)
         self.steps.append(seconds)
