@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from medfed.common.errors import ConfigError, did_you_mean
 
 
-def check_choices(section: str, holder: object) -> None:
-    """Checks the fields whose annotation is a ``Literal``, which lists the allowed values.
+def check_fields(section: str, holder: Any) -> None:
+    """Checks the fields whose annotation limits their values.
+
+    A ``Literal`` lists the allowed values; ``Annotated`` names a check of this module, which
+    takes the key and the value. Null passes where the annotation allows it.
 
     Args:
         section: The section that configures the object.
@@ -21,16 +26,31 @@ def check_choices(section: str, holder: object) -> None:
 
     Example:
         >>> class Step:
-        ...     size: Literal["scaled", "literal"] = "exact"
-        >>> check_choices("algorithm", Step())
+        ...     size: Literal["scaled", "literal"] = "scaled"
+        ...     rate: Annotated[float, check_positive] = 0.0
+        >>> check_fields("algorithm", Step())
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: algorithm.size='exact' is unknown; choose scaled or \
-literal.
+        medfed.common.errors.ConfigError: algorithm.rate must be positive, not 0.0.
     """
-    for name, hint in get_type_hints(type(holder)).items():
+    for name, hint in _limits(type(holder)).items():
+        key, value = f"{section}.{name}", getattr(holder, name)
         if get_origin(hint) is Literal:
-            check_known(f"{section}.{name}", getattr(holder, name), get_args(hint))
+            check_known(key, value, get_args(hint))
+        elif value is not None or NoneType not in get_args(hint.__origin__):
+            for check in hint.__metadata__:
+                check(key, value)
+
+
+@cache
+def _limits(kind: type) -> dict[str, Any]:
+    """Returns the annotations that limit values, by field."""
+    return {  # a subclass that gives only another default keeps the limits
+        name: hint
+        for parent in reversed(kind.__mro__)
+        for name, hint in get_type_hints(parent, include_extras=True).items()
+        if get_origin(hint) in (Literal, Annotated)
+    }
 
 
 def check_known(key: str, value: object, known: Iterable[str]) -> None:
@@ -91,50 +111,53 @@ def check_positive(key: str, value: float) -> None:
         raise ConfigError(f"{key} must be positive, not {value}.")
 
 
-def check_share(key: str, value: float, interval: str = "[0, 1]") -> None:
-    """Checks that a number is between 0 and 1.
+def within(interval: str) -> Callable[[str, float], None]:
+    """Returns a check that a number is in an interval between 0 and 1.
 
     Args:
-        key: The key of the value.
-        value: The value.
         interval: The allowed interval; a round bracket excludes 0 or 1.
 
-    Raises:
-        ConfigError: If it is not, or is not a number.
+    Returns:
+        The check, which raises a ConfigError for other numbers and for what is not a number.
 
     Example:
-        >>> check_share("algorithm.keep", 1.0, "(0, 1]")
-        >>> check_share("algorithm.keep", 0.0, "(0, 1]")
+        >>> within("(0, 1]")("algorithm.keep", 1.0)
+        >>> within("(0, 1]")("algorithm.keep", 0.0)
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: algorithm.keep must be in (0, 1], not 0.0.
     """
-    left_out = [end for end, bracket in ((0, "("), (1, ")")) if bracket in interval]
-    if not 0 <= value <= 1 or value in left_out:
-        raise ConfigError(f"{key} must be in {interval}, not {value}.")
+    excluded = [end for end, bracket in ((0, "("), (1, ")")) if bracket in interval]
+
+    def check(key: str, value: float) -> None:
+        if not 0 <= value <= 1 or value in excluded:
+            raise ConfigError(f"{key} must be in {interval}, not {value}.")
+
+    return check
 
 
-def check_count(key: str, value: int | None, optional: bool = False) -> None:
+def check_count(key: str, value: int, null: str = "") -> None:
     """Checks that a count is 1 or more.
 
     Args:
         key: The key of the value.
         value: The value.
-        optional: Whether null is allowed, too.
+        null: Words for the error where null is allowed, too.
 
     Raises:
         ConfigError: If it is less than 1.
 
     Example:
-        >>> check_count("algorithm.local_steps", 0, optional=True)
+        >>> check_count("algorithm.rounds", 0)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: algorithm.local_steps must be 1 or more, or null, not 0.
+        medfed.common.errors.ConfigError: algorithm.rounds must be 1 or more, not 0.
     """
-    if value is None and optional:
-        return
-    if value is None or value < 1:
-        raise ConfigError(f"{key} must be 1 or more,{' or null,' * optional} not {value}.")
+    if value < 1:
+        raise ConfigError(f"{key} must be 1 or more,{null} not {value}.")
+
+
+check_optional_count = partial(check_count, null=" or null,")
 
 
 def checked_scale(scale: object, key: str) -> tuple[float, float]:

@@ -154,6 +154,8 @@ def _accepts(annotation: ast.expr | None) -> Accepts | None:
     if isinstance(annotation, ast.Name) and annotation.id in PLAIN:
         return Accepts(frozenset({PLAIN[annotation.id]}))
     if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
+        if annotation.value.id == "Annotated" and isinstance(annotation.slice, ast.Tuple):
+            return _accepts(annotation.slice.elts[0])
         # Some take pairs for a map; one name for a list would be read letter by letter.
         listed: dict[str, set[type]] = {
             "Mapping": {dict, MutableSequence},  # type: ignore[type-abstract]

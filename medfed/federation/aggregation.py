@@ -19,12 +19,17 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative, check_positive
+from medfed.common.checks import (
+    check_fields,
+    check_not_negative,
+    check_optional_count,
+    check_positive,
+)
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, flatten, weighted_mean
@@ -104,6 +109,9 @@ class Aggregation:
         {'w': tensor([0.7500])}
     """
 
+    def __post_init__(self) -> None:
+        check_fields("aggregation", self)
+
     @property
     def least(self) -> int:
         """The smallest number of clients that it can combine."""
@@ -147,10 +155,7 @@ class Clip(Aggregation):
         {'w': tensor([0.3333])}
     """
 
-    times: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("aggregation.times", self.times)
+    times: Annotated[float, check_positive] = 1.0
 
     def combine(
         self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
@@ -204,10 +209,7 @@ class Trimmed(_Ordered):
         {'w': tensor([2.])}
     """
 
-    faulty: int = 1
-
-    def __post_init__(self) -> None:
-        check_not_negative("aggregation.faulty", self.faulty)
+    faulty: Annotated[int, check_not_negative] = 1
 
     @property
     def least(self) -> int:
@@ -259,12 +261,8 @@ class Krum(Aggregation):
         {'w': tensor([2.])}
     """
 
-    faulty: int = 1
-    keep: int | None = None
-
-    def __post_init__(self) -> None:
-        check_not_negative("aggregation.faulty", self.faulty)
-        check_count("aggregation.keep", self.keep, optional=True)
+    faulty: Annotated[int, check_not_negative] = 1
+    keep: Annotated[int | None, check_optional_count] = None
 
     @property
     def least(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from medfed.common.checks import check_choices
+from medfed.common.checks import check_fields
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
@@ -187,7 +187,7 @@ class Algorithm(ABC):
     trains_shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_choices("algorithm", self)
+        check_fields("algorithm", self)
         if self.personal not in PERSONAL_KEYWORDS:
             patterns = [self.personal] if isinstance(self.personal, str) else self.personal
             object.__setattr__(self, "personal", tuple(patterns))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from medfed.common.checks import check_choices
+from medfed.common.checks import check_fields
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 
@@ -162,7 +162,7 @@ class LocalBudget:
             )
         if self.graphs not in ("auto", True, False):
             raise ConfigError(f"local.graphs must be auto, true or false, not {self.graphs}.")
-        check_choices("local", self)
+        check_fields("local", self)
 
     def of(self, num_samples: int, batch_size: int) -> int:
         """Returns the gradient steps of one round for a client of this size."""

@@ -36,11 +36,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_positive, check_share
+from medfed.common.checks import check_positive, within
 from medfed.common.seeding import coin, derive_seed, torch_rng
 from medfed.common.tensors import (
     State,
@@ -76,9 +76,9 @@ class ADIANA(GradientMethod):
         ConfigError: If a value is out of range.
     """
 
-    keep: float = 0.25
-    convexity: float = 0.01
-    lr: float = 0.1
+    keep: Annotated[float, within("(0, 1]")] = 0.25
+    convexity: Annotated[float, check_positive] = 0.01
+    lr: Annotated[float, check_positive] = 0.1
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("gradient", "shift", "statistics")
     coded: ClassVar[tuple[str, ...]] = ()
@@ -92,12 +92,6 @@ class ADIANA(GradientMethod):
         client={"personal": 1, "weights": 1},
         tune={"convexity": Range(0.001, 0.1)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.convexity", self.convexity)
-        check_positive("algorithm.lr", self.lr)
-        check_share("algorithm.keep", self.keep, "(0, 1]")
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """Adds ``kept``, the entries that are sent."""

@@ -29,12 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_share
+from medfed.common.checks import check_not_negative, within
 from medfed.common.tensors import State, Tensors, select
 from medfed.federation.algorithm import ClientInfo, Replies, Start
 from medfed.federation.card import Card, Range
@@ -58,8 +58,8 @@ class APFL(OnboardingRules, FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    alpha: float = 0.5
-    alpha_lr: float | None = None
+    alpha: Annotated[float, within("[0, 1]")] = 0.5
+    alpha_lr: Annotated[float | None, check_not_negative] = None
     card: ClassVar[Card] = Card(
         "Deng et al. 2020",
         "second model",
@@ -68,11 +68,6 @@ class APFL(OnboardingRules, FedAvg):
         client={"personal": 1, "parameters": 1},
         tune={"alpha": Range(0.1, 0.9, log=False)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("algorithm.alpha", self.alpha)
-        check_not_negative("algorithm.alpha_lr", self.alpha_lr or 0.0)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All v_i start as w."""

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,19 +63,14 @@ class ClusteredFL(OnboardingRules, FedAvg):
         ConfigError: If a value is negative.
     """
 
-    epsilon_1: float = 0.2
-    epsilon_2: float = 0.3
+    epsilon_1: Annotated[float, check_not_negative] = 0.2
+    epsilon_2: Annotated[float, check_not_negative] = 0.3
     averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = replace(
         FedAvg.card, paper="Sattler et al. 2020", family="similar clients",
         keeps="the model of its cluster", full_cohort=True,
         tune={"epsilon_1": Range(0.1, 0.9), "epsilon_2": Range(0.1, 0.9)},
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.epsilon_1", self.epsilon_1)
-        check_not_negative("algorithm.epsilon_2", self.epsilon_2)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """One cluster. Tensors without an element name what is compared."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, select
@@ -38,7 +38,7 @@ class Ditto(OnboardingRules, FedAvg):
         ConfigError: If λ is negative.
     """
 
-    strength: float = 1.0
+    strength: Annotated[float, check_not_negative] = 1.0
     card: ClassVar[Card] = Card(
         "Li et al. 2021",
         "second model",
@@ -46,10 +46,6 @@ class Ditto(OnboardingRules, FedAvg):
         client={"personal": 1, "model": 1},
         tune={"strength": Range(0.01, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """In addition to FedAvg's state, each client holds its personal model."""

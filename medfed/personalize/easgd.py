@@ -31,12 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_share
+from medfed.common.checks import within
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
@@ -60,20 +60,14 @@ class EASGD(OnboardingRules, FedAvg):
         ConfigError: If one is out of range.
     """
 
-    beta: float = 0.9
-    alpha: float | None = 0.5
+    beta: Annotated[float, within("(0, 1]")] = 0.9
+    alpha: Annotated[float | None, within("(0, 1]")] = 0.5
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         "Zhang et al. 2015",
         client={"model": 1, "weights": 1},
         tune={"beta": Range(0.3, 1.0, log=False)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("algorithm.beta", self.beta, "(0, 1]")
-        if self.alpha is not None:
-            check_share("algorithm.alpha", self.alpha, "(0, 1]")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models and the centre start equal."""

@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_count, check_not_negative, check_share
+from medfed.common.checks import check_count, check_not_negative, within
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
@@ -58,10 +58,10 @@ class FedALA(TrainsOn, FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    weights_lr: float = 1.0
-    share: float = 0.8
-    first_passes: int = 10
-    tolerance: float = 0.01
+    weights_lr: Annotated[float, check_not_negative] = 1.0
+    share: Annotated[float, within("(0, 1]")] = 0.8
+    first_passes: Annotated[int, check_count] = 10
+    tolerance: Annotated[float, check_not_negative] = 0.01
     card: ClassVar[Card] = Card(
         "Zhang et al. 2023",
         "second model",
@@ -70,13 +70,6 @@ class FedALA(TrainsOn, FedAvg):
         client={"personal": 1, "model": 1, "head": 1},
         tune={"weights_lr": Range(0.1, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.weights_lr", self.weights_lr)
-        check_not_negative("algorithm.tolerance", self.tolerance)
-        check_count("algorithm.first_passes", self.first_passes)
-        check_share("algorithm.share", self.share, "(0, 1]")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """No client has a local model yet; the server records which clients have one.

@@ -19,9 +19,9 @@ With a personal head and equal rates this is FedRep. Blocks of steps alternate, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from medfed.common.checks import check_not_negative, check_share
+from medfed.common.checks import check_not_negative, within
 from medfed.common.tensors import Tensors
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
@@ -41,8 +41,8 @@ class FedAlt(FedAvg):
     """
 
     personal: str | tuple[str, ...] = "task"
-    personal_share: float = 0.5
-    personal_rate: float = 1.0
+    personal_share: Annotated[float, within("(0, 1)")] = 0.5
+    personal_rate: Annotated[float, check_not_negative] = 1.0
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Pillutla et al. 2022",
@@ -50,11 +50,6 @@ class FedAlt(FedAvg):
         "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.personal_rate", self.personal_rate)
-        check_share("algorithm.personal_share", self.personal_share, "(0, 1)")
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """The personal part first."""

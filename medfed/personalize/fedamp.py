@@ -35,12 +35,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_share
+from medfed.common.checks import check_not_negative, within
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, weighted_mean
 from medfed.federation.card import Card, Range
@@ -65,9 +65,9 @@ class FedAMP(AnchoredMethod):
         ConfigError: If a value is out of range.
     """
 
-    strength: float = 1.0
+    strength: Annotated[float, check_not_negative] = 1.0
     attention: Kind = "distance"
-    own: float = 0.5
+    own: Annotated[float, within("[0, 1]")] = 0.5
     sigma: float | None = None
     card: ClassVar[Card] = replace(
         AnchoredMethod.card,
@@ -78,8 +78,6 @@ class FedAMP(AnchoredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
-        check_share("algorithm.own", self.own)
         if self.sigma is not None and not self.sigma > 0:
             raise ConfigError(f"algorithm.sigma must be positive or null, not {self.sigma}.")
 

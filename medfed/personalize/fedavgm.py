@@ -19,11 +19,12 @@ Deviation: m covers parameters; averaged statistics are averaged as in FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from medfed.common.checks import within
 from medfed.common.tensors import State, Tensors, add
 from medfed.federation.card import Card, Range
-from medfed.personalize.fedopt import ServerOptimizer, check_memory
+from medfed.personalize.fedopt import ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,12 @@ class FedAvgM(ServerOptimizer):
         ConfigError: If beta is out of range.
     """
 
-    beta: float = 0.9
+    beta: Annotated[float, within("[0, 1)")] = 0.9
     card: ClassVar[Card] = Card(
         "Hsu et al. 2019",
         server={"shared": 1, "weights": 1},
         tune={"beta": Range(0.5, 0.97, log=False)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_memory("beta", self.beta)
 
     def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:
         """Beta m + Delta."""

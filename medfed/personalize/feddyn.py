@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -59,7 +59,7 @@ class FedDyn(FedAvg):
         ConfigError: If alpha is not positive.
     """
 
-    strength: float = 0.1
+    strength: Annotated[float, check_positive] = 0.1
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         "Acar et al. 2021",
@@ -67,10 +67,6 @@ class FedDyn(FedAvg):
         client={"personal": 1, "weights": 1},
         tune={"strength": Range(0.001, 1.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.strength", self.strength)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """H and all gamma_i start at 0."""

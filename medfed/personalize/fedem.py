@@ -36,11 +36,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from medfed.common.checks import check_count
+from medfed.common.checks import check_optional_count
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import State, Tensors, add, subtract
 from medfed.federation.algorithm import ServerRound, sent_by_each
@@ -62,7 +62,7 @@ class FedEM(CanonicalMethod):
         ConfigError: If a value is out of range.
     """
 
-    membership_batches: int | None = None
+    membership_batches: Annotated[int | None, check_optional_count] = None
     leaves: ClassVar[tuple[str, ...]] = ("shared", "membership")
     card: ClassVar[Card] = Card(
         "Marfoq et al. 2021",
@@ -72,10 +72,6 @@ class FedEM(CanonicalMethod):
         besides="an epoch, for the memberships",
         tasks="all; EM in classification",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("algorithm.membership_batches", self.membership_batches, optional=True)
 
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
-from medfed.common.checks import check_count, check_share
+from medfed.common.checks import check_count, within
 from medfed.common.seeding import numpy_rng
 from medfed.common.tensors import State, Tensors, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
@@ -59,8 +59,8 @@ class FedFomo(TrainsOn, Local):
         ConfigError: If a value is out of range.
     """
 
-    models: int = 5
-    explore: float = 0.3
+    models: Annotated[int, check_count] = 5
+    explore: Annotated[float, within("[0, 1]")] = 0.3
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("model",)
     masks: ClassVar[bool] = False
@@ -74,11 +74,6 @@ class FedFomo(TrainsOn, Local):
         client={"model": 2},
         tune={"explore": Range(0.1, 0.9, log=False)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("algorithm.models", self.models)
-        check_share("algorithm.explore", self.explore)
 
     def counts(self, clients: int) -> dict[str, float]:
         """Adds M, at most the number of other clients."""

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from medfed.common.checks import check_not_negative, check_share
+from medfed.common.checks import check_not_negative, within
 from medfed.common.tensors import State, Tensors, add, cut, flatten, layout_of, select
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
@@ -54,21 +54,15 @@ class FedMGDA(FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    epsilon: float = 0.1
-    server_lr: float = 1.0
-    decay: float = 0.99
+    epsilon: Annotated[float, within("[0, 1]")] = 0.1
+    server_lr: Annotated[float, check_not_negative] = 1.0
+    decay: Annotated[float, within("(0, 1]")] = 0.99
     masks: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Hu et al. 2022",
         tune={"epsilon": Range(0.01, 1.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.server_lr", self.server_lr)
-        check_share("algorithm.epsilon", self.epsilon)
-        check_share("algorithm.decay", self.decay, "(0, 1]")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server also notes which entries are parameters."""

@@ -29,13 +29,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_positive
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_not_negative, check_positive, within
 from medfed.common.tensors import State, Tensors, add, select
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
@@ -55,15 +54,11 @@ class ServerOptimizer(FedAvg):
         ConfigError: If it is negative.
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, check_not_negative] = 1.0
     card: ClassVar[Card] = Card(
         server={"shared": 1, "weights": 1},
         tune={"server_lr": Range(0.001, 1.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.server_lr", self.server_lr)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The momentum m starts at 0."""
@@ -98,18 +93,13 @@ class AdaptiveServer(ServerOptimizer):
     """
 
     server_lr: float = 0.1
-    beta1: float = 0.9
-    tau: float = 1e-3
+    beta1: Annotated[float, within("[0, 1)")] = 0.9
+    tau: Annotated[float, check_positive] = 1e-3
     card: ClassVar[Card] = Card(
         "Reddi et al. 2021",
         server={"shared": 1, "weights": 2},
         tune={"server_lr": Range(0.001, 1.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_memory("beta1", self.beta1)
-        check_positive("algorithm.tau", self.tau)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """V starts at tau^2."""
@@ -150,11 +140,7 @@ class FedAdam(AdaptiveServer):
         ConfigError: If it is out of range.
     """
 
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_memory("beta2", self.beta2)
+    beta2: Annotated[float, within("[0, 1)")] = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """beta2 v + (1 - beta2) Delta^2."""
@@ -168,9 +154,3 @@ class FedYogi(FedAdam):
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """V - (1 - beta2) Delta^2 sign(v - Delta^2)."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)
-
-
-def check_memory(name: str, value: float) -> None:
-    """Checks that a share of the past is in [0, 1)."""
-    if not 0 <= value < 1:
-        raise ConfigError(f"algorithm.{name} must be in [0, 1), not {value}.")

@@ -33,11 +33,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_positive, check_share
+from medfed.common.checks import check_positive, within
 from medfed.common.seeding import coin
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
@@ -62,8 +62,8 @@ class FedPD(FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    eta: float = 10.0
-    skip: float = 0.0
+    eta: Annotated[float, check_positive] = 10.0
+    skip: Annotated[float, within("[0, 1)")] = 0.0
     seed: int = 0
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
@@ -72,11 +72,6 @@ class FedPD(FedAvg):
         full_cohort=True,
         tune={"eta": Range(1.0, 100.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.eta", self.eta)
-        check_share("algorithm.skip", self.skip, "[0, 1)")
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` if all clients send, ``silent`` if the coin says that none does."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class FedPHP(TrainsOn, FedAvg):
 
     strength: float = 0.1
     inheritance: float = 0.9
-    rounds: int = 10
+    rounds: Annotated[int, check_count] = 10
     fraction: float = 1.0
     card: ClassVar[Card] = Card(
         "Li et al. 2021",
@@ -73,7 +73,6 @@ class FedPHP(TrainsOn, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("algorithm.rounds", self.rounds)
         if not (0 <= self.strength < 1 and 0 <= self.inheritance <= 1):
             raise ConfigError(
                 "algorithm.strength must be in [0, 1) and algorithm.inheritance in [0, 1], not "

@@ -9,9 +9,9 @@ Symbols: φ the shared body, h_i the personal head, τ_h ``head_share`` of the r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from medfed.common.checks import check_share
+from medfed.common.checks import within
 from medfed.common.tensors import Tensors
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
@@ -30,7 +30,7 @@ class FedRep(FedAvg):
     """
 
     personal: str | tuple[str, ...] = "task"
-    head_share: float = 0.5
+    head_share: Annotated[float, within("(0, 1)")] = 0.5
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Collins et al. 2021",
@@ -38,10 +38,6 @@ class FedRep(FedAvg):
         "the head",
         tune={"head_share": Range(0.1, 0.9, log=False)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("algorithm.head_share", self.head_share, "(0, 1)")
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains the head first, then the body."""

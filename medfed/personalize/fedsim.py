@@ -16,7 +16,7 @@ With equal step sizes it is FedPer, so the default differs; the paper tunes both
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
@@ -37,17 +37,13 @@ class FedSim(FedAvg):
     """
 
     personal: str | tuple[str, ...] = "task"
-    personal_rate: float = 0.5
+    personal_rate: Annotated[float, check_not_negative] = 0.5
     card: ClassVar[Card] = Card(
         "Pillutla et al. 2022",
         "personal part",
         "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.personal_rate", self.personal_rate)
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains both parts."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_positive
 from medfed.common.tensors import Tensors, add, select, subtract
@@ -53,7 +53,7 @@ class FedSplit(FedAvg):
         ConfigError: If it is not positive.
     """
 
-    step: float = 10.0
+    step: Annotated[float, check_positive] = 10.0
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         "Pathak, Wainwright 2020",
@@ -62,10 +62,6 @@ class FedSplit(FedAvg):
         full_cohort=True,
         tune={"step": Range(1.0, 100.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("algorithm.step", self.step)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All z_i start at w."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -63,7 +63,7 @@ class FedU(KnownModels):
         ConfigError: If lambda is negative.
     """
 
-    strength: float = 0.03
+    strength: Annotated[float, check_not_negative] = 0.03
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "model")
     card: ClassVar[Card] = replace(
@@ -72,10 +72,6 @@ class FedU(KnownModels):
         keeps="a model, pulled to neighbours",
         tune={"strength": Range(0.001, 1.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """The sketch that clients send before the first round."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_count, check_share
+from medfed.common.checks import check_count, within
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
@@ -40,8 +40,8 @@ class FineTune(TrainsOn, FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    local_share: float = 0.2
-    rounds: int = 10
+    local_share: Annotated[float, within("[0, 1]")] = 0.2
+    rounds: Annotated[int, check_count] = 10
     card: ClassVar[Card] = Card(
         "Yu et al. 2020",
         "personal part",
@@ -49,11 +49,6 @@ class FineTune(TrainsOn, FedAvg):
         client={"personal": 1, "model": 1},
         tune={"local_share": Range(0.05, 0.5, log=False)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("algorithm.local_share", self.local_share)
-        check_count("algorithm.rounds", self.rounds)
 
     @property
     def first_local(self) -> int:

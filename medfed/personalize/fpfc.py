@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
@@ -73,7 +73,7 @@ class FPFC(AnchoredMethod):
         ConfigError: If a value is out of range.
     """
 
-    strength: float = 0.5
+    strength: Annotated[float, check_not_negative] = 0.5
     rho: float = 1.0
     a: float = 3.7
     smoothing: float = 1e-4
@@ -87,7 +87,6 @@ class FPFC(AnchoredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
         check_scad("algorithm", self.rho, self.a, self.smoothing)
 
     @property

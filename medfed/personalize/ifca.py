@@ -28,11 +28,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from medfed.common.checks import check_count
+from medfed.common.checks import check_optional_count
 from medfed.common.errors import NonFiniteError
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import Replies, ServerRound
@@ -54,7 +54,7 @@ class IFCA(CanonicalMethod):
         ConfigError: If a value is out of range.
     """
 
-    choice_batches: int | None = None
+    choice_batches: Annotated[int | None, check_optional_count] = None
     leaves: ClassVar[tuple[str, ...]] = ("common", "canonical")
     averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
@@ -64,10 +64,6 @@ class IFCA(CanonicalMethod):
         up={"common": 1, "instance": 1},
         besides="K losses of an epoch",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("algorithm.choice_batches", self.choice_batches, optional=True)
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """All instances go out; the common part and the chosen instance come back."""

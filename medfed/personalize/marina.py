@@ -33,11 +33,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_share
+from medfed.common.checks import within
 from medfed.common.seeding import coin
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
@@ -60,7 +60,7 @@ class MARINA(GradientMethod):
         ConfigError: If p is out of range.
     """
 
-    full: float = 0.1
+    full: Annotated[float, within("(0, 1]")] = 0.1
     seed: int = 0
     coded: ClassVar[tuple[str, ...]] = ("difference",)
     card: ClassVar[Card] = replace(
@@ -69,10 +69,6 @@ class MARINA(GradientMethod):
         server={"shared": 1, "weights": 1},
         tune={"full": Range(0.05, 0.5)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("algorithm.full", self.full, "(0, 1]")
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``full`` or ``difference``, as the coin says."""

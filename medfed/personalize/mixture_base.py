@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors, select
@@ -43,12 +43,8 @@ class MixtureMethod(OnboardingRules, FedAvg):
         ConfigError: If it is negative.
     """
 
-    strength: float = 1.0
+    strength: Annotated[float, check_not_negative] = 1.0
     masks: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models start equal."""

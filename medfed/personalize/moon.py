@@ -23,13 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_not_negative, check_positive
 from medfed.common.tensors import Tensors
 from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.card import Card, Range
@@ -50,20 +49,14 @@ class MOON(FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: Annotated[float, check_not_negative] = 1.0
+    temperature: Annotated[float, check_positive] = 0.5
     card: ClassVar[Card] = Card(
         "Li et al. 2021",
         besides="two forward passes a step",
         client={"personal": 1, "model": 1},
         tune={"mu": Range(0.1, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.mu", self.mu)
-        if not self.temperature > 0:
-            raise ConfigError(f"algorithm.temperature must be positive, not {self.temperature}.")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """No client has a previous model.

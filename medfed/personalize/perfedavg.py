@@ -28,13 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_not_negative, check_positive
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
@@ -59,8 +58,8 @@ class PerFedAvg(OnboardingRules, FedAvg):
     """
 
     variant: Literal["fo", "hf"] = "fo"
-    inner_lr: float = 0.01
-    delta: float = 1e-3
+    inner_lr: Annotated[float, check_not_negative] = 0.01
+    delta: Annotated[float, check_positive] = 1e-3
     card: ClassVar[Card] = Card(
         "Fallah et al. 2020",
         "second model",
@@ -70,12 +69,6 @@ class PerFedAvg(OnboardingRules, FedAvg):
         client={"personal": 1, "parameters": 1},
         tune={"inner_lr": Range(0.001, 0.1)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.inner_lr", self.inner_lr)
-        if not self.delta > 0:
-            raise ConfigError(f"algorithm.delta must be positive, not {self.delta}.")
 
     def phases(self, round: int) -> tuple[str, ...]:
         """A phase of meta-steps, then one of the step from their mean."""

@@ -22,14 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from medfed.common.checks import check_not_negative
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_not_negative, check_positive
 from medfed.common.tensors import Tensors
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Penalty
@@ -50,19 +49,13 @@ class PFedMac(PFedMe):
     """
 
     strength: float = 0.01
-    sparsity: float = 1e-4
-    width: float = 0.01
+    sparsity: Annotated[float, check_not_negative] = 1e-4
+    width: Annotated[float, check_positive] = 0.01
     card: ClassVar[Card] = replace(
         PFedMe.card,
         paper="Liu et al. 2023",
         tune={"strength": Range(0.001, 0.1), "sparsity": Range(1e-5, 1e-3)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.sparsity", self.sparsity)
-        if not self.width > 0:
-            raise ConfigError(f"algorithm.width must be positive, not {self.width}.")
 
     def tie(self, w: Tensors) -> Penalty:
         """-lambda <theta, w> + gamma phi(theta)."""

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative
+from medfed.common.checks import check_count, check_not_negative, check_positive
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
@@ -60,10 +60,10 @@ class PFedMe(OnboardingRules, FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    strength: float = 1.0
-    inner_steps: int = 5
+    strength: Annotated[float, check_not_negative] = 1.0
+    inner_steps: Annotated[int, check_count] = 5
     outer_step: float = 1.0
-    server_lr: float = 1.0
+    server_lr: Annotated[float, check_positive] = 1.0
     card: ClassVar[Card] = Card(
         "T. Dinh et al. 2020",
         "second model",
@@ -74,15 +74,11 @@ class PFedMe(OnboardingRules, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
-        check_count("algorithm.inner_steps", self.inner_steps)
         if not 0 < self.outer_step < 2:
             raise ConfigError(
                 f"algorithm.outer_step must be in (0, 2), not {self.outer_step}: from 2 on the "
                 "anchor diverges from its client's model."
             )
-        if not self.server_lr > 0:
-            raise ConfigError(f"algorithm.server_lr must be positive, not {self.server_lr}.")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All theta_i start as w. The server moves only parameters by the factor beta."""

@@ -31,12 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from medfed.common.checks import check_count, check_not_negative
+from medfed.common.checks import check_not_negative, check_optional_count
 from medfed.common.errors import ConfigError
 from medfed.common.floors import Statistic
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
@@ -85,11 +85,11 @@ class PFedNet(OnboardingRules, Algorithm):
 
     personal: str | tuple[str, ...] = "task"
     weighting: Weighting = "uniform"
-    strength: float = 0.003
+    strength: Annotated[float, check_not_negative] = 0.003
     p: float = 2.0
     shared_rounds: int = 1
     personal_rounds: int = 1
-    local_steps: int | None = None
+    local_steps: Annotated[int | None, check_optional_count] = None
     z_step: Literal["scaled", "literal"] = "scaled"
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
     rho: float | None = None
@@ -110,8 +110,6 @@ class PFedNet(OnboardingRules, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_norm(self.p)
-        check_not_negative("algorithm.strength", self.strength)
-        check_count("algorithm.local_steps", self.local_steps, optional=True)
         if min(self.shared_rounds, self.personal_rounds) < 0 or not self._phases_per_round:
             raise ConfigError(
                 "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, and one "

@@ -40,12 +40,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative
+from medfed.common.checks import check_not_negative, check_optional_count
 from medfed.common.errors import NonFiniteError
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
@@ -89,11 +89,11 @@ class PPFL(CanonicalMethod):
         ConfigError: If a value is out of range.
     """
 
-    strength: float = 1e-5
-    membership_lr: float = 0.5
+    strength: Annotated[float, check_not_negative] = 1e-5
+    membership_lr: Annotated[float, check_not_negative] = 0.5
     membership_step: Literal["scaled", "literal"] = "scaled"
-    membership_batches: int | None = 1
-    membership_start: int = 0
+    membership_batches: Annotated[int | None, check_optional_count] = 1
+    membership_start: Annotated[int, check_not_negative] = 0
     blocks: Literal["both", "random"] = "both"
     affinity: Affinity = field(default_factory=Affinity)
     seed: int = 0
@@ -107,12 +107,6 @@ class PPFL(CanonicalMethod):
         besides="a batch, for the memberships",
         tune={"membership_lr": Range(0.05, 5.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("strength", "membership_lr", "membership_start"):
-            check_not_negative(f"algorithm.{name}", getattr(self, name))
-        check_count("algorithm.membership_batches", self.membership_batches, optional=True)
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """The sketch that clients send before the first round."""

@@ -16,7 +16,7 @@ initial weights, where the paper fits them anew in each step. Every client train
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class ProxQuant(QuantizedMethod):
         ConfigError: If a value is out of range.
     """
 
-    strength: float = 1e-3
+    strength: Annotated[float, check_not_negative] = 1e-3
     card: ClassVar[Card] = Card(
         "Bai et al. 2019",
         "quantised model",
@@ -50,10 +50,6 @@ class ProxQuant(QuantizedMethod):
         client={"model": 1},
         tune={"strength": Range(0.001, 0.1)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
 
     def scalars(self, round: int) -> dict[str, float]:
         """Gives lambda(t)."""

@@ -25,9 +25,9 @@ Deviation: prox_c is exact. The printed linearisation has the sign reversed and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from medfed.common.checks import check_not_negative
+from medfed.common.checks import check_not_negative, check_positive
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 from medfed.federation.card import Card, Range
@@ -52,9 +52,9 @@ class Quantized(QuantizedMethod):
     """
 
     quantizer: Literal["hard", "soft"] = "hard"
-    sharpness: float = 100.0
-    strength: float = 1e-4
-    center_lr: float = 1e-4
+    sharpness: Annotated[float, check_positive] = 100.0
+    strength: Annotated[float, check_not_negative] = 1e-4
+    center_lr: Annotated[float, check_not_negative] = 1e-4
     center_drops: tuple[float, ...] = (0.5, 0.75)
     card: ClassVar[Card] = Card(
         "Ozkara et al. 2021, Algorithm 1",
@@ -70,10 +70,6 @@ class Quantized(QuantizedMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative("algorithm.strength", self.strength)
-        check_not_negative("algorithm.center_lr", self.center_lr)
-        if not self.sharpness > 0:
-            raise ConfigError(f"algorithm.sharpness must be positive, not {self.sharpness}.")
         drops = list(self.center_drops)
         if drops != sorted(drops) or not all(0 < d < 1 for d in drops):
             raise ConfigError(

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from medfed.common.checks import check_share
+from medfed.common.checks import within
 from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
 from medfed.common.tensors import State, Tensors, gradient_of, select
 from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
@@ -352,7 +352,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
     client_bits: Mapping[str, int] | None = None
     layer_bits: Mapping[str, int] | None = None
     full_precision: tuple[str, ...] | None = None
-    finetune_share: float = 0.2
+    finetune_share: Annotated[float, within("[0, 1)")] = 0.2
     rounds: int = 10
     names: tuple[str, ...] = ()
 
@@ -362,7 +362,6 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         for key in ("client_bits", "layer_bits"):
             for name, bits in (getattr(self, key) or {}).items():
                 check_bits(bits, f"{key}.{name}")
-        check_share("algorithm.finetune_share", self.finetune_share, "[0, 1)")
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Self:
         """Finds the parameters to quantise; warns if there is none.

@@ -33,7 +33,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -67,8 +67,8 @@ class QuPeL(Quantized):
 
     weighting: Weighting = "uniform"
     strength: float = 1e-6
-    proximity: float = 0.025
-    global_lr: float = 5.0
+    proximity: Annotated[float, check_not_negative] = 0.025
+    global_lr: Annotated[float, check_not_negative] = 5.0
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
     averaged: ClassVar[tuple[str, ...]] = leaves
     card: ClassVar[Card] = Card(
@@ -79,11 +79,6 @@ class QuPeL(Quantized):
         client={"model": 1},
         tune={"proximity": Range(0.5, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.proximity", self.proximity)
-        check_not_negative("algorithm.global_lr", self.global_lr)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds w, each client x_i; both start from the same weights."""

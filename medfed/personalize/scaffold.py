@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
@@ -57,7 +57,7 @@ class Scaffold(FedAvg):
         ConfigError: If the share is negative.
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, check_not_negative] = 1.0
     option: Literal["I", "II"] = "II"
     leaves: ClassVar[tuple[str, ...]] = ("shared", "control")
     averaged: ClassVar[tuple[str, ...]] = leaves
@@ -71,10 +71,6 @@ class Scaffold(FedAvg):
         client={"personal": 1, "weights": 1},
         tune={"server_lr": Range(0.3, 1.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("algorithm.server_lr", self.server_lr)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All control variates start at 0."""

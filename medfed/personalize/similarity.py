@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_choices, check_count
+from medfed.common.checks import check_count, check_fields
 from medfed.common.errors import ConfigError
 from medfed.common.floors import Statistic
 from medfed.common.tensors import Tensors, flatten, select
@@ -57,15 +57,14 @@ class SimilarityGraph:
 
     kind: Literal["knn", "complete", "star", "ring", "edges"] = "knn"
     sketch: Literal["data", "label", "model"] = "data"
-    neighbours: int = 3
+    neighbours: Annotated[int, check_count] = 3
     sketch_size: int = 8
     sketch_inputs: int = 256
     edges: Sequence[Sequence[str]] | str | None = None
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        check_choices("algorithm.graph", self)
-        check_count("algorithm.graph.neighbours", self.neighbours)
+        check_fields("algorithm.graph", self)
         if (self.kind == "edges") != (self.edges is not None):
             raise ConfigError("algorithm.graph.edges goes with algorithm.graph.kind=edges.")
 
@@ -202,7 +201,7 @@ class Affinity:
     sketch_inputs: int = 256
 
     def __post_init__(self) -> None:
-        check_choices("algorithm.affinity", self)
+        check_fields("algorithm.affinity", self)
         if (self.kind == "given") != (self.weights is not None):
             raise ConfigError("algorithm.affinity.weights goes with algorithm.affinity.kind=given.")
 

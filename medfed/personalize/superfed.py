@@ -30,12 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative, check_share
+from medfed.common.checks import check_count, check_not_negative, within
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import State, Tensors, add, select, subtract
@@ -65,11 +65,11 @@ class SuPerFed(OnboardingRules, FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    start: float = 0.4
-    proximity: float = 0.01
-    orthogonality: float = 1.0
+    start: Annotated[float, within("[0, 1]")] = 0.4
+    proximity: Annotated[float, check_not_negative] = 0.01
+    orthogonality: Annotated[float, check_not_negative] = 1.0
     grid: int = 5
-    rounds: int = 10
+    rounds: Annotated[int, check_count] = 10
     seed: int = 0
     card: ClassVar[Card] = Card(
         "Hahn et al. 2022",
@@ -82,10 +82,6 @@ class SuPerFed(OnboardingRules, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("algorithm.start", self.start)
-        check_not_negative("algorithm.proximity", self.proximity)
-        check_not_negative("algorithm.orthogonality", self.orthogonality)
-        check_count("algorithm.rounds", self.rounds)
         if self.grid < 2:
             raise ConfigError(f"algorithm.grid must be 2 or more, not {self.grid}.")
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
-from medfed.common.checks import check_choices
+from medfed.common.checks import check_fields
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors
@@ -105,7 +105,7 @@ class Adapters:
     base: Literal["sent", "known"] = "sent"
 
     def __post_init__(self) -> None:
-        check_choices("adapters", self)
+        check_fields("adapters", self)
         if self.rank < 1:
             raise ConfigError(
                 f"adapters.rank must be a whole number of at least 1, not {self.rank}."
