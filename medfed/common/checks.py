@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from medfed.common.errors import ConfigError, did_you_mean
 
 
-def check_fields(section: str, holder: Any) -> None:
+def check_fields(section: str, holder: object) -> None:
     """Checks the fields whose annotation limits their values.
 
     A ``Literal`` lists the allowed values; ``Annotated`` names a check of this module, which
@@ -33,24 +33,19 @@ def check_fields(section: str, holder: Any) -> None:
         ...
         medfed.common.errors.ConfigError: algorithm.rate must be positive, not 0.0.
     """
-    for name, hint in _limits(type(holder)).items():
+    limits = {  # a subclass that gives only another default keeps the limits
+        name: hint
+        for kind in reversed(type(holder).__mro__)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if get_origin(hint) in (Literal, Annotated)
+    }
+    for name, hint in limits.items():
         key, value = f"{section}.{name}", getattr(holder, name)
         if get_origin(hint) is Literal:
             check_known(key, value, get_args(hint))
         elif value is not None or NoneType not in get_args(hint.__origin__):
             for check in hint.__metadata__:
                 check(key, value)
-
-
-@cache
-def _limits(kind: type) -> dict[str, Any]:
-    """Returns the annotations that limit values, by field."""
-    return {  # a subclass that gives only another default keeps the limits
-        name: hint
-        for parent in reversed(kind.__mro__)
-        for name, hint in get_type_hints(parent, include_extras=True).items()
-        if get_origin(hint) in (Literal, Annotated)
-    }
 
 
 def check_known(key: str, value: object, known: Iterable[str]) -> None:
