@@ -224,14 +224,14 @@ def test_bfloat16(tmp_path, cohort_root):
 def test_mixed_precision_is_of_losses_alone_and_resumes_bit_for_bit(tmp_path, monkeypatch):
     small = (*CLINICAL, "trainer.precision=bf16-mixed", "local.accumulate=2", "data.batch_size=16")
     _, experiment = run(tmp_path / "straight", *small)
-    begin = FederatedModule.training_step
+    train = FederatedModule._fit
 
-    def killed(self, batch, batch_idx):
-        if self.next_round == 1 and batch_idx == 3:
+    def killed(self, current, client):
+        if self.next_round == 1 and client == self.federation.ids[3]:
             raise KeyboardInterrupt
-        begin(self, batch, batch_idx)
+        train(self, current, client)
 
-    monkeypatch.setattr(FederatedModule, "training_step", killed)
+    monkeypatch.setattr(FederatedModule, "_fit", killed)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run(tmp_path / "resumed", *small)
     monkeypatch.undo()
@@ -265,14 +265,14 @@ def test_ranks_with_unequal_numbers_of_clients(tmp_path, cohort_root):
 def test_fresh_augmented_patches_resume_bit_for_bit(tmp_path, cohort_root, monkeypatch):
     small = (*imaging(cohort_root), "augment=light", "data.patches=fresh")
     run(tmp_path / "straight", *small)
-    begin = FederatedModule.training_step
+    train = FederatedModule._fit
 
-    def killed(self, batch, batch_idx):
-        if self.next_round == 1 and batch_idx == 1:  # amid the second round
+    def killed(self, current, client):
+        if self.next_round == 1 and client == self.federation.ids[1]:  # amid the second round
             raise KeyboardInterrupt
-        begin(self, batch, batch_idx)
+        train(self, current, client)
 
-    monkeypatch.setattr(FederatedModule, "training_step", killed)
+    monkeypatch.setattr(FederatedModule, "_fit", killed)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run(tmp_path / "killed", *small)
     monkeypatch.undo()

@@ -58,7 +58,9 @@ def test_numbers_that_are_missing_taken_or_out_of_range_are_refused(codes):
 
 
 def test_numbers_of_other_packages(monkeypatch):
-    monkeypatch.setattr(base, "_REGISTER", dict(base._REGISTER))
+    # Other tests of this process may have loaded a plugin with this number.
+    known = {code: kind for code, kind in base._REGISTER.items() if code != 200}
+    monkeypatch.setattr(base, "_REGISTER", known)
     body = {"codes": (200,), "__module__": "elsewhere"}
     for _ in range(2):  # defined anew, it keeps its place
         other = type("Other", (Codec,), body)
