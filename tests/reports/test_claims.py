@@ -139,7 +139,7 @@ def test_words_say_where_it_holds_and_where_not(tmp_path):
     assert found.parts[3].answer == "not measured"
     assert found.parts[3].note == "lacks absent on mine/one"
     text = markdown(Report(claims=[found]))
-    assert "| why | mine/one | it is <so> | yes | +0." in text
+    assert "| why | mine/one | it is &lt;so> | yes | +0." in text
     assert '>it is &lt;so&gt;</td><td class="words">yes</td>' in page(Report(claims=[found]))
     assert ask(tmp_path, "{suite: other, better: better, than: plain}") is None
     assert 'id="claims"' not in page(Report())

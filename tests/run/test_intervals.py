@@ -13,6 +13,7 @@ from scipy import stats
 from sklearn import metrics as sk
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
+from medfed.common.errors import NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.run.evaluation import evaluate_run
 from medfed.run.printed import print_summary
@@ -172,11 +173,10 @@ def test_a_single_patient_has_no_interval(tmp_path, cohort_root, capsys):
     assert "There is no interval for hospital_0" in capsys.readouterr().out
 
 
-def test_a_failed_model_has_no_interval_and_none_is_pooled(tmp_path):
-    """Its predictions are none that other patients could have had."""
-    summary, _ = run(tmp_path / "run", *CLINICAL, *SHORT, "local.steps=1", "optimizer.lr=1e38")
-    assert summary["failed"]["test"]
-    assert "intervals" not in summary
+def test_models_that_all_failed_have_no_interval(tmp_path):
+    """Their predictions are none that other patients could have had."""
+    with pytest.raises(NonFiniteError, match="no round can be selected"):
+        run(tmp_path / "run", *CLINICAL, *SHORT, "local.steps=1", "optimizer.lr=1e38")
     assert "intervals.csv" not in {p.name for p in (tmp_path / "run").iterdir()}
 
 
