@@ -18,8 +18,7 @@ from medfed.federation.wire.channel import Channel, Link
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
-from medfed.run.assembly import data_and_task
-from tests.integration.runs import CLINICAL, run
+from tests.integration.runs import CLINICAL, data_and_task, run
 
 
 @pytest.fixture(scope="module")

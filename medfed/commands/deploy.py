@@ -124,7 +124,3 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
         line = shlex.join(["medfed", NAME, *again])
         error.args = (f"the job was stopped at the sites, too; continue it with: {line}",)
         raise
-
-
-if __name__ == "__main__":
-    main()

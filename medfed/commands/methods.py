@@ -187,7 +187,3 @@ def markdown(methods: Sequence[Method]) -> str:
         name, *rest = one.row
         lines.append(f"| {' | '.join([f'`{name}`', one.kind.card.family, *rest])} |")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main()

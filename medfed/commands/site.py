@@ -104,7 +104,3 @@ def _status(keys: dict[str, str]) -> None:
 
 def _check(keys: dict[str, str]) -> None:
     actions.check(*(Path(keys[key]).expanduser() for key in ("agreed", "local")))
-
-
-if __name__ == "__main__":
-    main()

@@ -204,16 +204,6 @@ def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
 _log = logging.getLogger(__name__)
 
 
-def data_and_task(config: RunDescription) -> tuple[FederatedDataModule, TaskModule]:
-    """Reads the data and builds the task, whose channels and classes the data decide.
-
-    Args:
-        config: The run's description.
-    """
-    data = read_data(config)
-    return data, task_for(config, data)[1]
-
-
 def read_data(config: RunDescription) -> FederatedDataModule:
     """Reads the data and logs which clients are kept out.
 

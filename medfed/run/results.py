@@ -144,7 +144,7 @@ def summarise(
         best: The selected round.
         spent: Steps and passes of each client.
     """
-    test, val = evaluation.test, evaluation.undefined()
+    test, val = evaluation.test, evaluation.history.undefined
     ledger, ways = module.federation.ledger, ("up", "down")
     parts, sent = ledger.totals("direction", "part"), ledger.totals("client", "direction")
     return {
@@ -165,7 +165,7 @@ def summarise(
         "forward_passes": {c: passes.forward for c, (_, passes) in spent.items()},
         # Metrics that the data leave undefined, and models whose outputs were not finite.
         "undefined": {"val": {c: names for c, names in val.items() if names}, **undefined(test)},
-        "failed": {"val": evaluation.failures(), "test": failed(test)},
+        "failed": {"val": evaluation.history.failures, "test": failed(test)},
     }
 
 

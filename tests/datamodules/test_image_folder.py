@@ -18,7 +18,7 @@ from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.image_folder import read_image_folder
 from medfed.datamodules.splits import SPLITS
-from medfed.run.assembly import data_and_task
+from tests.integration.runs import data_and_task
 
 PATIENT, CENTRE = "^(p[0-9]+)_", "_(Bern|Basel)_"
 

@@ -20,8 +20,8 @@ from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.case_folders import MSDReader
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.scanner import UNCHANGED
-from medfed.run.assembly import data_and_task
 from medfed.run.memberships import planted_groups
+from tests.integration.runs import data_and_task
 from tests.sweeps import sweep
 
 SCANNERS = [{}, {"gamma": 1.5, "noise": 0.1}]

@@ -13,6 +13,9 @@ from typing import Any
 
 from medfed.config.compose import described
 from medfed.config.description import RunDescription
+from medfed.datamodules.base import FederatedDataModule
+from medfed.models.task import TaskModule
+from medfed.run.assembly import read_data, task_for
 from medfed.run.experiment import Experiment
 from medfed.run.train import train
 from tests import processes
@@ -99,3 +102,9 @@ def outcome(folder: Path) -> dict[str, Any]:
 def left_in(folder: Path) -> list[str]:
     """The files below a folder."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def data_and_task(config: RunDescription) -> tuple[FederatedDataModule, TaskModule]:
+    """Reads the data and builds the task, whose channels and classes the data decide."""
+    data = read_data(config)
+    return data, task_for(config, data)[1]

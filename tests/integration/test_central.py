@@ -7,8 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from medfed.config.compose import described
-from medfed.run.assembly import data_and_task
-from tests.integration.runs import CLINICAL, imaging
+from tests.integration.runs import CLINICAL, data_and_task, imaging
 
 # The data lie in memory: loaders without workers are the point.
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")

@@ -8,8 +8,7 @@ import pytest
 
 from medfed.common.errors import ConfigError
 from medfed.config.compose import check_overrides, described
-from medfed.run.assembly import data_and_task
-from tests.integration.runs import run
+from tests.integration.runs import data_and_task, run
 
 FEW = (
     "partition.num_clients=4",

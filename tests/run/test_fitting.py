@@ -22,10 +22,10 @@ from medfed.models.classification import ClassificationTask
 from medfed.models.networks.outputs import heads
 from medfed.models.segmentation import SegmentationTask, dice_bce_loss
 from medfed.models.task import TaskModule
-from medfed.run.assembly import data_and_task, read_data, task_for
+from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
 from tests.federation.test_tied_weights import dynunet
-from tests.integration.runs import IMAGING
+from tests.integration.runs import IMAGING, data_and_task
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 DIGITS = ("experiment=digits_pfednet", "folder=none", "logger=none", "progress=false")

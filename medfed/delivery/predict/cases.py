@@ -259,20 +259,19 @@ class Case:
         name: Its path below the input, without suffix.
         source: A file or folder.
         inputs: Lists the files that it is made of.
-        base: The mask's file, or that after which the masks of several regions are named.
+        write: Writes its files, and returns what :func:`columns` names.
         targets: The files that are written, the mask or masks first.
     """
 
     name: str
     source: Path
     inputs: Callable[[], list[Path]]
-    base: Path
+    write: Callable[[], Mapping[str, float]]
     targets: tuple[Path, ...]
 
 
 def segment_cases(
     cases: Sequence[Case],
-    segment: Callable[[Case], Mapping[str, float]],
     committee: Committee,
     bundles: Sequence[Bundle],
     unit: str,
@@ -283,7 +282,6 @@ def segment_cases(
 
     Args:
         cases: What there is.
-        segment: Writes the files of a case, and returns what :func:`columns` names.
         committee: Who answers.
         bundles: Theirs.
         unit: Of a region's size: ``ml`` or ``percent``.
@@ -316,10 +314,10 @@ def segment_cases(
             )
             check_targets(case.targets, replaced, inputs)
             if record is None:
-                sizes = segment(case)
+                sizes = case.write()
             else:
                 with record.case(case.name, case.source, inputs, case.targets) as row:
-                    sizes = segment(case)
+                    sizes = case.write()
                     row.update(sizes)
             left_out += len(table.rows) == _SHOWN
             if len(table.rows) < _SHOWN:

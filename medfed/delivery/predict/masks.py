@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -25,14 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
 from medfed.datamodules.readers import dicom, pictures
 from medfed.datamodules.readers.volumes import Geometry, as_stored
-from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.scripts.masks import (
     SEG,
     mask_files,
@@ -55,9 +54,9 @@ from medfed.delivery.bundle.scripts.scans import (
     regions_of_scan,
     stem_below,
 )
-from medfed.delivery.predict.cases import Case, segment_cases
+from medfed.delivery.predict.cases import Case
 from medfed.delivery.predict.committee import Committee, segmented
-from medfed.delivery.predict.options import PredictOptions, check_writable
+from medfed.delivery.predict.options import check_writable
 from medfed.functional.grids import on_grid
 
 _log = logging.getLogger(__name__)
@@ -168,29 +167,21 @@ def _next_number(slices: list[Any]) -> int:
 _MAPS, _SPREAD = "_probabilities", "_uncertainty"
 
 
-def segment_all(committee: Committee, bundles: Sequence[Bundle], console: Console) -> None:
-    """Segments a scan, or every scan of a folder, one at a time.
+def scan_cases(committee: Committee) -> list[Case]:
+    """Returns a case for a scan, or for every scan of a folder.
 
     Args:
         committee: Segmentation models; the options' ``output`` is a file for one scan, or a folder.
-        bundles: Theirs.
-        console: Where the table of volumes is printed.
 
     Raises:
-        MedfedError: If nothing can be done, or some scans could not be segmented.
+        MedfedError: If there is no scan, or the output cannot be used.
     """
     options = committee.options
     if options.format == "dicomseg" or Path(options.output).suffix.lower() == SEG:
         highdicom()
     facts = [member.facts for member in committee.members]
     scans = find_scans(Path(options.input), facts, Path(options.output))
-    by_name = {scan.id: scan for scan in scans}
-    cases = [_case(committee, scan, len(scans) == 1) for scan in scans]
-
-    def one(case: Case) -> Mapping[str, float]:
-        return segment(committee, by_name[case.name], case.base)
-
-    segment_cases(cases, one, committee, bundles, "ml", "scans", console)
+    return [_case(committee, scan, len(scans) == 1) for scan in scans]
 
 
 def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, float]:
@@ -264,7 +255,8 @@ def _case(committee: Committee, scan: ScanFiles, alone: bool) -> Case:
     more = {_MAPS: options.probabilities, _SPREAD: options.uncertainty}
     maps = [named_after(target, postfix) for postfix, wanted in more.items() if wanted]
     picture = [named_after(target, "", ".png")] * options.picture
-    return Case(scan.id, scan.path, scan.files, target, (*masks, *maps, *picture))
+    write = partial(segment, committee, scan, target)
+    return Case(scan.id, scan.path, scan.files, write, (*masks, *maps, *picture))
 
 
 def _series(read: Scan) -> Path:
@@ -315,29 +307,6 @@ def _draw(
     save_figures(path.parent, {path.stem: figure})
 
 
-def segment_pictures(committee: Committee, bundles: Sequence[Bundle], console: Console) -> None:
-    """Segments a picture, or every picture of a folder, one at a time.
-
-    Args:
-        committee: Segmentation models of pictures; the options' ``output`` is a PNG file for one
-            picture, or a folder.
-        bundles: Theirs.
-        console: Where the table of shares is printed.
-
-    Raises:
-        MedfedError: If nothing can be done, or some pictures could not be segmented.
-    """
-    if committee.options.format is not None:
-        raise ConfigError("format is for masks of scans; those of pictures are PNG: leave it out.")
-
-    def one(case: Case) -> Mapping[str, float]:
-        return _segment_picture(committee, case.source, case.base)
-
-    segment_cases(
-        _picture_cases(committee), one, committee, bundles, "percent", "pictures", console
-    )
-
-
 def _segment_picture(committee: Committee, file: Path, target: Path) -> dict[str, float]:
     """Writes what was asked for; returns the share of every region and more."""
     first, options = committee.first, committee.options
@@ -369,9 +338,19 @@ def _segment_picture(committee: Committee, file: Path, target: Path) -> dict[str
     return decided.measured("percent", 100 / (width * height))
 
 
-def _picture_cases(committee: Committee) -> list[Case]:
-    """The pictures with all files that are written: the output itself, or in it, by their names."""
-    options, first = committee.options, committee.first
+def picture_cases(committee: Committee) -> list[Case]:
+    """Returns a case for a picture, or for every picture of a folder.
+
+    Args:
+        committee: Segmentation models of pictures; the options' ``output`` is a PNG file for one
+            picture, or a folder.
+
+    Raises:
+        MedfedError: If there is no picture, or the output cannot be used.
+    """
+    options = committee.options
+    if options.format is not None:
+        raise ConfigError("format is for masks of scans; those of pictures are PNG: leave it out.")
     source, output = Path(options.input), Path(options.output)
     files = find_pictures(source, output)
     if not options.into_folder and (source.is_dir() or output.suffix.lower() != ".png"):
@@ -380,12 +359,12 @@ def _picture_cases(committee: Committee) -> list[Case]:
             "input is one picture."
         )
     root = source if source.is_dir() else source.parent
-    return [
-        _picture_case(first, file, stem_below(file, root, file.stem), options) for file in files
-    ]
+    return [_picture_case(committee, file, stem_below(file, root, file.stem)) for file in files]
 
 
-def _picture_case(first: Predictor, file: Path, name: str, options: PredictOptions) -> Case:
+def _picture_case(committee: Committee, file: Path, name: str) -> Case:
+    """A picture with all files that are written: the output itself, or in it, by their names."""
+    first, options = committee.first, committee.options
     output = Path(options.output)
     target = output / f"{name}.png" if options.into_folder else output
     maps = [
@@ -394,6 +373,6 @@ def _picture_case(first: Predictor, file: Path, name: str, options: PredictOptio
         for label in first.labels
     ]
     contours = [named_after_picture(target, "contours")] * options.picture
-    return Case(
-        name, file, lambda: [file], target, (*picture_files(first.facts, target), *maps, *contours)
-    )
+    write = partial(_segment_picture, committee, file, target)
+    targets = (*picture_files(first.facts, target), *maps, *contours)
+    return Case(name, file, lambda: [file], write, targets)

@@ -86,15 +86,15 @@ def predict(config: Section, console: Console | None = None) -> None:
     kind = committee.first.facts["input"]["kind"]
     if options.candidates is not None and kind != "ct_patches":
         raise ConfigError("candidates is for models of CT patches; this one takes others.")
-    if kind == "pictures":
-        from medfed.delivery.predict.masks import segment_pictures
+    if kind in ("pictures", "volumes"):
+        from medfed.delivery.predict.cases import segment_cases
+        from medfed.delivery.predict.masks import picture_cases, scan_cases
 
-        segment_pictures(committee, bundles, console)
-        return
-    if kind == "volumes":
-        from medfed.delivery.predict.masks import segment_all
-
-        segment_all(committee, bundles, console)
+        if kind == "pictures":
+            cases, unit, what = picture_cases(committee), "percent", "pictures"
+        else:
+            cases, unit, what = scan_cases(committee), "ml", "scans"
+        segment_cases(cases, committee, bundles, unit, what, console)
         return
     for key in ("probabilities", "picture", "uncertainty"):
         if getattr(options, key):

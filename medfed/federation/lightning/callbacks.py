@@ -60,7 +60,8 @@ class History(list[Record]):
         self.failures: dict[str, list[int]] = {}  # of clients whose models have failed
         self.measured = False  # whether any loss is known: without a validation patient none is
         self._means: dict[int, dict[tuple[str, str], float]] = {}
-        self._undefined: dict[str, list[str]] = {}
+        # Of clients the metrics that their data leave undefined, known after one evaluation.
+        self.undefined: dict[str, list[str]] = {}
         self.extend(records)
 
     def extend(self, records: Iterable[Record]) -> None:
@@ -81,20 +82,13 @@ class History(list[Record]):
             self.failures.setdefault(record.client, []).append(record.round)
         self.measured |= not math.isnan(record.metrics.get("loss", math.nan))
         self._means.pop(record.round, None)
-        if record.client not in self._undefined:
-            self._undefined[record.client] = undefined_in(record.metrics)
+        if record.client not in self.undefined:
+            self.undefined[record.client] = undefined_in(record.metrics)
 
     @property
     def rounds(self) -> list[int]:
         """The evaluated rounds, in order."""
         return sorted(self.by_round)
-
-    def undefined(self) -> dict[str, list[str]]:
-        """Returns for each client the metrics that its validation data leave undefined.
-
-        They are known after the client's first evaluation.
-        """
-        return dict(self._undefined)
 
     def mean(self, number: int, metric: str, mode: str = "max") -> float:
         """Returns the mean of a metric over the clients for which it is defined; larger is better.
@@ -112,7 +106,7 @@ class History(list[Record]):
         return known[metric, mode]
 
     def _mean(self, number: int, metric: str, mode: str) -> float:
-        undefined, sign = self._undefined, 1 if mode == "max" else -1
+        undefined, sign = self.undefined, 1 if mode == "max" else -1
         values = [
             sign * (rounded(v) if math.isfinite(v) else worst_value(metric))
             for v, client in (
@@ -196,7 +190,7 @@ class PersonalEvaluation(pl.Callback):
     @property
     def selection(self) -> tuple[str, str]:
         """Metric and mode that select the round: the configured ones, or else the loss."""
-        undefined, metric = self.undefined().values(), self.wanted[0]
+        undefined, metric = self.history.undefined.values(), self.wanted[0]
         nowhere = all(metric in names for names in undefined)
         # Without any validation patient the loss is undefined, too, and nothing selects.
         return FALLBACK if nowhere and self.history.measured else self.wanted
@@ -216,7 +210,7 @@ class PersonalEvaluation(pl.Callback):
         assert isinstance(pl_module, FederatedModule)
         metrics = _gather(pl_module, pl_module.evaluations)
         number = pl_module.next_round - 1
-        undefined = self.undefined()
+        undefined = dict(self.history.undefined)
         metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
         sentences = self._news(metrics, number)
         if diverged := pl_module.diverged(metrics):
@@ -267,20 +261,12 @@ class PersonalEvaluation(pl.Callback):
         self.test = {c: failures_count(m) for c, m in metrics.items()}
         self.cases = _gather(pl_module, pl_module.cases)
 
-    def undefined(self) -> dict[str, list[str]]:
-        """Returns for each client the metrics that its validation data leave undefined."""
-        return self.history.undefined()
-
-    def failures(self) -> dict[str, list[int]]:
-        """Returns the clients whose models have failed on validation data, and in which rounds."""
-        return self.history.failures
-
     def _falls(self, metric: str) -> bool:
         return self.mode == "min" if metric == self.metric else smaller_is_better(metric)
 
     def _news(self, metrics: dict[str, dict[str, float]], number: int) -> list[str]:
         """Logs once for each client which metrics are omitted and whether its model has failed."""
-        first, before = not self.history, self.failures()
+        first, before = not self.history, self.history.failures
         news = {c: m for c, m in metrics.items() if c not in before}
         sentences = undefined_sentences(metrics, "validation") if first else []
         return sentences + failure_sentences(news, "validation", f"Round {number + 1}: ")
@@ -288,7 +274,7 @@ class PersonalEvaluation(pl.Callback):
     def _on_selection(self) -> list[str]:
         """Logs what selects the round if the configured metric cannot."""
         wanted = self.wanted[0]
-        if not all(wanted in names for names in self.undefined().values()):
+        if not all(wanted in names for names in self.history.undefined.values()):
             return []
         instead = "the last one will be" if self.metric == wanted else "the smallest loss selects"
         return [
