@@ -55,3 +55,7 @@ def main(config: Section) -> None:
     from medfed.run.printed import print_summary
 
     print_summary(evaluate_run(folder, str(config.split)), folder)
+
+
+if __name__ == "__main__":
+    main()

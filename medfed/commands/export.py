@@ -13,3 +13,7 @@ def main(config: Section) -> None:
     from medfed.delivery.main import export
 
     export(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,3 +17,7 @@ def main(config: RunDescription) -> None:
     from medfed.run.prepare import prepare
 
     prepare(config)
+
+
+if __name__ == "__main__":
+    main()

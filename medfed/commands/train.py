@@ -87,3 +87,7 @@ def main(config: RunDescription) -> float | None:
         _, experiment = train(config, Watch.seen)
     best = experiment.evaluation.best_round()
     return None if best is None else experiment.evaluation.score(best)
+
+
+if __name__ == "__main__":
+    main()
