@@ -21,7 +21,3 @@ def main(config: Section) -> None:
     runs = config.runs if isinstance(config.runs, list) else [config.runs]
     out = None if config.out is None else Path(str(config.out))
     report_runs([str(r) for r in runs], out, config.metric, config.figures)
-
-
-if __name__ == "__main__":
-    main()
