@@ -43,9 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print(console, "What makes a run fast, by default", doctor.features(config, task))
         beside = [("W&B", doctor.wandb_login()), *doctor.extras()]
         _print(console, "Optional packages", beside)
-        console.print(
-            f"The default network: {doctor.steps_per_second(config, task)}.", markup=False
-        )
         wrong = list(doctor.mistakes(config, Path.cwd()))
     for sentence in wrong:
         print(f"wrong: {sentence}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from types import NoneType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
@@ -15,7 +16,8 @@ def check_fields(section: str, holder: object) -> None:
     """Checks the fields whose annotation limits their values.
 
     A ``Literal`` lists the allowed values; ``Annotated`` names a check of this module, which
-    takes the key and the value. Null passes where the annotation allows it.
+    takes the key and the value. Null passes where the annotation allows it. In the place of another
+    dataclass there may be no text, number or list.
 
     Args:
         section: The section that configures the object.
@@ -37,12 +39,15 @@ def check_fields(section: str, holder: object) -> None:
         name: hint
         for kind in reversed(type(holder).__mro__)
         for name, hint in get_type_hints(kind, include_extras=True).items()
-        if get_origin(hint) in (Literal, Annotated)
+        if get_origin(hint) in (Literal, Annotated) or is_dataclass(hint)
     }
     for name, hint in limits.items():
         key, value = f"{section}.{name}", getattr(holder, name)
         if get_origin(hint) is Literal:
             check_known(key, value, get_args(hint))
+        elif is_dataclass(hint):
+            if isinstance(value, str | float | list):
+                raise ConfigError(f"{key} must be a map, not {value!r}.")
         elif value is not None or NoneType not in get_args(hint.__origin__):
             for check in hint.__metadata__:
                 check(key, value)

@@ -391,6 +391,10 @@ class Algorithm(ABC):
             float(server["num_samples"][c]) if self.weighting == "samples" else 1.0 for c in clients
         ]
 
+    def part(self, server: State, clients: Iterable[str]) -> float:
+        """Returns the clients' part of the weight of all clients."""
+        return sum(self.weights(server, clients)) / sum(self.weights(server, server["num_samples"]))
+
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says.
 

@@ -107,6 +107,10 @@ class Passes(NamedTuple):
     forward: int = 0
 
 
+MOST = 10**9
+"""Steps, epochs or batches; with more, no round would end."""
+
+
 @dataclass(frozen=True)
 class LocalBudget:
     """How much a client trains in one round, for every algorithm.
@@ -154,6 +158,10 @@ class LocalBudget:
     def __post_init__(self) -> None:
         if (self.steps is not None and self.steps < 1) or min(self.epochs, self.accumulate) < 1:
             raise ConfigError("local.steps, local.epochs and local.accumulate must be at least 1.")
+        if max(self.steps or 1, self.epochs, self.accumulate) > MOST:
+            raise ConfigError(
+                f"local.steps, local.epochs and local.accumulate must be at most {MOST:,}."
+            )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"local.clip must be positive or null, not {self.clip}.")
         if self.channels_last not in (True, False, "auto"):

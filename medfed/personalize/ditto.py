@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_not_negative
-from medfed.common.tensors import State, Tensors, select
+from medfed.common.tensors import Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
@@ -24,11 +24,11 @@ from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
-from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedavg import FedAvg, KeepsModel
 
 
 @dataclass(frozen=True)
-class Ditto(OnboardingRules, FedAvg):
+class Ditto(KeepsModel, OnboardingRules, FedAvg):
     """FedAvg for w, and v ← v − η(∇f(v) + λ(v − w)) for the personal model.
 
     Attributes:
@@ -68,15 +68,7 @@ class Ditto(OnboardingRules, FedAvg):
         """Half of the budget goes to the global model."""
         return client.train(start, steps=client.share(0, 2))
 
-    def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The personal model v."""
-        return client.state["model"]
-
     def onboard(self, client: Client, message: Message) -> Tensors:
         """An onboarded client's v starts from w and is tied to it."""
         start = self.onboarding_start(client, message)
         return client.train(start, penalty=self.tie(client, start))
-
-    def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing: the client already has its personal model."""
-        return Message("deliver")

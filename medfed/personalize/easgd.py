@@ -77,12 +77,13 @@ class EASGD(OnboardingRules, FedAvg):
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """C <- c + beta sum_S p_i e_i; clients receive alpha."""
-        everyone = server["num_samples"]
         message = Message("fit", {"shared": server["shared"]}, self.pull(server))
         replies = yield dict.fromkeys(cohort, message)
-        part = sum(self.weights(server, replies)) / sum(self.weights(server, everyone))
         mean = self.mean(server, replies, "shared")
-        return {**server, "shared": add(server["shared"], mean, self.beta * part)}
+        return {
+            **server,
+            "shared": add(server["shared"], mean, self.beta * self.part(server, replies)),
+        }
 
     def pull(self, server: State) -> dict[str, float]:
         """What clients receive: alpha."""

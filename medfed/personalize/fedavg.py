@@ -31,6 +31,18 @@ from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 
 
+class KeepsModel:
+    """The client's state holds its whole personal model, so the server delivers nothing."""
+
+    def broadcast(self, server: State, client: str) -> Message:
+        """Returns nothing: the client already has its personal model."""
+        return Message("deliver")
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """The model that the client keeps."""
+        return client.state["model"]
+
+
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """Averages the shared part; the personal part, if any, is trained jointly and kept."""

@@ -39,11 +39,10 @@ import torch
 
 from medfed.common.checks import check_positive
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, Replies, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg
 
@@ -74,14 +73,11 @@ class FedDyn(FedAvg):
         zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
         return {**server, "drift": zero}, {**client, "dual": zero}
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+    def closed(self, server: State, replies: Replies) -> State:
         """Moves h by the cohort's part of all clients, w to the mean and by -h / alpha."""
-        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
-        everyone = sum(self.weights(server, server["num_samples"]))
-        part = sum(self.weights(server, replies)) / everyone
         mean = self.mean(server, replies, "shared")
         # Only the cohort's part, as the gamma_i of absent clients do not change.
-        drift = add(server["drift"], mean, -self.strength * part)
+        drift = add(server["drift"], mean, -self.strength * self.part(server, replies))
         shared = add(server["shared"], mean)
         corrected = add(select(shared, drift), drift, -1 / self.strength)
         return {**server, "shared": {**shared, **corrected}, "drift": drift}

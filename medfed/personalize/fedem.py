@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from medfed.common.checks import check_optional_count
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import ServerRound, sent_by_each
+from medfed.federation.algorithm import Replies, sent_by_each
 from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import BufferPolicy, ParameterSplit
@@ -88,9 +88,8 @@ class FedEM(CanonicalMethod):
             )
         return super().split(network, task_patterns, buffers)
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+    def closed(self, server: State, replies: Replies) -> State:
         """All models go out and come back; each is averaged over the whole cohort."""
-        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         server = {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
         server["membership"] = {**server["membership"], **sent_by_each(replies, "membership")}
         self.record(server)

@@ -36,10 +36,9 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative, check_positive, within
 from medfed.common.tensors import State, Tensors, add, select
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, Replies, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
 
 
@@ -66,9 +65,8 @@ class ServerOptimizer(FedAvg):
         zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
         return {**server, "momentum": zero}, client
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+    def closed(self, server: State, replies: Replies) -> State:
         """Moves parameters by eta_g times the optimizer's direction, statistics by their mean."""
-        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         mean = self.mean(server, replies, "shared")
         known, direction = self.direction(server, select(mean, server["momentum"]))
         # Added: displacements already point downhill, whereas gradients point uphill.

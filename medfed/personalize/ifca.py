@@ -35,7 +35,7 @@ from torch import Tensor
 from medfed.common.checks import check_optional_count
 from medfed.common.errors import NonFiniteError
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Replies, ServerRound
+from medfed.federation.algorithm import Replies
 from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
@@ -65,9 +65,8 @@ class IFCA(CanonicalMethod):
         besides="K losses of an epoch",
     )
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+    def closed(self, server: State, replies: Replies) -> State:
         """All instances go out; the common part and the chosen instance come back."""
-        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         server = dict(server)
         chosen = {
             c: one_hot(server["membership"][c], int(m.scalars.get("choice", 0)))

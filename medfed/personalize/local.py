@@ -15,10 +15,11 @@ from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
+from medfed.personalize.fedavg import KeepsModel
 
 
 @dataclass(frozen=True)
-class Local(Algorithm):
+class Local(KeepsModel, Algorithm):
     """Each client trains its own model with the round's whole budget."""
 
     leaves: ClassVar[tuple[str, ...]] = ()
@@ -45,11 +46,3 @@ class Local(Algorithm):
         """Trains the client's own model."""
         client.state["model"] = client.train(client.state["model"])
         return Message("fit")
-
-    def broadcast(self, server: State, client: str) -> Message:
-        """Delivers nothing."""
-        return Message("deliver")
-
-    def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's own model."""
-        return client.state["model"]

@@ -49,11 +49,12 @@ from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
+from medfed.personalize.fedavg import KeepsModel
 from medfed.personalize.mixture_base import MixtureMethod
 
 
 @dataclass(frozen=True)
-class MixtureADMM(MixtureMethod):
+class MixtureADMM(KeepsModel, MixtureMethod):
     """Personal models, pulled to their mean.
 
     Attributes:
@@ -114,11 +115,3 @@ class MixtureADMM(MixtureMethod):
         end = client.train(model, penalty=Proximity(weight, anchor))
         client.state["model"] = end
         return Message("fit", {"shared": select(end, client.split.shared)})
-
-    def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing: the client already has its model."""
-        return Message("deliver")
-
-    def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's model."""
-        return client.state["model"]

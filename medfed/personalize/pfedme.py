@@ -36,18 +36,18 @@ from torch import Tensor
 from medfed.common.checks import check_count, check_not_negative, check_positive
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, Replies, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt, Penalty
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
-from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedavg import FedAvg, KeepsModel
 
 
 @dataclass(frozen=True)
-class PFedMe(OnboardingRules, FedAvg):
+class PFedMe(KeepsModel, OnboardingRules, FedAvg):
     """FedAvg of anchors w_i, each of which follows a personal model theta_i.
 
     Attributes:
@@ -87,9 +87,8 @@ class PFedMe(OnboardingRules, FedAvg):
         server["server_lr"] = {n: torch.tensor(step) for n, step in steps.items()}
         return server, {"model": weights}
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends w, then moves it by the factor beta towards the mean of the anchors."""
-        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
+    def closed(self, server: State, replies: Replies) -> State:
+        """Moves w by the factor beta towards the mean of the anchors."""
         mean = self.mean(server, replies, "shared")
         moved = {n: t * server["server_lr"][n] for n, t in mean.items()}
         return {**server, "shared": add(server["shared"], moved)}
@@ -107,18 +106,10 @@ class PFedMe(OnboardingRules, FedAvg):
         """The penalty (lambda/2) |theta - w|^2, which ties theta to its anchor."""
         return Proximity(self.strength, w)
 
-    def personal_model(self, client: Client, message: Message) -> Tensors:
-        """theta_i."""
-        return client.state["model"]
-
     def onboard(self, client: Client, message: Message) -> Tensors:
         """An onboarded client's theta starts from w and is tied to the fixed w."""
         start = self.onboarding_start(client, message)
         return client.train(start, penalty=self.tie(Anchor(self, client, start).w))
-
-    def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing: the client already has its personal model."""
-        return Message("deliver")
 
 
 class Anchor:

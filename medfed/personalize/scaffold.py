@@ -86,9 +86,8 @@ class Scaffold(FedAvg):
         # eta_g scales parameters only; averaged statistics, not in `scaled`, move fully.
         scaled = add(select(server["shared"], server["control"]), moved, self.server_lr)
         # c is the mean of all c_i. Those of absent clients do not change: only the cohort's count.
-        everyone = sum(self.weights(server, server["num_samples"]))
-        part = sum(self.weights(server, replies)) / everyone
-        control = add(server["control"], self.mean(server, replies, "control"), part)
+        change, part = self.mean(server, replies, "control"), self.part(server, replies)
+        control = add(server["control"], change, part)
         shared = {**add(server["shared"], moved), **scaled}
         return {**server, "shared": shared, "control": control}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from torch import nn
@@ -56,7 +57,9 @@ def build_task(model: Section, canonical: Section | None, seed: int) -> TaskModu
 
 def plain_task(model: Section, seed: int) -> TaskModule:
     """Builds the task without canonical parts; see :func:`build_task`."""
-    with own_stream(derive_seed(seed, "initial weights")):
+    with own_stream(derive_seed(seed, "initial weights")), warnings.catch_warnings():
+        # Data whose channels do not fit are refused with a sentence of medfed's.
+        warnings.filterwarnings("ignore", "Initializing zero-element")
         task: TaskModule = build(model)
     return task
 

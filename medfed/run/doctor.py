@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +18,12 @@ import torch
 from packaging.requirements import Requirement
 
 from medfed.common.console import size
-from medfed.config.compose import build, described
+from medfed.config.compose import described
 from medfed.config.description import RunDescription
 from medfed.federation.budget import channels_last_pays
-from medfed.federation.reference import ArrayClient, assemble
 from medfed.models.task import TaskModule
-from medfed.personalize.fedavg import FedAvg
 from medfed.records.tasks import plain_task
 
-SECONDS = 2.0  # for which steps are counted
 EXTRAS = {
     "zstd": "final lossless compression of messages (channel.up.zstd)",
     "onnx": "exporting models as ONNX and predicting with them",
@@ -243,36 +239,3 @@ def default_run() -> tuple[RunDescription, TaskModule]:
     facts |= {"exclusive": False, "millimetres": False}
     config = described(folder=tempfile.gettempdir(), **facts)
     return config, plain_task(config.model, config.seed)
-
-
-def steps_per_second(config: RunDescription, task: TaskModule) -> str:
-    """Times gradient steps of the default network on random patches, on one CPU thread or a GPU.
-
-    Args:
-        config: See :func:`default_run`.
-        task: See :func:`default_run`.
-    """
-    torch.set_num_threads(config.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    task.to(device)
-    batch, patch = config.data.batch_size, list(config.data.patch_size)
-    images = torch.randn(2 * batch, 4, *patch, device=device)
-    client: Any = ArrayClient("one", images, (images[:, :1] > 0).float(), batch)
-    federation, _ = assemble(
-        FedAvg(),
-        task.network,
-        task.loss,
-        [client],
-        personal=task.personal,
-        optimizer=build(config.optimizer),
-        budget=build(config.local),
-    )
-    federation.to(torch.device(device))
-    local = federation.clients["one"]
-    local.train(local.weights, steps=3)
-    begin, steps = time.perf_counter(), 0
-    while (spent := time.perf_counter() - begin) < SECONDS:
-        local.train(local.weights, steps=5)
-        steps += 5
-    what = f"{type(task.network).__name__}, {batch} patches of 4x{'x'.join(map(str, patch))}"
-    return f"{steps / spent:.0f} steps per second on {device} ({what})"

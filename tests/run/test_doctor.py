@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 
 import pytest
 import torch
@@ -18,12 +17,10 @@ def run():
     return doctor.default_run()
 
 
-def test_the_report_says_what_is_active_and_measures_steps(monkeypatch, capsys, run):
-    monkeypatch.setattr(doctor, "SECONDS", 0.05)
+def test_the_report_says_what_is_active(monkeypatch, capsys, run):
     command.main([])
     told = capsys.readouterr().out
     assert told.rstrip().endswith("Nothing is wrong.")
-    assert float(re.search(r"([\d.]+) steps per second on", told)[1]) > 0
     config, task = run
     rows = dict(doctor.features(config, task))
     pays = channels_last_pays(task.network)
