@@ -96,7 +96,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             (see `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
         patches_per_patient: Patches from every training patient, in every epoch.
         background_share: Share of the patches centred outside the tumour.
-        eval_every: Evaluate every n-th axial slice with brain, 1 for all.
+        eval_every: Validate on every n-th axial slice with brain, 1 for all; tests take all.
         batch_size: Patches per training batch.
         eval_batch_size: Slices per evaluation batch; each volume is a separate batch.
     """
@@ -308,10 +308,21 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             "patches": self.patches,
             "patches_per_patient": self.patches_per_patient,
             "background_share": self.background_share,
-            "eval_slices": f"every {self.eval_every} of the axial slices with brain"
+            "eval_slices": "all axial slices with brain" + self._thinned
             if self.spatial_dims == 2
             else "whole volumes",
         }
+
+    @property
+    def _thinned(self) -> str:
+        every = self.eval_every
+        return f"; in validation one of {every} (data.eval_every={every})" if every > 1 else ""
+
+    def data_remarks(self) -> list[str]:
+        """See the base class: which slices validation leaves out."""
+        if self.spatial_dims == 3 or not self._thinned:
+            return []
+        return [f"Tests measure all axial slices with brain{self._thinned}."]
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
@@ -343,7 +354,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def _bytes(self, shapes: Sequence[tuple[int, ...]], split: Split) -> int:
         """Approximate bytes of all images and labels of a split, including air."""
         voxel = 4 * self.in_channels + self.num_classes
-        sparse = self.spatial_dims == 2 and split != "train"
+        sparse = self.spatial_dims == 2 and split == "val"
         return sum(map(math.prod, shapes)) * voxel // (self.eval_every if sparse else 1)
 
     def _client(self, name: str, plan: ClientPlan, in_memory: bool) -> ClientData:
@@ -355,7 +366,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         for split in SPLITS[1:]:
             cases = self.cases_among(parts[split])
             names = [case for case, _ in cases]
-            read = partial(self._nth_block, places=[n for _, n in cases], plan=plan)
+            every = self.eval_every if split == "val" else 1
+            read = partial(self._nth_block, places=[n for _, n in cases], plan=plan, every=every)
             if in_memory:
                 evaluation[split] = [read(case, n) for n, case in enumerate(names)]
             else:
@@ -408,8 +420,10 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         ]
         return "image files", [Sample(i, f"{i} {role}", hashes[str(f)]) for i, role, f in pairs]
 
-    def _nth_block(self, case: str, at: int, places: list[int], plan: ClientPlan) -> Batch:
-        block = self.evaluation_block(case, places[at], plan)
+    def _nth_block(
+        self, case: str, at: int, places: list[int], plan: ClientPlan, every: int
+    ) -> Batch:
+        block = self.evaluation_block(case, places[at], plan, every)
         if places.count(places[at]) == 1:
             return block
         # Slices of another scan of the same patient form another volume.
@@ -457,13 +471,14 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """The slices for `PatchRows`: None for volumes."""
         return self.slices if self.spatial_dims == 2 else None
 
-    def evaluation_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
+    def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume.
 
         Args:
             patient: The case's id.
             case: Its patient's index in the split.
             plan: The client's channels and scanner.
+            every: Keep every n-th slice with brain.
 
         Returns:
             ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,),
@@ -474,7 +489,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if spacing is None:
             spacing = torch.tensor(self.scans.spacing(self.cases[patient]))
         mm = spacing.float()
-        slices = brain_slices(brain, self.eval_every)
+        slices = brain_slices(brain, every)
         image = with_neighbours(image, self.slices)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]
@@ -482,7 +497,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
             image, label = axial(image, slices), axial(label, slices + below)
             grid = None if grid is None else plane_of(grid)
-            mm[2] *= self.eval_every
+            mm[2] *= every
         count = len(image)
         beside = {"case": torch.full((count,), case), "spacing": mm.expand(count, -1)}
         if grid is not None:
@@ -535,7 +550,7 @@ class ImageMasksDataModule(SegmentationDataModule):
             "input": {"kind": "pictures", **self.scans.layout()},
         }
 
-    def evaluation_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
+    def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
         """See the base class; without the spacing, which is unknown."""
-        block = super().evaluation_block(patient, case, plan)
+        block = super().evaluation_block(patient, case, plan, every)
         return {name: values for name, values in block.items() if name != "spacing"}

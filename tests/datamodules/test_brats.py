@@ -249,3 +249,21 @@ def test_msd_without_named_hospitals_is_cut_into_blocks(make_brats, cohort, tmp_
     data = make_brats(partial(MSDReader, hospitals=3), path=str(tmp_path))
     data.setup()
     assert list(data.clients) == ["hospital_0", "hospital_1", "hospital_2"]
+
+
+def test_validation_leaves_out_slices_and_tests_do_not(make_brats):
+    whole, thinned = make_brats(), make_brats(eval_every=3)
+    whole.setup()
+    thinned.setup()
+    assert whole.remarks == []
+    assert thinned.remarks == [
+        "Tests measure all axial slices with brain; in validation one of 3 (data.eval_every=3)."
+    ]
+    for name, client in whole.clients.items():
+        other = thinned.clients[name]
+        (every,), (third,) = client.evaluation["val"], other.evaluation["val"]
+        assert len(third["image"]) == -(-(len(every["image"]) - 1) // 3) < len(every["image"])
+        assert (third["spacing"][0] / every["spacing"][0]).tolist() == [1, 1, 3]
+        (every,), (same,) = client.evaluation["test"], other.evaluation["test"]
+        for key, values in every.items():
+            assert torch.equal(same[key], values)
