@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from monai.inferers import sliding_window_inference
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from medfed.functional.grids import on_grid
 
 Network = Callable[[Tensor], Tensor]
 CERTAIN = 10.0  # logit of the cropped background
+_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)  # of which networks need the sides of an image
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class RegionInference(Inference):
         exclusive: Whether no voxel is in two regions (softmax, the first logit is the background's)
             or regions may overlap (sigmoid).
         threshold: Probability above which a voxel belongs to a region that may overlap others.
-        patch_size: Window; None passes whole images through the network.
+        patch_size: Window; None passes whole images through the network, in a margin of zeros if
+            the network needs sides that are multiples of a power of two.
         overlap: Fraction by which neighbouring windows overlap.
         window_batch: Windows per forward pass.
     """
@@ -100,6 +103,8 @@ class RegionInference(Inference):
     patch_size: tuple[int, ...] | None = None
     overlap: float = 0.25
     window_batch: int = 16
+    # Which multiple fits images of a size: otherwise each batch would try all of them again.
+    _fits: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, compare=False)
 
     def logits(
         self,
@@ -112,7 +117,9 @@ class RegionInference(Inference):
 
         Voxels outside the image are background.
         """
-        if self.patch_size is None or tuple(image.shape[2:]) == self.patch_size:
+        if self.patch_size is None:
+            outputs = self._whole(network, image)
+        elif tuple(image.shape[2:]) == self.patch_size:
             outputs = network(image)
         else:
             blended = sliding_window_inference(
@@ -127,6 +134,28 @@ class RegionInference(Inference):
             outside[0] = CERTAIN
         parts = zip(outputs, grids, strict=True)
         return torch.stack([on_grid(one, grid, size, outside=outside) for one, grid in parts])
+
+    def _whole(self, network: Network, image: Tensor) -> Tensor:
+        """Passes whole images through the network, with the least margin that it accepts."""
+        size = tuple(image.shape[2:])
+        failures: list[Exception] = []
+        multiples = (self._fits[size],) if size in self._fits else _MULTIPLES
+        for multiple in multiples:
+            if multiple > 1 and all(side % multiple == 0 for side in size):
+                continue  # no other margin than before
+            try:
+                outputs = with_margin(network, image, multiple)
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                failures.append(error)
+                continue
+            if tuple(outputs.shape[2:]) == size:
+                self._fits[size] = multiple
+                return outputs
+        if failures:
+            raise failures[0]
+        return network(image)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the probability of each region ``(B, R, *spatial)``, without the background."""
@@ -144,6 +173,33 @@ class RegionInference(Inference):
     def level(self) -> float:
         """The level of the contours of :meth:`outlines`."""
         return 0.5 if self.exclusive else self.threshold
+
+
+def with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:
+    """Passes images through a network in a margin of zeros, and cuts the margin off the answer.
+
+    Args:
+        network: From images to logits of their size.
+        image: ``(B, C, *spatial)``.
+        multiple: The margin extends each side to a multiple of this, equally at both ends.
+
+    Example:
+        >>> sizes = []
+        >>> with_margin(lambda x: sizes.append(x.shape) or x, torch.ones(1, 1, 3, 4), 4)
+        tensor([[[[1., 1., 1., 1.],
+                  [1., 1., 1., 1.],
+                  [1., 1., 1., 1.]]]])
+        >>> sizes
+        [torch.Size([1, 1, 4, 4])]
+    """
+    more = [-side % multiple for side in image.shape[2:]]
+    if not any(more):
+        return network(image)
+    ends = [end for side in reversed(more) for end in (side // 2, side - side // 2)]
+    outputs = network(F.pad(image, ends))
+    for axis, (side, over) in enumerate(zip(image.shape[2:], more, strict=True), start=2):
+        outputs = outputs.narrow(axis, over // 2, side)
+    return outputs
 
 
 def exclusive_masks(probabilities: Tensor) -> Tensor:

@@ -34,6 +34,11 @@ EXPERIMENTS = {
         *("data.reader.regions=[whole,core,enhancing]", *HEADS),
         *("model.network.channels=[4,8,8]", "model.network.strides=[2,2]"),
     ),
+    # Slices of 30 x 26, sides that this network refuses without a margin.
+    "margins": (
+        *("experiment=brats_pfednet", "data.generated.shape=[30,26,8]", "data.patch_size=[16,16]"),
+        *(*HEADS, "model.network.channels=[4,8,8]", "model.network.strides=[2,2]"),
+    ),
     # Windows of 16 x 16 x 8 over volumes of 24 x 20 x 10.
     "windows": (
         *("experiment=brats_pfednet", "data.generated.shape=[24,20,10]", "data.spatial_dims=3"),
