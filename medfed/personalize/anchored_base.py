@@ -27,7 +27,17 @@ import torch
 from torch import Tensor
 
 from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors, add, flatten, select, subtract, weighted_mean
+from medfed.common.tensors import (
+    State,
+    Tensors,
+    add,
+    cut,
+    flatten,
+    layout_of,
+    select,
+    subtract,
+    weighted_mean,
+)
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
@@ -150,6 +160,25 @@ def mean_of(models: Sequence[Tensors]) -> Tensors:
 def rows_of(models: Iterable[Tensors]) -> Tensor:
     """Returns models as the rows of a matrix (N, d)."""
     return torch.stack([flatten(model) for model in models])
+
+
+def mixtures(models: Sequence[Tensors], weights: Tensor) -> list[Tensors]:
+    """Returns weighted sums of models, all by one product.
+
+    Args:
+        models: N models.
+        weights: ``(n, N)``, one row per mixture.
+
+    Example:
+        >>> models = [{"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([4.0, 1.0])}]
+        >>> mixtures(models, torch.tensor([[0.25, 0.75]]))
+        [{'w': tensor([3., 1.])}]
+    """
+    rows, layout = rows_of(models), layout_of(models[0])
+    # Copies: a view that is kept would keep the whole product.
+    return [
+        {n: t.clone() for n, t in cut(row, layout).items()} for row in weights.to(rows) @ rows
+    ]
 
 
 def models_of(server: Mapping[str, Tensors]) -> dict[str, Tensors]:

@@ -42,9 +42,9 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative, within
 from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors, weighted_mean
+from medfed.common.tensors import State, Tensors
 from medfed.federation.card import Card, Range
-from medfed.personalize.anchored_base import AnchoredMethod, models_of, rows_of
+from medfed.personalize.anchored_base import AnchoredMethod, mixtures, models_of, rows_of
 from medfed.personalize.client_pictures import draw_matrix
 
 Kind = Literal["distance", "cosine"]
@@ -89,13 +89,14 @@ class FedAMP(AnchoredMethod):
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
         """u_i."""
         models = models_of(server)
-        weights = dict(zip(models, self._weights(models.values()), strict=True))
-        return {c: weighted_mean(list(models.values()), weights[c].tolist()) for c in cohort}
+        places = {c: row for row, c in enumerate(models)}
+        weights = self._weights(models.values())[[places[c] for c in cohort]]
+        return dict(zip(cohort, mixtures(list(models.values()), weights), strict=True))
 
     def anchor_of(self, server: State, model: Tensors) -> Tensors:
         """Returns the mixture of an onboarded client, whose model is the last row."""
         models = [*models_of(server).values(), model]
-        return weighted_mean(models, self._weights(models)[-1].tolist())
+        return mixtures(models, self._weights(models)[-1:])[0]
 
     def _weights(self, models: Iterable[Tensors]) -> Tensor:
         return attention(rows_of(models), self.attention, self.own, self.sigma)

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.floors import Statistic
-from medfed.common.tensors import State, Tensors, add, flatten, select, subtract, weighted_mean
+from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start, sent_by_each
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, ClientData
@@ -46,7 +46,7 @@ from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.mixing import laplacian_steps
 from medfed.functional.prox import Proximity
-from medfed.personalize.anchored_base import KnownModels, mean_of, models_of
+from medfed.personalize.anchored_base import KnownModels, mean_of, mixtures, models_of
 from medfed.personalize.client_pictures import draw_graph
 from medfed.personalize.similarity import SimilarityGraph
 
@@ -101,15 +101,15 @@ class FedU(KnownModels):
         # w_k - eta R lambda sum_l a_kl (w_k - w_l), all at the old values.
         steps = [self.strength * reach.get(c, 0.0) for c in models]
         rows = laplacian_steps(self.weights_of(server, list(models)), steps)
-        for client, row in zip(models, rows.tolist(), strict=True):
-            if client in reach:
-                server[f"model/{client}"] = weighted_mean(list(models.values()), row)
+        changed = mixtures(list(models.values()), rows[[c in reach for c in models]])
+        for client, mixture in zip((c for c in models if c in reach), changed, strict=True):
+            server[f"model/{client}"] = mixture
         return server
 
     def weights_of(self, server: State, clients: list[str]) -> Tensor:
         """Returns a_kl between some clients, ``(n, n)`` float64."""
-        order = list(server["num_samples"])
-        places = [order.index(c) for c in clients]
+        order = {c: place for place, c in enumerate(server["num_samples"])}
+        places = [order[c] for c in clients]
         return self.graph.weights(len(order), server["graph"])[places][:, places]
 
     def fit(self, client: Client, message: Message) -> Message:

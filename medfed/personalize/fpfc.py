@@ -103,12 +103,13 @@ class FPFC(AnchoredMethod):
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
         """zeta_i; theta and v are 0 for clients that have not taken part."""
-        models, order = models_of(server), list(server["num_samples"])
+        models, order = models_of(server), {c: i for i, c in enumerate(server["num_samples"])}
         rows, pairs = rows_of(models.values()), server["pairs"]
         # +1 where a client is the first of a pair, -1 where it is the second.
         signs = incidence(len(order), complete_edges(len(order))).to(rows)
         sums = signs @ (pairs["theta"] - pairs["v"] / self.rho)
-        zeta = {c: rows.mean(0) + sums[order.index(c)] / len(models) for c in cohort}
+        mean = rows.mean(0)
+        zeta = {c: mean + sums[order[c]] / len(models) for c in cohort}
         return {c: cut(flat, layout_of(models[c])) for c, flat in zeta.items()}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:

@@ -192,7 +192,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def _z_step(self, server: State, replies: Replies) -> None:
         """The proximal step of the module's docstring; an absent client has V_i = z_i, T_i = T."""
-        order, before = list(server["num_samples"]), server["personal"]
+        order, before = _places(server), server["personal"]
         mean = sum(m.scalars["reach"] for m in replies.values()) / len(replies)
         move, scale = (
             (len(order) * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / len(order))
@@ -201,7 +201,7 @@ class PFedNet(OnboardingRules, Algorithm):
         v = torch.cat([t.reshape(len(order), -1) for t in before.values()], dim=1)
         mass = torch.ones(len(order), dtype=torch.float64)
         for client, reply in replies.items():
-            row = order.index(client)
+            row = order[client]
             v[row].add_(flatten(reply.parts["personal"]), alpha=scale)
             # A row of the objective is divided by its client's reach T_n, the coupling by the mean
             # reach; the ratio of the two is the row's mass.
@@ -242,9 +242,8 @@ class PFedNet(OnboardingRules, Algorithm):
         }
         return done.z
 
-    def _lacking(self, server: State, client: str) -> dict[str, Tensors]:
-        """Returns the current values that a client has not received yet, by part."""
-        index = list(server["num_samples"]).index(client)
+    def _lacking(self, server: State, index: int) -> dict[str, Tensors]:
+        """Returns the current values that a client, by its place, has not received yet, by part."""
         parts = {}
         if server["lacks"]["shared"][index]:
             parts["shared"] = server["shared"]
@@ -254,11 +253,11 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def _outbox(self, server: State, cohort: Sequence[str], phase: str) -> Outbox:
         """Sends the values that clients lack and records that they have them."""
-        outbox = {c: Message(phase, self._lacking(server, c)) for c in cohort}
-        order = list(server["num_samples"])
+        order = _places(server)
+        outbox = {c: Message(phase, self._lacking(server, order[c])) for c in cohort}
         for client, message in outbox.items():
             for part in message.parts:
-                server["lacks"][part][order.index(client)] = False
+                server["lacks"][part][order[client]] = False
         return outbox
 
     def fit(self, client: Client, message: Message) -> Message:
@@ -295,16 +294,16 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def broadcast(self, server: State, client: str) -> Message:
         """Returns the values of x and of its z that the client lacks."""
-        return Message("deliver", self._lacking(server, client))
+        return Message("deliver", self._lacking(server, _places(server)[client]))
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """Takes a sketch; returns x and the mean of the nearest neighbours' z.
 
         If the graph does not use sketches, all clients are neighbours.
         """
-        order = list(server["num_samples"])
-        near = yield from self.graph.asked(order, server["sketches"])
-        rows = [order.index(c) for c in near]
+        order = _places(server)
+        near = yield from self.graph.asked(list(order), server["sketches"])
+        rows = [order[c] for c in near]
         mean = {n: t[rows].mean(0) for n, t in server["personal"].items()}
         parts = {"shared": server["shared"], "personal": mean}
         return Message("deliver", {part: named for part, named in parts.items() if named})
@@ -329,3 +328,8 @@ class PFedNet(OnboardingRules, Algorithm):
             **message.parts.get("shared", {}),
             **message.parts.get("personal", {}),
         }
+
+
+def _places(server: State) -> dict[str, int]:
+    """Returns the row of each client: their order is that of the first round."""
+    return {client: row for row, client in enumerate(server["num_samples"])}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
@@ -71,7 +72,7 @@ class Dense(Codec):
         if self.wire == "float16":
             return unpack_half(payload, length)
         if self.wire == "bfloat16":
-            return _from_bfloat16(payload.array("<u2", length))
+            return _of_bits(payload, length, torch.bfloat16).float().numpy()
         return payload.array(f"<f{self.dtype.itemsize}", length).copy()
 
 
@@ -83,9 +84,10 @@ def pack_half(values: Array) -> tuple[bytes, memoryview]:
         >>> len(exponent), len(numbers.tobytes())
         (2, 4)
     """
-    largest = max(float(values.max()), -float(values.min())) if values.size else 0.0
+    given = torch.from_numpy(values)
+    largest = float(torch.stack(given.aminmax()).abs().max()) if len(values) else 0.0
     shift = _FP16_EXPONENT - math.frexp(largest)[1] if largest else 0
-    return struct.pack("<h", shift), _shifted(values, shift).astype("<f2").data
+    return struct.pack("<h", shift), _shifted(given, shift).half().numpy().data
 
 
 def unpack_half(payload: Payload, length: int) -> Array:
@@ -97,15 +99,19 @@ def unpack_half(payload: Payload, length: int) -> Array:
     (shift,) = payload.numbers("<h")
     if not -_FP16_EXPONENT - 128 <= shift <= _FP16_EXPONENT + 150:
         raise CodecError(f"The exponent {shift} of a float16 message is out of range.")
-    return _shifted(payload.array("<f2", length).astype(np.float32), -shift)
+    numbers: Array = _shifted(_of_bits(payload, length, torch.float16), -shift).numpy()
+    return numbers
 
 
-def _shifted(values: Array, shift: int) -> Array:
-    """``values * 2^shift``, in two steps because a float32 power of two may overflow."""
+def _shifted(values: Tensor, shift: int) -> Tensor:
+    """``values * 2^shift`` in float32, in two steps because a power of two may overflow."""
     first = shift // 2
-    shifted: Array = values * np.float32(2.0**first)
-    shifted *= np.float32(2.0 ** (shift - first))
-    return shifted
+    return values.float().mul(2.0**first).mul_(2.0 ** (shift - first))
+
+
+def _of_bits(payload: Payload, length: int, dtype: torch.dtype) -> Tensor:
+    # A copy, as PyTorch reads no array that cannot be written.
+    return torch.from_numpy(payload.array("<i2", length).copy()).view(dtype)
 
 
 def _to_bfloat16(values: Array) -> Array:
@@ -113,8 +119,3 @@ def _to_bfloat16(values: Array) -> Array:
     limit = torch.finfo(torch.bfloat16).max
     rounded = torch.from_numpy(values).clamp(-limit, limit).to(torch.bfloat16)
     return rounded.view(torch.int16).numpy()
-
-
-def _from_bfloat16(halves: Array) -> Array:
-    values: Array = (halves.astype(np.uint32) << 16).view(np.float32)
-    return values
