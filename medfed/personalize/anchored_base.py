@@ -176,9 +176,7 @@ def mixtures(models: Sequence[Tensors], weights: Tensor) -> list[Tensors]:
     """
     rows, layout = rows_of(models), layout_of(models[0])
     # Copies: a view that is kept would keep the whole product.
-    return [
-        {n: t.clone() for n, t in cut(row, layout).items()} for row in weights.to(rows) @ rows
-    ]
+    return [{n: t.clone() for n, t in cut(row, layout).items()} for row in weights.to(rows) @ rows]
 
 
 def models_of(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
