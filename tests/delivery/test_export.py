@@ -22,7 +22,7 @@ from medfed.common.files import sha256
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
-from medfed.delivery.bundle.documents import model_card, readme
+from medfed.delivery.bundle.documents import CARD, README, page
 from medfed.delivery.bundle.weights import with_codebooks
 from medfed.delivery.export.client_model import choose_bits, collapse, quantise
 from medfed.delivery.export.export import export_run
@@ -302,11 +302,11 @@ def test_a_name_brings_no_html_link_or_line_into_the_pages(run):
     odd = "A</h1><script>alert(1)</script>![x](http://y)\n# B"
     facts = {**read_bundle(folder).facts, "client": odd, "method": odd, "labels": [odd, "b"]}
     facts |= {"channels": [odd], "present": [odd], "test_metrics": {odd: 0.5}}
-    for page in (readme(facts), model_card(facts)):
-        assert page.count("A&lt;/h1>&lt;script>alert(1)&lt;/script>![x]&#40;http://y)\\n# B") > 3
-        assert "<script" not in page
-        assert "](http" not in page
-        assert "\n# B" not in page
+    for text in (page(README, facts), page(CARD, facts)):
+        assert text.count("A&lt;/h1>&lt;script>alert(1)&lt;/script>![x]&#40;http://y)\\n# B") > 3
+        assert "<script" not in text
+        assert "](http" not in text
+        assert "\n# B" not in text
 
 
 def test_the_benchmark_prints_what_the_exports_measure(run, capsys, monkeypatch):

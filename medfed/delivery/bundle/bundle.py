@@ -41,7 +41,7 @@ from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
 from medfed.common.schemas import parse_json
 from medfed.delivery.bundle import weights
-from medfed.delivery.bundle.documents import CARD, inference_config, model_card, readme
+from medfed.delivery.bundle.documents import CARD, README, inference_config, page
 from medfed.delivery.bundle.metadata import (
     FORMAT_VERSION,
     METADATA,
@@ -293,8 +293,8 @@ def write_bundle(
         _write_json(made / "configs" / "inference.json", inference_config(whole))
         for name, text in carried().items():
             (made / "scripts" / name).write_text(text, encoding="utf-8")
-        (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
-        (made / CARD).write_text(model_card(whole), encoding="utf-8")
+        for name in (README, CARD):
+            (made / name).write_text(page(name, whole), encoding="utf-8")
         _write_json(made / METADATA, monai_metadata(whole))
         write_manifest(made)
     return whole
