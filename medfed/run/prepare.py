@@ -28,7 +28,6 @@ from medfed.federation.split import Block, ParameterSplit, blocks
 from medfed.records.places import Places, refuse_full
 from medfed.run.overview.table import (
     cohort_record,
-    print_clients,
     print_cohort,
     summarise_clients,
     to_csv,
@@ -132,8 +131,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     )
 
     clients, cohort = summarise_clients(data), cohort_record(data)
-    print_cohort(cohort, lines=0)  # the clients' lines follow
-    print_clients(clients, data.class_names)
+    print_cohort(cohort, lines=len(clients))
     with writing(folder, "set folder to another folder"):
         figures = {"clients": client_bars(clients, data)}
         if sheet := contact_sheet(data):

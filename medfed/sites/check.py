@@ -31,7 +31,7 @@ from medfed.models.task import TaskModule
 from medfed.run.assembly import task_for, unread_data
 from medfed.run.experiment import read_start
 from medfed.run.federating import federate, statistics_of
-from medfed.run.overview.table import cohort_record, print_clients, print_cohort, summarise_clients
+from medfed.run.overview.table import cohort_record, print_cohort
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.policy import (
     FEW,
@@ -294,7 +294,6 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     cohort = cohort_record(data)
     # The other sites know which of them has the other patients of a common data set.
     print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
-    print_clients(summarise_clients(data), data.class_names, console)
     config, task = task_for(config, data)
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)

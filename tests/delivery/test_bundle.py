@@ -18,14 +18,15 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from medfed.common.errors import CheckpointError, DataError
-from medfed.config.compose import load
+from medfed.config.compose import CONFIG_DIR, load
 from medfed.delivery.bundle import scripts as bundle_scripts
 from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.delivery.bundle.networks import TARGETS, describe
+from medfed.delivery.bundle.networks import MIXTURE, TARGETS, describe
 from medfed.delivery.bundle.scripts.masks import label_map, map_codes
 from medfed.delivery.bundle.source_code import CARRIED, carried
 from medfed.delivery.bundle.weights import MODEL, kmeans, save_weights
@@ -88,13 +89,12 @@ def made_weights(made):
     return float_entries(made.task.network)
 
 
-def test_the_reader_builds_every_network_that_a_bundle_can_name():
-    scripts = {
-        f"scripts.networks.{node.name}"
-        for node in ast.parse((Path(bundle_scripts.__path__[0]) / "networks.py").read_text()).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+def test_bundles_know_every_network_that_a_model_of_the_project_names():
+    models = [yaml.safe_load(path.read_text()) for path in (CONFIG_DIR / "model").glob("*.yaml")]
+    targets = {str(model["network"]["_target_"]) for model in models}
+    assert {t for t in targets if t.startswith("medfed.")} == {*TARGETS.values()} - {
+        TARGETS[MIXTURE]
     }
-    assert scripts == {t for t in TARGETS if t.startswith("scripts.")}
 
 
 @sweep("script", sorted(carried()))
@@ -361,7 +361,7 @@ DAMAGES = {
     "is no bundle": lambda f: (f / METADATA).unlink(),
     "cannot be read": lambda f: (f / METADATA).write_text("{"),
     "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
-    "has version 6, but this program reads version 5 alone": lambda f: change(f, format_version=6),
+    "has version 7, but this program reads version 6 alone": lambda f: change(f, format_version=7),
     "lacks network": lambda f: change(f, network=None),
     "has no hash of models/model.pt": lambda f: change_hashes(f),
     "model.pt is missing": lambda f: (f / MODEL).unlink(),

@@ -19,10 +19,8 @@ from medfed.delivery.bundle.bundle import Bundle, read_bundle, write_bundle, wri
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.networks import (
     bounded,
-    build_foreign,
     build_network,
     describe,
-    describe_foreign,
 )
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, OnnxNetwork, save_onnx
 from medfed.delivery.bundle.scripts.decode import only_logits
@@ -229,7 +227,7 @@ REFUSED = {
     "os.system": ({"_target_": "os.system"}, "not among those that are built"),
     "inner": (
         {"_target_": f"{NETS}.SegResNet", "act": {"_target_": "os.system", "command": "true"}},
-        "names os.system, which is not among",
+        "names the network os.system, which is not among",
     ),
     "loader": ({"_target_": "torch.nn.modules.torch.load", "f": "x"}, "cannot be built"),
     "fetched": ({"_target_": f"{NETS}.resnet18", "pretrained": True}, "would fetch or load"),
@@ -269,11 +267,9 @@ def test_what_a_bundle_cannot_say(case):
 
 def test_a_partial_stays_one():
     node = {"_target_": "torch.nn.TransformerDecoderLayer", "d_model": 4, "nhead": 2}
-    plain = describe_foreign(
-        {**node, "activation": {"_target_": "torch.nn.GELU", "_partial_": True}}
-    )
+    plain = describe({**node, "activation": {"_target_": "torch.nn.GELU", "_partial_": True}})
     assert plain["activation"] == {"_target_": "torch.nn.GELU", "_mode_": "callable"}
-    layer = build_foreign(plain, None, None)
+    layer = build_network(plain)
     assert layer.activation.func is torch.nn.GELU
 
 

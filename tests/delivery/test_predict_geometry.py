@@ -61,14 +61,12 @@ def threshold_network(
 ):
     """A BasicUNet of which each output is ``slope * (grey value - place)`` of one input."""
     node = {
-        "_target_": "medfed.models.networks.unet.basic_unet",
+        "_target_": "monai.networks.nets.BasicUNet",
         "spatial_dims": dims,
         "in_channels": inputs,
         "out_channels": len(outputs),
         "features": [2] * 6,
-        "norm": "none",
-        "dropout": 0.0,
-        "published": False,
+        "norm": None,
     }
     network = build_network(describe(node))
     state = {name: torch.zeros_like(value) for name, value in network.state_dict().items()}

@@ -111,7 +111,7 @@ def standard(**entries) -> dict[str, object]:
     return {"name": "standard", **kept, "sd": [1.0] * 30, **entries}
 
 
-def network(target: str = "scripts.networks.LogisticRegression", **arguments) -> Damage:
+def network(target: str = "scripts.small.LogisticRegression", **arguments) -> Damage:
     def damage(folder: Path) -> None:
         known = facts_of(folder)["network"]
         changed(network={**known, "_target_": target, **arguments})(folder)
@@ -252,6 +252,14 @@ def test_files_that_differ_from_the_export(table, tmp_path, name):
     assert words in refused(table, tmp_path, damage)
 
 
+_UNET = {
+    "_target_": "scripts.unet.unet",
+    "spatial_dims": 2,
+    "in_channels": 60,
+    "out_channels": 2,
+    "channels": [4, 4],
+    "strides": [2],
+}
 ENTRIES: dict[str, tuple[Damage, str]] = {
     "task": (changed(task=7), "task must be one of segmentation"),
     "another task": (changed(task="diagnosis"), "task must be one of segmentation"),
@@ -319,7 +327,7 @@ ENTRIES: dict[str, tuple[Damage, str]] = {
     "os.system": (network("os.system"), "names the network os.system, which is not among"),
     "a list of networks": (network(["os.system"]), "names the network ['os.system'], which"),
     "beside the networks": (network("scripts.networks.copy.deepcopy"), "which is not among"),
-    "another argument": (network(command="true"), "takes no command; export the bundle anew"),
+    "another argument": (network(command="true"), "cannot be built of its arguments"),
     "gigantic": (network(in_channels=10**18), "inputs have"),
     "inputs of text": (network(in_channels="13"), "inputs have"),
     "a gigantic mixture": (mixture(count=10**9), "do not fit its network (1000000000 parts)"),
@@ -335,14 +343,22 @@ ENTRIES: dict[str, tuple[Damage, str]] = {
             strides=[2],
             num_res_units=10**9,
         ),
-        "cannot have so many num_res_units",
+        "has an argument beyond all measure",
+    ),
+    "very many units": (
+        changed(network={**_UNET, "num_res_units": 10**5}),
+        "its network is far larger than its weights",
+    ),
+    "very wide": (
+        changed(network={**_UNET, "channels": [4, 1 << 20]}),
+        "its network is far larger than its weights",
     ),
     "a billion dimensions": (
         network("monai.networks.nets.UNet", spatial_dims=10**9),
-        "cannot have so many spatial_dims",
+        "has an argument beyond all measure",
     ),
     "another network": (
-        network("scripts.networks.SmallCNN", spatial_dims=2, channels=[4], strides=[1], norm=None),
+        network("scripts.small.SmallCNN", spatial_dims=2, channels=[4], strides=[1], norm=None),
         "cannot be built of its arguments",
     ),
 }

@@ -53,8 +53,7 @@ from medfed.delivery.bundle.networks import (
     bounded,
     build_network,
     check_state,
-    is_foreign,
-    ordinary,
+    is_known,
 )
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx, trace_shape
 from medfed.delivery.bundle.scripts.decode import fill, only_logits
@@ -205,8 +204,8 @@ class Bundle:
                 raise RuntimeError(f"{reprlib.repr(plain['count'])} parts")
             # Of a network whose code is known, shapes are compared before any memory is taken; code
             # from elsewhere may compute with tensors as it is built, so `bounded` stops it instead.
-            if not is_foreign(ordinary(plain)):
-                with torch.device("meta"):  # takes no memory, whatever sizes it names
+            if is_known(plain):  # the device "meta" takes no memory, whatever sizes it names
+                with torch.device("meta"), bounded(len(self.state), numbers):
                     check_state(build_network(plain), self.state)
             with bounded(len(self.state), numbers):
                 network = build_network(plain, code, self.folder, accepted)

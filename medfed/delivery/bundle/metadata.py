@@ -6,7 +6,7 @@ of these, too (:mod:`medfed.delivery.bundle.documents`).
 ================  ==================================================================================
 ``medfed`` entry
 ================  ==================================================================================
-format_version    5
+format_version    6
 task              ``segmentation``, ``classification``, ``risk`` or ``regression``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see
@@ -68,7 +68,7 @@ from medfed.delivery.bundle.source_code import has_modules
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"

@@ -53,6 +53,9 @@ CARRIED = (  # as well as medfed/delivery/bundle/scripts; they need what MONAI a
     "datamodules/tables/columns",
     "functional/grids",
     "models/inference",
+    "models/networks/densenet",
+    "models/networks/small",
+    "models/networks/unet",
 )
 _OF_MEDFED = re.compile(r"^( *)from medfed((?:\.\w+)*) import", re.MULTILINE)
 _PREFIX = "sha256-"

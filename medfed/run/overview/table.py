@@ -1,7 +1,7 @@
 """Counts what every client has before training, and which samples occur twice.
 
-``medfed prepare show=true`` prints a full table and writes it as CSV. ``medfed train`` prints a
-short table and writes ``cohort.json``.
+``medfed train``, ``medfed prepare show=true`` and ``medfed site check`` print the table. A run
+folder has it as ``cohort.json``; ``medfed prepare`` also writes all counts as CSV.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.records.places import Places
 
 _COLUMNS = 6  # classes with a column each; more share one column
-_NAMES = 4  # channels that are listed by name
 
 
 class Count(NamedTuple):
@@ -181,69 +180,6 @@ def to_csv(clients: Sequence[ClientSummary], class_names: Sequence[str]) -> str:
         shared = [*lists, json.dumps(dict(c.scanner)), "; ".join(c.notes)]
         rows += [[c.client, s, *n[:3], *n.labels, *shared] for s, n in c.counts.items()]
     return csv_text([*columns, *(f"label {name}" for name in class_names), *more], rows)
-
-
-def print_clients(
-    clients: Sequence[ClientSummary], class_names: Sequence[str], console: Console | None = None
-) -> None:
-    """Prints a line per client and the totals; labels are those of the training samples.
-
-    Args:
-        clients: The summaries.
-        class_names: Names of the classes or regions.
-        console: The console; None is the terminal.
-    """
-    console = console or wide_console()
-    table = Table(title="Clients (train / val / test; labels and channels of the training split)")
-    table.add_column("client", no_wrap=True)
-    table.add_column("patients", justify="right", no_wrap=True)
-    table.add_column("samples", justify="right", no_wrap=True)
-    for name in class_names if len(class_names) <= _COLUMNS else ["labels"]:
-        table.add_column(cell(name), justify="right")
-    optional = {
-        "centre": [_centres(c) for c in clients],
-        "scanner": [changes_text(c.scanner) for c in clients],
-        "note": [escape("; ".join(c.notes)) for c in clients],
-    }
-    shown = {title: cells for title, cells in optional.items() if any(cells)}
-    for title in ("channels", *shown):
-        table.add_column(title)
-    for k, c in enumerate(clients):
-        cells = [_channels(c), *(column[k] for column in shown.values())]
-        table.add_row(cell(c.client), *_counts([c], class_names), *cells)
-    table.add_section()
-    table.add_row("all", *_counts(clients, class_names), "", *[""] * len(shown))
-    console.print(table)
-
-
-def _counts(clients: Sequence[ClientSummary], names: Sequence[str]) -> list[str]:
-    """Patients and samples per split, and the labels of training, summed."""
-    patients = " / ".join(f"{sum(c.counts[s].patients for c in clients):,}" for s in SPLITS)
-    samples = " / ".join(f"{sum(c.counts[s].samples for c in clients):,}" for s in SPLITS)
-    train = [c.counts["train"] for c in clients]
-    sums = [sum(column) for column in zip(*(n.labels for n in train), strict=True)]
-    units = sum(n.units for n in train)
-    if units > sum(n.samples for n in train):  # voxels, of which people want the share
-        return [patients, samples, *(f"{100 * count / units:.1f} %" for count in sums)]
-    if len(names) <= _COLUMNS:
-        return [patients, samples, *(f"{count:,}" for count in sums)]
-    present = [f"{name}: {count:,}" for name, count in zip(names, sums, strict=True) if count]
-    return [patients, samples, escape(", ".join(present))]
-
-
-def _channels(client: ClientSummary) -> str:
-    count = len(client.channels) + len(client.lacks)
-    if count <= _NAMES:
-        return escape(", ".join(client.channels))
-    lacks = f", lacks {', '.join(client.lacks)}" if client.lacks else ""
-    return escape(f"{len(client.channels)} of {count}{lacks}")
-
-
-def _centres(client: ClientSummary) -> str:
-    if client.centres == (client.client,):
-        return ""
-    many = len(client.centres) > 2
-    return f"{len(client.centres)} centres" if many else ", ".join(map(cell, client.centres))
 
 
 def changes_of(scanner: Scanner | None) -> dict[str, Any]:
