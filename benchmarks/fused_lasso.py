@@ -23,8 +23,6 @@ from scipy.linalg import lapack
 from torch import Tensor
 
 from medfed.functional.fused_lasso import _in_memory, _magnitude, fused_lasso, fused_lasso_blocks
-from medfed.functional.network_lasso import check_limits
-from medfed.functional.prox import check_strength
 
 Array = np.ndarray[Any, Any]
 
@@ -150,8 +148,7 @@ def fused_lasso_admm(
     Returns:
         The minimiser, iterations and residuals.
     """
-    check_limits(tol, iterations, rho)
-    cut = check_strength("gamma", gamma) / rho
+    cut = gamma / rho
     vector = _in_memory(g, "g")
     if _magnitude(vector, "g") == 0:
         return FusedLassoResult(torch.zeros_like(g), 0, 0.0, 0.0, True)

@@ -23,7 +23,6 @@ from medfed.functional.quantize import (
     center_gradient,
     prox_centers,
     prox_quantize,
-    prox_weights,
     quantize,
     step_centers,
 )
@@ -64,7 +63,6 @@ def maps(x: Tensor, centers: Tensor) -> dict[str, Callable[[], object]]:
     wide = 4 * float(x.std()) / len(x) ** 2 + 1e-12
     return {
         "quantize": partial(quantize, x, centers),
-        "prox_weights": partial(prox_weights, x, centers, 0.01, out=out),
         "prox_quantize": partial(prox_quantize, x, centers, 0.01, out=out),
         "center_gradient": partial(center_gradient, gradient, x, centers),
         "prox_centers, none passed": partial(prox_centers, centers, rounded, centers, TAU),
@@ -121,20 +119,12 @@ def report_share(name: str, batch_size: int, blocks: int, bits: int) -> None:
             prox_quantize(w, c, TAU, out=w)
             step_centers(c, g, w, LR, TAU)
 
-    def separate() -> None:
-        for w, c, g in zip(weights, centers, gradients, strict=True):
-            prox_weights(w, c, TAU, out=w)
-            quantize(w, c)
-            mu = c - LR * center_gradient(g, w, c)
-            prox_centers(mu, w, c, TAU).sort()
-
     step = local_step(network, torch.randn(batch_size, channels, side, side))
-    plain, two, four = alternating([step, fused, separate], blocks, 1)
+    plain, two = alternating([step, fused], blocks, 1)
     count = sum(w.numel() for w in weights)
     print(
         f"{name:>12}: {len(weights)} layers, {count} weights, step {1e3 * plain:.1f} ms, "
-        f"maps {1e3 * two:.2f} ms in two passes ({100 * two / plain:.2f} %), "
-        f"{1e3 * four:.2f} ms in four calls ({100 * four / plain:.2f} %)",
+        f"maps {1e3 * two:.2f} ms in two passes ({100 * two / plain:.2f} %)",
         flush=True,
     )
 

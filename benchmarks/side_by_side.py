@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from monai.networks.nets import DenseNet
@@ -230,7 +230,8 @@ METHODS: dict[str, tuple[Algorithm, Callable[[Problem], tuple[nn.Module, Persona
 def federated(p: Problem, method: Algorithm) -> Federation:
     """Runs medfed; both models of Ditto get all steps, as the paper counts."""
     network = copy.deepcopy(p.network)
-    precision = "float64" if p.hospitals[0].inputs.dtype == torch.float64 else "float32"
+    double = p.hospitals[0].inputs.dtype == torch.float64
+    precision: Literal["float32", "float64"] = "float64" if double else "float32"
     federation, _ = assemble(
         method,
         network,

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
-from functools import partial
-from types import NoneType
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from functools import partial, wraps
+from inspect import signature
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from medfed.common.errors import ConfigError, did_you_mean
+
+Check = Callable[[str, Any], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def check_fields(section: str, holder: object) -> None:
@@ -35,25 +51,75 @@ def check_fields(section: str, holder: object) -> None:
         ...
         medfed.common.errors.ConfigError: algorithm.rate must be positive, not 0.0.
     """
-    limits = {  # a subclass that gives only another default keeps the limits
-        name: hint
-        for kind in reversed(type(holder).__mro__)
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        if get_origin(hint) in (Literal, Annotated) or is_dataclass(hint)
-    }
+    limits: dict[str, Any] = {}
+    for kind in reversed(type(holder).__mro__):
+        # Base classes of libraries have annotations that exist for type checkers only.
+        if not kind.__module__.startswith(("pytorch_lightning", "torch")):
+            hints = get_type_hints(kind, include_extras=True)
+            # A subclass that gives only another default keeps the limits.
+            limits |= {name: hint for name, hint in hints.items() if _checks(hint)}
     for name, hint in limits.items():
-        key, value = f"{section}.{name}", getattr(holder, name)
-        if get_origin(hint) is Literal:
-            check_known(key, value, get_args(hint))
-        elif is_dataclass(hint):
-            if isinstance(value, str | float | list):
-                raise ConfigError(f"{key} must be a map, not {value!r}.")
-        elif value is not None or NoneType not in get_args(hint.__origin__):
-            for check in hint.__metadata__:
-                check(key, value)
+        for check in _checks(hint):
+            check(f"{section}.{name}", getattr(holder, name))
 
 
-def check_known(key: str, value: object, known: Iterable[str]) -> None:
+def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Returns a decorator that checks arguments by their annotations, as `check_fields` does.
+
+    Args:
+        section: The section that configures the arguments.
+
+    Example:
+        >>> @checked("data.reader")
+        ... def read(scale: Annotated[float, check_positive] = 1.0) -> float:
+        ...     return scale
+        >>> read(0.0)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: data.reader.scale must be positive, not 0.0.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            hints = get_type_hints(function, include_extras=True)
+            for name, value in signature(function).bind(*args, **kwargs).arguments.items():
+                for check in _checks(hints.get(name)):
+                    check(f"{section}.{name}", value)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _checks(hint: Any) -> tuple[Check, ...]:
+    """The checks of an annotation, which take the key and the value."""
+    if get_origin(hint) is Annotated:
+        null = NoneType in get_args(hint.__origin__)
+        return tuple(partial(_unless_null, check) if null else check for check in hint.__metadata__)
+    if is_dataclass(hint):
+        return (_check_map,)
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if all(get_origin(part) is Literal or part in (NoneType, bool) for part in parts):
+        known = [value for part in parts for value in get_args(part)]
+        if known:
+            known += [True, False] * (bool in parts) + [None] * (NoneType in parts)
+            return (partial(check_known, known=known),)
+    return ()
+
+
+def _unless_null(check: Check, key: str, value: Any) -> None:
+    if value is not None:
+        check(key, value)
+
+
+def _check_map(key: str, value: Any) -> None:
+    if isinstance(value, str | float | list):
+        raise ConfigError(f"{key} must be a map, not {value!r}.")
+
+
+def check_known(key: str, value: object, known: Iterable[str | bool | None]) -> None:
     """Checks that a value is known.
 
     Args:
@@ -70,9 +136,9 @@ def check_known(key: str, value: object, known: Iterable[str]) -> None:
         ...
         medfed.common.errors.ConfigError: data.reader.color='gray' is unknown; choose grey or rgb.
     """
-    names = list(known)
-    if value in names:
+    if value in (known := list(known)):
         return
+    names = [name if isinstance(name, str) else json.dumps(name) for name in known]
     few = len(names) == 2
     hint = "" if few else did_you_mean(str(value), names)
     choice = " or ".join(names) if few else f"one of {', '.join(names)}"
@@ -111,11 +177,11 @@ def check_positive(key: str, value: float) -> None:
         raise ConfigError(f"{key} must be positive, not {value}.")
 
 
-def within(interval: str) -> Callable[[str, float], None]:
-    """Returns a check that a number is in an interval between 0 and 1.
+def within(interval: str) -> Check:
+    """Returns a check that a number is in an interval.
 
     Args:
-        interval: The allowed interval; a round bracket excludes 0 or 1.
+        interval: The allowed interval; a round bracket excludes its end.
 
     Returns:
         The check, which raises a ConfigError for other numbers and for what is not a number.
@@ -127,10 +193,11 @@ def within(interval: str) -> Callable[[str, float], None]:
         ...
         medfed.common.errors.ConfigError: algorithm.keep must be in (0, 1], not 0.0.
     """
-    excluded = [end for end, bracket in ((0, "("), (1, ")")) if bracket in interval]
+    low, high = map(float, interval[1:-1].split(","))
+    excluded = [end for end, bracket in ((low, "("), (high, ")")) if bracket in interval]
 
     def check(key: str, value: float) -> None:
-        if not 0 <= value <= 1 or value in excluded:
+        if not low <= value <= high or value in excluded:
             raise ConfigError(f"{key} must be in {interval}, not {value}.")
 
     return check

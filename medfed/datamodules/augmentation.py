@@ -11,19 +11,18 @@ channels of every sample become zero, and nothing is rescaled.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_fields, within
 from medfed.common.seeding import one_thread, torch_rng
 from medfed.common.streams import seeded
 from medfed.common.tensors import onto
@@ -42,9 +41,6 @@ class ChannelDropout:
         planes: How many adjacent channels are one contrast, as with neighbouring slices; they are
             dropped together.
 
-    Raises:
-        ConfigError: If the chance is not in [0, 1], or the rescaling unknown.
-
     Example:
         >>> image, present = torch.ones(1, 3, 1, 1), torch.tensor([True, True, False])
         >>> [ChannelDropout(1.0)(image, present, seed=s)[1].tolist()[0] for s in (0, 1)]
@@ -54,12 +50,6 @@ class ChannelDropout:
     chance: float = 0.0
     rescale: Literal["sqrt"] | None = None
     planes: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.chance <= 1:
-            raise ConfigError(f"augment.channel_dropout={self.chance} must be in [0, 1].")
-        if self.rescale not in (None, "sqrt"):
-            raise ConfigError(f"augment.rescale={self.rescale!r} is unknown; choose null or sqrt.")
 
     def __call__(self, image: Tensor, present: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Alters a batch; its random choices depend on the seed only.
@@ -98,6 +88,8 @@ class ChannelDropout:
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample]
+Chance = Annotated[float, within("[0, 1]")]
+Size = Annotated[float, within("[0, inf)")]
 _OF_CHANNELS = {"channel_dropout": 0.0, "rescale": None}  # and what turns it off
 
 
@@ -145,40 +137,32 @@ class Augmentation:
         [[[[3.0, 4.0], [1.0, 2.0]]]]
     """
 
-    flip_chance: float = 0.0
-    quarter_chance: float = 0.0
-    affine_chance: float = 0.0
-    rotation: float = 0.0
-    tilt: float = 0.0
-    zoom: float = 0.0
-    shift: float = 0.0
-    noise_chance: float = 0.0
-    noise: float = 0.0
-    blur_chance: float = 0.0
-    blur: float = 0.0
-    scale_chance: float = 0.0
-    scale: float = 0.0
-    offset_chance: float = 0.0
-    offset: float = 0.0
-    contrast_chance: float = 0.0
-    contrast: float = 0.0
-    resolution_chance: float = 0.0
-    resolution: float = 1.0
-    gamma_chance: float = 0.0
-    gamma: float = 1.0
-    channel_dropout: float = 0.0
+    flip_chance: Chance = 0.0
+    quarter_chance: Chance = 0.0
+    affine_chance: Chance = 0.0
+    rotation: Size = 0.0
+    tilt: Size = 0.0
+    zoom: Annotated[float, within("[0, 0.9]")] = 0.0
+    shift: Annotated[float, within("[0, 0.5]")] = 0.0
+    noise_chance: Chance = 0.0
+    noise: Size = 0.0
+    blur_chance: Chance = 0.0
+    blur: Size = 0.0
+    scale_chance: Chance = 0.0
+    scale: Size = 0.0
+    offset_chance: Chance = 0.0
+    offset: Size = 0.0
+    contrast_chance: Chance = 0.0
+    contrast: Size = 0.0
+    resolution_chance: Chance = 0.0
+    resolution: Annotated[float, within("[0.1, 1]")] = 1.0
+    gamma_chance: Chance = 0.0
+    gamma: Annotated[float, within("[1, 10]")] = 1.0
+    channel_dropout: Chance = 0.0
     rescale: Literal["sqrt"] | None = None
 
     def __post_init__(self) -> None:
-        ChannelDropout(self.channel_dropout, self.rescale)  # checks both
-        for name in (f.name for f in fields(self) if f.name not in _OF_CHANNELS):
-            value = getattr(self, name)
-            most = 1.0 if name.endswith("chance") else math.inf
-            most = {"zoom": 0.9, "shift": 0.5, "resolution": 1.0, "gamma": 10.0}.get(name, most)
-            least = {"resolution": 0.1, "gamma": 1.0}.get(name, 0.0)
-            if not (least <= value <= most and math.isfinite(value)):
-                limits = f"in [{least:g}, {most:g}]" if math.isfinite(most) else "0 or more"
-                raise ConfigError(f"augment.{name}={value} must be {limits}.")
+        check_fields("augment", self)
 
     @property
     def alters(self) -> bool:

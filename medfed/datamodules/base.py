@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
+from medfed.common.checks import check_fields, check_not_negative
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
@@ -221,7 +222,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     fold: Sequence[int] | None = None
     batch_size: int = 32
     eval_batch_size: int = 256
-    device_gb: float | None = None
+    device_gb: Annotated[float | None, check_not_negative] = None
     augment: Augmentation | Augment | None = field(default=None, init=False)
     flips: Sequence[int] = field(default=(), init=False)
     workers: int = field(default=0, init=False)
@@ -240,8 +241,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         check_fractions(self.val_fraction, self.test_fraction)
         check_fold(self.fold)
         check_batch_sizes(self.batch_size, self.eval_batch_size)
-        if self.device_gb is not None and not self.device_gb >= 0:
-            raise ConfigError(f"data.device_gb={self.device_gb} must not be negative.")
+        check_fields("data", self)
         self.clients: dict[str, ClientData] = {}
         self.kept_out: dict[str, ClientData] = {}
         self.plans: dict[str, ClientPlan] = {}

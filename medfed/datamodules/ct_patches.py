@@ -13,11 +13,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.checks import check_fields, check_positive
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.metaimage import Scan, open_scan
@@ -43,7 +44,7 @@ class PatchSpec:
 
     size: tuple[int, ...] = (32, 32)
     slices: int = 1
-    spacing: float | None = None
+    spacing: Annotated[float | None, check_positive] = None
     window: tuple[int, int] = (-1000, 400)
     pad_hu: int = -1000
 
@@ -57,8 +58,7 @@ class PatchSpec:
                 f"slices={self.slices} must be an odd number, and 1 for 3-D patches "
                 f"(size {list(self.size)})."
             )
-        if self.spacing is not None and not self.spacing > 0:
-            raise ConfigError(f"spacing={self.spacing} must be positive (mm), or null.")
+        check_fields("data.patches", self)
         hounsfield = (*self.window, self.pad_hu)
         if any(hu != int(hu) or abs(hu) >= 1 << 15 for hu in hounsfield) or len(hounsfield) != 3:
             raise ConfigError(

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import check_known
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.volumes import OnDiskDataModule
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows
@@ -47,10 +46,6 @@ class ImageDataModule(OnDiskDataModule):
     _: KW_ONLY
     official_splits: bool = True
     duplicates: Literal["warn", "error", "together"] = "warn"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_known("data.duplicates", self.duplicates, ("warn", "error", "together"))
 
     @cached_property
     def data(self) -> ImageSet:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from medfed.common.checks import check_fields, within
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.patches import bounding_box
@@ -48,25 +49,13 @@ class Scanner:
 
     client: str
     seed: int
-    bias_field: float = 0.0
-    resolution: float = 1.0
-    gamma: float = 1.0
-    noise: float = 0.0
+    bias_field: Annotated[float, within("[0, inf)")] = 0.0
+    resolution: Annotated[float, within("(0, 1]")] = 1.0
+    gamma: Annotated[float, within("(0, inf)")] = 1.0
+    noise: Annotated[float, within("[0, inf)")] = 0.0
 
     def __post_init__(self) -> None:
-        good = {
-            "bias_field": 0 <= self.bias_field < float("inf"),
-            "resolution": 0 < self.resolution <= 1,
-            "gamma": 0 < self.gamma < float("inf"),
-            "noise": 0 <= self.noise < float("inf"),
-        }
-        for name, fine in good.items():
-            if not fine:
-                raise ConfigError(
-                    f"The scanner of client {self.client} has {name}={getattr(self, name)}; "
-                    "bias_field and noise must be at least 0, gamma positive, and resolution in "
-                    "(0, 1]."
-                )
+        check_fields(f"The scanner of {self.client}: partition", self)
 
     def apply(self, image: Tensor, *key: object) -> Tensor:
         """Returns an image as this scanner would record it.

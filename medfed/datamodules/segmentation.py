@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.checks import check_count, check_not_negative, within
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
@@ -107,12 +108,12 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     crop_foreground: bool = False
     slices: int = 1
     spatial_dims: int = 2
-    memory_gb: float = 2.0
+    memory_gb: Annotated[float, check_not_negative] = 2.0
     patch_size: Sequence[int] = (64, 64)
-    patches: str = "fixed"
-    patches_per_patient: int = 32
-    background_share: float = 0.25
-    eval_every: int = 1
+    patches: Literal["fresh", "fixed"] = "fixed"
+    patches_per_patient: Annotated[int, check_count] = 32
+    background_share: Annotated[float, within("[0, 1]")] = 0.25
+    eval_every: Annotated[int, check_count] = 1
     batch_size: int = 16
     eval_batch_size: int = 16
 
@@ -128,16 +129,6 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
                 f"data.spacing={list(self.spacing)} must have {self.spatial_dims} numbers for "
                 f"data.spatial_dims={self.spatial_dims}: the distance of slices does not change."
             )
-        share, count, every = self.background_share, self.patches_per_patient, self.eval_every
-        if not 0 <= share <= 1 or count < 1 or every < 1:
-            raise ConfigError(
-                f"data.background_share={share} must be in [0, 1], and patches_per_patient={count} "
-                f"and eval_every={every} positive."
-            )
-        if self.patches not in ("fresh", "fixed"):
-            raise ConfigError(f"data.patches={self.patches} must be fresh or fixed.")
-        if not self.memory_gb >= 0:
-            raise ConfigError(f"data.memory_gb={self.memory_gb} must not be negative.")
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
         self._mapped = False
 

@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from medfed.common.checks import check_fields
+from medfed.common.checks import check_fields, check_not_negative, within
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
@@ -64,10 +64,10 @@ class Cohort:
         2
     """
 
-    fraction: float = 1.0
+    fraction: Annotated[float, within("(0, 1]")] = 1.0
     clients: Sequence[str] | None = None
     absent: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    memory_gb: float | None = 4.0
+    memory_gb: Annotated[float | None, check_not_negative] = 4.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.absent, Mapping):  # keys from the command line are text
@@ -75,10 +75,7 @@ class Cohort:
             if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
                 raise ConfigError(f"cohort.absent={pairs} must be pairs such as [[3,[CLIENT]]].")
             object.__setattr__(self, "absent", dict(pairs))
-        if self.memory_gb is not None and not self.memory_gb >= 0:
-            raise ConfigError(f"cohort.memory_gb must be 0 or more, not {self.memory_gb}.")
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"cohort.fraction must be in (0, 1], not {self.fraction}.")
+        check_fields("cohort", self)
         if any(type(n) is not int or n < 0 for n in self.absent) or any(
             isinstance(names, str) for names in self.absent.values()
         ):

@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from medfed.common.checks import check_fields
+from medfed.common.checks import check_fields, check_positive, within
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 
@@ -107,7 +107,7 @@ class Passes(NamedTuple):
     forward: int = 0
 
 
-MOST = 10**9
+MANY = within("[1, 1000000000]")
 """Steps, epochs or batches; with more, no round would end."""
 
 
@@ -144,32 +144,18 @@ class LocalBudget:
         4
     """
 
-    steps: int | None = None
-    epochs: int = 1
-    accumulate: int = 1
-    clip: float | None = None
+    steps: Annotated[int | None, MANY] = None
+    epochs: Annotated[int, MANY] = 1
+    accumulate: Annotated[int, MANY] = 1
+    clip: Annotated[float | None, check_positive] = None
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
     compile: bool = False
-    graphs: bool | str = "auto"
+    graphs: bool | Literal["auto"] = "auto"
     offload: bool = False
 
     def __post_init__(self) -> None:
-        if (self.steps is not None and self.steps < 1) or min(self.epochs, self.accumulate) < 1:
-            raise ConfigError("local.steps, local.epochs and local.accumulate must be at least 1.")
-        if max(self.steps or 1, self.epochs, self.accumulate) > MOST:
-            raise ConfigError(
-                f"local.steps, local.epochs and local.accumulate must be at most {MOST:,}."
-            )
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"local.clip must be positive or null, not {self.clip}.")
-        if self.channels_last not in (True, False, "auto"):
-            raise ConfigError(
-                f"local.channels_last must be auto, true or false, not {self.channels_last!r}."
-            )
-        if self.graphs not in ("auto", True, False):
-            raise ConfigError(f"local.graphs must be auto, true or false, not {self.graphs}.")
         check_fields("local", self)
 
     def of(self, num_samples: int, batch_size: int) -> int:

@@ -24,9 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
-from medfed.functional.prox import check_strength
-
 _WORTH_A_THREAD = 2**15
 """Elements below which starting threads costs more than it saves."""
 
@@ -55,7 +52,7 @@ def fused_lasso(g: Tensor, gamma: float) -> Tensor:
         >>> fused_lasso(torch.tensor([4.0, 1.0, 2.0]), gamma=float("inf")).tolist()
         [0.0, 0.0, 0.0]
     """
-    return _solve(g, check_strength("gamma", gamma), "g")
+    return _solve(g, gamma, "g")
 
 
 def fused_lasso_blocks(
@@ -81,16 +78,7 @@ def fused_lasso_blocks(
         >>> [w.tolist() for w in fused_lasso_blocks(blocks, [0.5, 0.25])]
         [[3.5, 1.5, 1.5], [0.75]]
     """
-    given = torch.as_tensor(gamma, dtype=torch.float64)
-    if given.ndim and given.shape != (len(blocks),):
-        raise ConfigError(
-            f"gamma has shape {tuple(given.shape)}; give one number or one per block, "
-            f"({len(blocks)},)."
-        )
-    gammas = [
-        check_strength(f"gamma[{k}]" if given.ndim else "gamma", value)
-        for k, value in enumerate(given.expand(len(blocks)).tolist())
-    ]
+    gammas = torch.as_tensor(gamma, dtype=torch.float64).expand(len(blocks)).tolist()
     threads = min(threads or torch.get_num_threads(), len(blocks))
     threads = min(threads, sum(block.numel() for block in blocks) // _WORTH_A_THREAD)
 
@@ -124,11 +112,6 @@ def _solve(g: Tensor, gamma: float, name: str) -> Tensor:
 
 def _in_memory(g: Tensor, name: str) -> Tensor:
     """``g`` detached, contiguous and in main memory; a copy only where that takes one."""
-    if g.ndim != 1 or g.dtype not in (torch.float32, torch.float64):
-        raise ConfigError(
-            f"{name} must be a float32 or float64 tensor of shape (d,), "
-            f"not {g.dtype} {tuple(g.shape)}; flatten or convert it."
-        )
     g = g.detach()
     return g.contiguous() if g.device.type == "cpu" else _host_like(g).copy_(g)
 

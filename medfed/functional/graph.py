@@ -63,8 +63,6 @@ def knn_edges(sketches: Tensor, k: int) -> tuple[Tensor, Tensor]:
         >>> edges.tolist(), distances.tolist()
         ([[0, 1], [1, 2]], [1.0, 4.0])
     """
-    if sketches.ndim != 2:
-        raise ConfigError(f"Sketches have shape {tuple(sketches.shape)}; give a row per client.")
     n = sketches.shape[0]
     if n > 1 and not 1 <= k < n:
         raise ConfigError(f"k is {k}, but each of {n} clients has 1 to {n - 1} neighbours.")
@@ -90,20 +88,15 @@ def complete_edges(n: int) -> Tensor:
     return torch.combinations(torch.arange(n), 2).reshape(-1, 2)
 
 
-def star_edges(n: int, center: int = 0) -> Tensor:
-    """One client joined to every other.
-
-    Raises:
-        ConfigError: If the center is not one of the clients.
+def star_edges(n: int) -> Tensor:
+    """The first client joined to every other.
 
     Example:
-        >>> star_edges(3, center=1).tolist()
-        [[0, 1], [1, 2]]
+        >>> star_edges(3).tolist()
+        [[0, 1], [0, 2]]
     """
-    if not 0 <= center < n:
-        raise ConfigError(f"center is {center}, but the clients are numbered 0 to {n - 1}.")
-    others = torch.tensor([i for i in range(n) if i != center], dtype=torch.long)
-    return undirected_edges(torch.stack([torch.full_like(others, center), others], dim=1))
+    others = torch.arange(1, n)
+    return torch.stack([torch.zeros_like(others), others], dim=1)
 
 
 def ring_edges(n: int) -> Tensor:

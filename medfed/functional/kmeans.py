@@ -16,59 +16,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
-
 Array = np.ndarray[Any, Any]
 
-METHODS = ("kmeans", "uniform")
 POINTS = 2048
 _LLOYD = 100
 
 
-def initial_centers(x: Tensor, bits: int, method: str = "kmeans") -> Tensor:
+def initial_centers(x: Tensor, bits: int) -> Tensor:
     """``2**bits`` centres for the elements of a tensor, in ascending order.
+
+    They have the least squared error, exact for up to ``POINTS`` distinct values and a local
+    optimum next to it for more.
 
     Args:
         x: Finite floating tensor of any shape, at least one element.
         bits: 1 to 8.
-        method: ``kmeans``, the least squared error, exact for up to ``POINTS`` distinct values and
-            a local optimum next to it for more; or ``uniform``, the middles of ``2**bits`` equal
-            parts of the range.
 
     Returns:
         ``(2**bits,)`` tensor in the dtype and on the device of ``x``. Where ``x`` has fewer
         distinct values, the largest of them is repeated.
 
     Raises:
-        ConfigError: If an argument cannot be used.
         ValueError: If ``x`` holds NaN or infinity.
 
     Example:
         >>> initial_centers(torch.tensor([0.0, 1.0, 9.0, 10.0]), bits=1).tolist()
         [0.5, 9.5]
-        >>> initial_centers(torch.tensor([0.0, 1.0, 9.0, 8.0]), bits=1, method="uniform").tolist()
-        [2.25, 6.75]
     """
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise ConfigError(f"bits is {bits!r}, but it must be a whole number from 1 to 8.")
-    if method not in METHODS:
-        raise ConfigError(f"method is {method!r}; choose {' or '.join(METHODS)}.")
-    if x.numel() == 0 or not x.is_floating_point():
-        raise ConfigError(f"x must be floating and not empty, not {x.dtype} {tuple(x.shape)}.")
     values = x.detach().cpu().reshape(-1)
     # In its own dtype where NumPy has it: half the bytes to sort.
     flat = (values if values.dtype == torch.float32 else values.double()).numpy()
     if not np.isfinite(flat).all():
         raise ValueError("x holds NaN or infinity, and has no centres.")
-    m = 2**bits
-    if method == "uniform":
-        low, high = float(flat.min()), float(flat.max())
-        # Weighted ends, not low + share * range: the range may overflow.
-        share = (np.arange(m) + 0.5) / m
-        centers = low * (1 - share) + high * share
-    else:
-        centers = kmeans(flat, m)
-        centers = np.pad(centers, (0, m - centers.size), mode="edge")
+    centers = kmeans(flat, 2**bits)
+    centers = np.pad(centers, (0, 2**bits - centers.size), mode="edge")
     return torch.from_numpy(centers).to(x)
 
 

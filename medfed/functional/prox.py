@@ -44,28 +44,6 @@ def check_norm(p: float) -> float:
     return float(p)
 
 
-def check_strength(name: str, value: float) -> float:
-    """Returns the weight of a penalty as a float where it is 0 or more, infinity included.
-
-    Args:
-        name: What an error calls it.
-        value: The weight.
-
-    Returns:
-        The same value as a float.
-
-    Raises:
-        ConfigError: If it is negative or NaN.
-
-    Example:
-        >>> check_strength("tau", 1)
-        1.0
-    """
-    if not (strength := float(value)) >= 0:
-        raise ConfigError(f"{name} is {strength}, but it must be 0 or more.")
-    return strength
-
-
 def dual_norm(rows: Tensor, p: float) -> Tensor:
     """The norm of each row that is dual to the p-norm, 1/p + 1/q = 1.
 
@@ -253,18 +231,8 @@ def _add_to_gradients(parameters: Sequence[Tensor], terms: list[Tensor]) -> None
 
 
 def _per_row(a: Tensor, tau: float | Tensor) -> Tensor:
-    """``tau`` as an ``(M, 1)`` or ``(1, 1)`` column in the dtype of ``a``, checked."""
-    if a.ndim != 2 or not a.is_floating_point():
-        raise ConfigError(
-            f"The rows must be a floating tensor of shape (M, d), not {a.dtype} {tuple(a.shape)}."
-        )
+    """``tau`` as an ``(M, 1)`` or ``(1, 1)`` column in the dtype of ``a``."""
     t = torch.as_tensor(tau, dtype=a.dtype, device=a.device)
-    if t.ndim > 1 or (t.ndim == 1 and t.shape[0] != a.shape[0]):
-        raise ConfigError(
-            f"The thresholds have shape {tuple(t.shape)}; give one number or {a.shape[0]} of them."
-        )
-    if bool((~(t >= 0)).any()):
-        raise ConfigError("A threshold of a proximal map must be 0 or more, and it is not.")
     return t.reshape(-1, 1)
 
 

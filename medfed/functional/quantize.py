@@ -10,7 +10,7 @@ plain PyTorch elsewhere: equal to the last bit but for the order of a sum.
 symbol        here
 ============  =========================================================================
 Q_c(x)        :func:`quantize`; an element half-way between two centres takes the lower
-prox_x        :func:`prox_weights` with ``tau`` = lambda eta_1 / 2
+prox_x        :func:`prox_quantize` with ``tau`` = lambda eta_1 / 2
 soft Q_c(x)   :func:`soft_quantize`; ``sharpness`` is P
 ============  =========================================================================
 
@@ -31,7 +31,6 @@ prox_c  :func:`prox_centers` with ``tau`` = lambda eta_2 / 2; :func:`step_center
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -40,7 +39,6 @@ import torch
 from torch import Tensor
 
 from medfed.common.errors import ConfigError
-from medfed.functional.prox import check_strength
 
 Array = np.ndarray[Any, Any]
 
@@ -107,49 +105,26 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
     return index
 
 
-def prox_weights(y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None) -> Tensor:
+def prox_quantize(
+    y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The minimiser over x of ``|x - y|^2 / 2 + tau min_z |x - z|``, z over the centres.
 
     Each element moves towards its nearest centre by tau, and lands on it where it is that near.
     For a fixed z the least value depends on ``|y - z|`` alone and grows with it, so the nearest
     centre is the best: the minimiser is global. (Half-way between centres there are two, and the
-    one towards the lower centre is taken.)
+    one towards the lower centre is taken.) An element that moves towards its nearest centre keeps
+    it, so that the nearest centre of y is that of x, too.
 
     Args:
         y: Float32 or float64 tensor of any shape.
         centers: ``(m,)`` finite, in ascending order.
         tau: 0 returns y; infinity returns ``quantize(y, centers)``.
-        out: Where to write the result, like ``y``; may be ``y`` itself.
-
-    Returns:
-        Tensor like ``y``, without gradient; ``out`` where it is given. NaN stays NaN.
-
-    Raises:
-        ConfigError: If an argument cannot be used.
-
-    Example:
-        >>> prox_weights(torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0]), 0.25).tolist()
-        [-2.75, 0.125, 1.0]
-    """
-    return prox_quantize(y, centers, tau, out=out)[0]
-
-
-def prox_quantize(
-    y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """:func:`prox_weights` and the quantised result, in one pass.
-
-    An element that moves towards its nearest centre keeps it, so this is the nearest centre of y
-    as well as of x.
-
-    Args:
-        y: Float32 or float64 tensor of any shape.
-        centers: ``(m,)`` finite, in ascending order.
-        tau: 0 or more; infinity is allowed.
         out: Where to write x, like ``y``; may be ``y`` itself.
 
     Returns:
-        ``x = prox_weights(y, centers, tau)`` and ``quantize(x, centers)``.
+        x, a tensor like ``y`` without gradient or ``out``, and ``quantize(x, centers)``. NaN stays
+        NaN.
 
     Raises:
         ConfigError: If an argument cannot be used.
@@ -159,10 +134,8 @@ def prox_quantize(
         >>> prox_quantize(y, centers, 0.25)
         (tensor([-2.7500,  0.1250,  1.0000]), tensor([0., 0., 1.]))
     """
-    levels, tau = check_levels(y, centers), check_strength("tau", tau)
-    y, target = y.detach(), y if out is None else check_like("out", out, y)
-    if out is not None and target.dtype != out.dtype:
-        raise ConfigError(f"out is {out.dtype}, but the weights are {y.dtype}.")
+    levels = check_levels(y, centers)
+    y, target = y.detach(), y if out is None else out.detach()
     if y.device.type != "cpu":
         x, nearest = _shrink_torch(y, *levels.on(y.device), tau)
         return x if out is None else target.copy_(x), nearest
@@ -202,8 +175,6 @@ def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
         >>> soft_quantize(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 1.0]), 10.0)
         tensor([0.0067, 0.5000, 0.9933])
     """
-    if not 0 < sharpness < math.inf:
-        raise ConfigError(f"sharpness is {sharpness}, but it must be above 0 and finite.")
     check_levels(x, centers)
     steps = centers.to(x)
     soft = steps[0].expand_as(x)
@@ -248,11 +219,6 @@ def check_levels(x: Tensor, centers: Tensor) -> Levels:
 
     if x.dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"The weights must be float32 or float64, not {x.dtype}; convert them.")
-    if centers.ndim != 1 or len(centers) == 0 or not centers.is_floating_point():
-        raise ConfigError(
-            f"centers must be a floating tensor of shape (m,), m at least 1, "
-            f"not {centers.dtype} {tuple(centers.shape)}."
-        )
     values: Array = centers.detach().to("cpu", x.dtype).contiguous().numpy()
     cuts, usable = find_cuts(values)
     if not usable:
@@ -260,32 +226,6 @@ def check_levels(x: Tensor, centers: Tensor) -> Levels:
             f"centers must be finite and in ascending order, not {values.tolist()}; sort them."
         )
     return Levels(values, cuts)
-
-
-def check_like(name: str, other: Tensor, x: Tensor) -> Tensor:
-    """Returns ``other`` detached where it has the shape and device of the weights, in their dtype.
-
-    Args:
-        name: What an error calls it.
-        other: A tensor that goes with the weights.
-        x: The weights.
-
-    Returns:
-        ``other`` itself where its dtype is that of ``x``.
-
-    Raises:
-        ConfigError: If shape or device differ.
-
-    Example:
-        >>> check_like("gradient", torch.ones(2, dtype=torch.float64), torch.ones(2)).dtype
-        torch.float32
-    """
-    if other.shape != x.shape or other.device != x.device:
-        raise ConfigError(
-            f"{name} is {tuple(other.shape)} on {other.device}, but the weights are "
-            f"{tuple(x.shape)} on {x.device}."
-        )
-    return other.detach().to(x.dtype)
 
 
 def _round_torch(x: Tensor, cuts: Tensor, values: Tensor) -> Tensor:
@@ -352,12 +292,7 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
         >>> prox_centers(torch.tensor([0.25, 9.5]), x, torch.tensor([0.0, 8.0]), 0.125).tolist()
         [0.375, 9.25]
     """
-    levels, tau = check_levels(x, centers), check_strength("tau", tau)
-    if mu.shape != centers.shape or not mu.is_floating_point():
-        raise ConfigError(
-            f"mu must be a floating tensor of shape {tuple(centers.shape)}, "
-            f"not {mu.dtype} {tuple(mu.shape)}."
-        )
+    levels = check_levels(x, centers)
     start = mu.detach().to("cpu", torch.float64).contiguous().numpy()
     moved = _settle(start, x, levels, _tally(x, None, levels)[0], tau)
     return torch.from_numpy(moved).to(mu)
@@ -386,9 +321,7 @@ def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: f
         >>> step_centers(torch.tensor([0.25, 1.25]), gradient, x, lr=0.125, tau=0.0625).tolist()
         [0.0, 1.1875]
     """
-    if not 0 <= lr < float("inf"):
-        raise ConfigError(f"lr is {lr}, but it must be 0 or more and finite.")
-    levels, tau = check_levels(x, centers), check_strength("tau", tau)
+    levels = check_levels(x, centers)
     counts, sums = _tally(x, gradient, levels)
     start = centers.detach().to("cpu", torch.float64).numpy() - lr * sums
     return torch.from_numpy(np.sort(_settle(start, x, levels, counts, tau))).to(centers)
@@ -397,7 +330,7 @@ def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: f
 def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, Array]:
     """``(m, 3)`` numbers of elements below, at and above their centre; ``(m,)`` gradient sums."""
     x = x.detach()
-    slopes = x.new_empty(0) if gradient is None else check_like("gradient", gradient, x)
+    slopes = x.new_empty(0) if gradient is None else gradient.detach().to(x.dtype)
     if x.device.type != "cpu":
         on_device = _tally_torch(x, slopes, *levels.on(x.device))
         counts, sums, clean = *(part.cpu().numpy() for part in on_device[:2]), on_device[2]

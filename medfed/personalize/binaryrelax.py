@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_positive, within
 from medfed.common.tensors import Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.card import Card, Range
@@ -50,8 +50,8 @@ class BinaryRelax(QuantizedMethod):
         ConfigError: If a value is out of range.
     """
 
-    strength: float = 1.0
-    growth: float = 1.1
+    strength: Annotated[float, check_positive] = 1.0
+    growth: Annotated[float, within("[1, inf)")] = 1.1
     card: ClassVar[Card] = Card(
         "Yin et al. 2018",
         "quantised model",
@@ -62,14 +62,6 @@ class BinaryRelax(QuantizedMethod):
         client={"model": 1, "quantised": 1},
         tune={"strength": Range(0.1, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.strength > 0 and self.growth >= 1):
-            raise ConfigError(
-                "algorithm.strength must be positive and algorithm.growth at least 1, not "
-                f"{self.strength} and {self.growth}."
-            )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The free copy starts from the same weights."""

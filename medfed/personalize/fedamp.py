@@ -40,8 +40,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative, within
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_not_negative, check_positive, within
 from medfed.common.tensors import State, Tensors
 from medfed.federation.card import Card, Range
 from medfed.personalize.anchored_base import AnchoredMethod, mixtures, models_of, rows_of
@@ -68,18 +67,13 @@ class FedAMP(AnchoredMethod):
     strength: Annotated[float, check_not_negative] = 1.0
     attention: Kind = "distance"
     own: Annotated[float, within("[0, 1]")] = 0.5
-    sigma: float | None = None
+    sigma: Annotated[float | None, check_positive] = None
     card: ClassVar[Card] = replace(
         AnchoredMethod.card,
         paper="Huang et al. 2021",
         keeps="a model, pulled to similar ones",
         tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sigma is not None and not self.sigma > 0:
-            raise ConfigError(f"algorithm.sigma must be positive or null, not {self.sigma}.")
 
     @property
     def tie(self) -> float:

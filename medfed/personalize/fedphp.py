@@ -32,8 +32,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_count, within
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
@@ -58,8 +57,8 @@ class FedPHP(TrainsOn, FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    strength: float = 0.1
-    inheritance: float = 0.9
+    strength: Annotated[float, within("[0, 1)")] = 0.1
+    inheritance: Annotated[float, within("[0, 1]")] = 0.9
     rounds: Annotated[int, check_count] = 10
     fraction: float = 1.0
     card: ClassVar[Card] = Card(
@@ -70,14 +69,6 @@ class FedPHP(TrainsOn, FedAvg):
         client={"personal": 1, "model": 1},
         tune={"strength": Range(0.01, 0.9)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 <= self.strength < 1 and 0 <= self.inheritance <= 1):
-            raise ConfigError(
-                "algorithm.strength must be in [0, 1) and algorithm.inheritance in [0, 1], not "
-                f"{self.strength} and {self.inheritance}."
-            )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """No client has inherited anything; the server records which clients have.

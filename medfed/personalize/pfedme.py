@@ -33,8 +33,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative, check_positive
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_count, check_not_negative, check_positive, within
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, Replies, Start
 from medfed.federation.card import Card, Range
@@ -62,7 +61,8 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
 
     strength: Annotated[float, check_not_negative] = 1.0
     inner_steps: Annotated[int, check_count] = 5
-    outer_step: float = 1.0
+    # From 2 on the anchor diverges from its client's model.
+    outer_step: Annotated[float, within("(0, 2)")] = 1.0
     server_lr: Annotated[float, check_positive] = 1.0
     card: ClassVar[Card] = Card(
         "T. Dinh et al. 2020",
@@ -71,14 +71,6 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
         client={"model": 1},
         tune={"strength": Range(0.1, 10.0)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.outer_step < 2:
-            raise ConfigError(
-                f"algorithm.outer_step must be in (0, 2), not {self.outer_step}: from 2 on the "
-                "anchor diverges from its client's model."
-            )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All theta_i start as w. The server moves only parameters by the factor beta."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from medfed.common.checks import check_not_negative, check_positive
+from medfed.common.checks import check_not_negative, within
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 from medfed.federation.card import Card, Range
@@ -52,7 +52,7 @@ class Quantized(QuantizedMethod):
     """
 
     quantizer: Literal["hard", "soft"] = "hard"
-    sharpness: Annotated[float, check_positive] = 100.0
+    sharpness: Annotated[float, within("(0, inf)")] = 100.0
     strength: Annotated[float, check_not_negative] = 1e-4
     center_lr: Annotated[float, check_not_negative] = 1e-4
     center_drops: tuple[float, ...] = (0.5, 0.75)

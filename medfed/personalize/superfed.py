@@ -36,7 +36,6 @@ import torch
 from torch import Tensor
 
 from medfed.common.checks import check_count, check_not_negative, within
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
@@ -68,7 +67,7 @@ class SuPerFed(OnboardingRules, FedAvg):
     start: Annotated[float, within("[0, 1]")] = 0.4
     proximity: Annotated[float, check_not_negative] = 0.01
     orthogonality: Annotated[float, check_not_negative] = 1.0
-    grid: int = 5
+    grid: Annotated[int, within("[2, inf)")] = 5
     rounds: Annotated[int, check_count] = 10
     seed: int = 0
     card: ClassVar[Card] = Card(
@@ -79,11 +78,6 @@ class SuPerFed(OnboardingRules, FedAvg):
         client={"personal": 1, "parameters": 1},
         tune={"proximity": Range(0.001, 0.1)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.grid < 2:
-            raise ConfigError(f"algorithm.grid must be 2 or more, not {self.grid}.")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Clients create their local models when they need them."""

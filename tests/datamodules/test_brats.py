@@ -184,7 +184,7 @@ def test_impossible_settings_are_refused(make_brats):
         make_brats(spatial_dims=3)
     with pytest.raises(ConfigError, match="background_share"):
         make_brats(background_share=1.5)
-    with pytest.raises(ConfigError, match=r"memory_gb=-1 must not be negative"):
+    with pytest.raises(ConfigError, match=r"memory_gb must not be negative, not -1"):
         make_brats(memory_gb=-1)
     with pytest.raises(ConfigError, match=r"set data\.path"):
         make_brats(generated=None).setup()

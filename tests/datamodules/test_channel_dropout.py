@@ -117,17 +117,12 @@ def test_evaluation_loses_nothing():
         assert torch.equal(dropping["channels"], plain["channels"])
 
 
-@pytest.mark.parametrize("wrong", [{"chance": 1.5}, {"chance": -0.1}, {"rescale": "full"}])
-def test_mistakes_are_one_sentence(wrong):
-    with pytest.raises(ConfigError, match=r"augment\.(channel_dropout|rescale)="):
-        ChannelDropout(**wrong)
-
-
 def test_what_the_configuration_gives():
     assert not Augmentation(channel_dropout=1.0, rescale="sqrt").alters
     assert Augmentation(channel_dropout=1.0, flip_chance=0.5).alters
-    with pytest.raises(ConfigError, match=r"augment\.channel_dropout=2"):
-        Augmentation(channel_dropout=2.0)
+    for key, wrong in (("channel_dropout", 2.0), ("channel_dropout", -0.1), ("rescale", "full")):
+        with pytest.raises(ConfigError, match=rf"augment\.{key}"):
+            Augmentation(**{key: wrong})
     keys = (*("augment=none", "augment.channel_dropout=0.5", "augment.rescale=sqrt"),)
     built = build(load(["experiment=brats_pfednet", *keys]).augment)
     assert (built.channel_dropout, built.rescale) == (0.5, "sqrt")

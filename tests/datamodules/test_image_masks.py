@@ -220,8 +220,8 @@ def test_bad_masks_are_one_sentence(tmp_path, rows, values, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scale": 2}, r"data\.reader\.scale=2 must lie in \(0, 1\]"),
-        ({"scale": 0}, r"data\.reader\.scale=0 must lie"),
+        ({"scale": 2}, r"data\.reader\.scale must be in \(0, 1\], not 2"),
+        ({"scale": 0}, r"data\.reader\.scale must be in \(0, 1\], not 0"),
         ({"regions": ["a", "b"]}, r"must give each region its label values"),
         ({"regions": {"a": []}}, r"must give each region its label values"),
         ({"regions": {"a": [0]}}, r"must give each region its label values"),

@@ -119,18 +119,18 @@ def test_label_imbalance_takes_as_many_as_fit():
 
 
 @sweep(
-    ("partition", "message"),
+    ("settings", "message"),
     [
-        (LabelImbalance(5, delta=0), "must be positive"),
-        (LabelImbalance(2, positive_fractions=[0.5]), "one per client"),
-        (LabelImbalance(2, samples_per_client=400), "are too few for 2 clients of 400"),
-        (LabelImbalance(900), "does not fit 500 patients"),
-        (LabelImbalance(2, samples_per_client=0), "samples_per_client=0 must be positive or null"),
+        ({"delta": 0}, r"partition\.delta must be positive, not 0"),
+        ({"positive_fractions": [0.5]}, "one per client"),
+        ({"samples_per_client": 400}, "are too few for 2 clients of 400"),
+        ({"num_clients": 900}, "does not fit 500 patients"),
+        ({"samples_per_client": 0}, "samples_per_client must be 1 or more, or null, not 0"),
     ],
 )
-def test_bad_label_settings(partition, message):
+def test_bad_label_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
-        partition.assign(BINARY, 0)
+        LabelImbalance(**{"num_clients": 2, **settings}).assign(BINARY, 0)
 
 
 def test_label_imbalance_needs_binary_labels():

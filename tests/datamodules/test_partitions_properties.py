@@ -312,9 +312,9 @@ def test_quantity_skew_leaves_labels_alike():
 @sweep(
     ("make", "message"),
     [
-        (lambda: Dirichlet(2, alpha=0), "must be positive"),
-        (lambda: Dirichlet(2, min_patients=0), "must be positive"),
-        (lambda: Shards(2, 0), "shards_per_client=0 must be at least 1"),
+        (lambda: Dirichlet(2, alpha=0), r"partition\.alpha must be in \(0, inf\), not 0"),
+        (lambda: Dirichlet(2, min_patients=0), r"partition\.min_patients must be 1 or more"),
+        (lambda: Shards(2, 0), r"partition\.shards_per_client must be 1 or more, not 0"),
         (lambda: LabelGroups(2, [[0, 1], [1]]), "no label in two of them"),
         (lambda: LabelGroups(2, [[0], []]), "none of them empty"),
         (lambda: LabelGroups(1, GROUPS), "num_clients=1 is fewer than 2 groups"),
@@ -322,7 +322,7 @@ def test_quantity_skew_leaves_labels_alike():
             lambda: QuantitySkew(2, "powr"),
             r"law='powr' is unknown \(did you mean power.*; choose one of power",
         ),
-        (lambda: QuantitySkew(2, exponent=-1), "must be at least 0"),
+        (lambda: QuantitySkew(2, exponent=-1), r"exponent must be in \[0, inf\), not -1"),
         (lambda: QuantitySkew(2, "shares"), "needs partition.shares, 2 positive numbers"),
         (lambda: QuantitySkew(2, "shares", shares=[1, 0]), "2 positive numbers"),
         (lambda: LabelGroups(4, [[0], [7]]).assign(cohort(0), 0), "Group 1 .labels 7. has 0 pat"),

@@ -193,14 +193,17 @@ def test_table():
         ({"noise": [0.3]}, r"must be two numbers, the least and the greatest, such as \[0.3,1\]"),
         ({"noise": [0.3, 0.1]}, "must be two numbers"),
         ({"noise": [0.3, "x"]}, "must be two numbers"),
-        ({"noise": [-0.1, 0.1]}, "has noise=-0.1; bias_field and noise must be at least 0"),
-        ({"gamma": [0, 1]}, "has gamma=0;"),
-        ({"resolution": [0.5, 2]}, "has resolution=2;"),
+        ({"noise": [-0.1, 0.1]}, r"any client: partition\.noise must be in \[0, inf\), not -0\.1"),
+        ({"gamma": [0, 1]}, r"gamma must be in \(0, inf\), not 0"),
+        ({"resolution": [0.5, 2]}, r"resolution must be in \(0, 1\], not 2"),
         ({"table": {}}, "names no client"),
         ({"table": {"z": {"noise": 1}}}, "Unknown client z; known: a, b"),
         ({"table": {"a": {"nois": 1}}}, r"Unknown setting of a scanner nois; .*did you mean noise"),
         ({"table": {"a": {"noise": "x"}}}, "noise of a is no number: x"),
-        ({"table": {"a": {"noise": -1}}}, "scanner of client a has noise=-1"),
+        (
+            {"table": {"a": {"noise": -1}}},
+            r"scanner of a: partition\.noise must be in \[0, inf\), not -1",
+        ),
     ],
 )
 def test_bad_settings(settings, message):

@@ -170,9 +170,12 @@ def test_volumes(make_brats):
         (lambda: SiteGroups(6).assign([Patient("a")], 0), r"num_clients=6 does not fit 1 patients"),
         (lambda: SiteGroups(6, 2, [{}]), r"partition\.scanners has 1 entries for 2 groups"),
         (lambda: SiteGroups(2, 2, [{}, {"gama": 1}]), r"Unknown setting of a scanner gama"),
-        (lambda: SiteGroups(2, 2, [{}, {"resolution": 2}]), r"group_1_hospital_0 has resolution=2"),
+        (
+            lambda: SiteGroups(2, 2, [{}, {"resolution": 2}]),
+            r"group_1_hospital_0: .*resolution must be in \(0, 1\], not 2",
+        ),
         (lambda: SiteGroups(2, lacks=[[]]), r"partition\.lacks has 1 entries"),
-        (lambda: SiteGroups(2, label_shift=-1), r"label_shift=-1 must be 0 .* or more"),
+        (lambda: SiteGroups(2, label_shift=-1), r"label_shift must not be negative, not -1"),
         (lambda: lacking([["FLAIRE"], []]), r"Unknown channel FLAIRE; .*did you mean FLAIR"),
         (lambda: lacking([CHANNELS, []]), r"takes every channel from group 0; leave it at least"),
         (

@@ -83,5 +83,5 @@ def test_a_workers_error_is_the_one_it_raised(make):
 
 
 def test_an_absurd_number_is_refused(make):
-    with pytest.raises(ConfigError, match=r"data\.workers=-1 must be in \[0, 64\]"):
+    with pytest.raises(ConfigError, match=r"data\.workers must be in \[0, 64\], not -1"):
         make(workers=-1)

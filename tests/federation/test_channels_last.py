@@ -94,5 +94,7 @@ def test_where_it_pays():
     assert channels_last_pays(densenet_bc(2, 1, 2, block_config=[1]))
     assert not channels_last_pays(BasicUNet(2, 1, 1, features=(4, 4, 4, 4, 4, 4)))  # instance norm
     assert not channels_last_pays(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2)))
-    with pytest.raises(ConfigError, match=r"local.channels_last must be auto, true or false"):
+    with pytest.raises(
+        ConfigError, match=r"local.channels_last=.* is unknown.*; choose one of auto, true, false"
+    ):
         LocalBudget(channels_last="yes")

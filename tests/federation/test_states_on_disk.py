@@ -46,5 +46,5 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"make room there, or raise cohort\.memory_gb"):
         on_disk({"state": {"personal": {"w": torch.ones(1)}}}, tmp_path / "file")
-    with pytest.raises(ConfigError, match="memory_gb must be 0 or more"):
+    with pytest.raises(ConfigError, match="memory_gb must not be negative"):
         Cohort(memory_gb=-1)

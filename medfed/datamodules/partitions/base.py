@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medfed.common.checks import check_fields
 from medfed.common.errors import ConfigError
 from medfed.datamodules.readers.base import Patient
 
@@ -161,6 +162,9 @@ class Dealt(Partition):
 
     num_clients: int
 
+    def __post_init__(self) -> None:
+        check_fields("partition", self)
+
     @property
     def least(self) -> int:
         """The patients that every client needs; with 0 `deal` checks whether there are enough."""
@@ -216,6 +220,7 @@ class Wrapped(Partition):
     assignment: Partition
 
     def __post_init__(self) -> None:
+        check_fields("partition", self)
         if not isinstance(self.assignment, Partition):
             raise ConfigError(
                 f"partition.assignment={self.assignment} is no partition; choose one by "

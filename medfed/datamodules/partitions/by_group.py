@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medfed.common.checks import check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.partitions.base import Dealt, Ids, Order, Owners, Traits, count_classes
@@ -42,6 +44,7 @@ class LabelGroups(Dealt):
     groups: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         labels = [label for group in self.groups for label in group]
         if not labels or len(set(labels)) < len(labels) or not all(self.groups):
             raise ConfigError(
@@ -157,18 +160,14 @@ class SiteGroups(Dealt):
     groups: int = 2
     scanners: Sequence[Mapping[str, float]] | None = None
     lacks: Sequence[Sequence[str]] | None = None
-    label_shift: int = 0
+    label_shift: Annotated[int, check_not_negative] = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.groups <= self.num_clients:
             raise ConfigError(
                 f"partition.groups={self.groups} must be at least 1, and partition.num_clients="
                 f"{self.num_clients} at least as many."
-            )
-        if self.label_shift < 0:
-            raise ConfigError(
-                f"partition.label_shift={self.label_shift} must be 0 (the groups name the classes "
-                "alike) or more."
             )
         for name in ("scanners", "lacks"):
             value = getattr(self, name)

@@ -21,11 +21,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from medfed.common.checks import check_known
+from medfed.common.checks import (
+    check_count,
+    check_optional_count,
+    check_positive,
+    within,
+)
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.partitions.base import (
@@ -221,9 +227,9 @@ class LabelImbalance(Dealt):
     traits = Traits(frozenset({"label"}), keeps_all=False)
     least = 0
 
-    delta: float = 4.0
+    delta: Annotated[float, check_positive] = 4.0
     positive_fractions: Sequence[float] | None = None
-    samples_per_client: int | None = None
+    samples_per_client: Annotated[int | None, check_optional_count] = None
 
     def fractions(self) -> list[float]:
         """Share of positives per client.
@@ -238,10 +244,6 @@ class LabelImbalance(Dealt):
             >>> LabelImbalance(3, delta=3.0).fractions()
             [0.25, 0.25, 0.75]
         """
-        if self.samples_per_client is not None and self.samples_per_client < 1:
-            raise ConfigError(
-                f"partition.samples_per_client={self.samples_per_client} must be positive or null."
-            )
         if self.positive_fractions is not None:
             shares = [float(f) for f in self.positive_fractions]
             if len(shares) != self.num_clients or not all(0 <= f <= 1 for f in shares):
@@ -250,11 +252,6 @@ class LabelImbalance(Dealt):
                     "in [0, 1], one per client."
                 )
             return shares
-        if self.delta <= 0 or self.num_clients < 1:
-            raise ConfigError(
-                f"partition.delta={self.delta} and .num_clients={self.num_clients} must be "
-                "positive."
-            )
         low = 1 / (1 + self.delta)
         half = (self.num_clients + 1) // 2
         return [low] * half + [1 - low] * (self.num_clients - half)
@@ -376,13 +373,7 @@ class Shards(Dealt):
 
     traits = Traits(frozenset({"label"}))
 
-    shards_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        if self.shards_per_client < 1:
-            raise ConfigError(
-                f"partition.shards_per_client={self.shards_per_client} must be at least 1."
-            )
+    shards_per_client: Annotated[int, check_count] = 2
 
     @property
     def least(self) -> int:
@@ -430,15 +421,8 @@ class Dirichlet(Dealt):
 
     traits = Traits(frozenset({"label"}))
 
-    alpha: float = 0.5
-    min_patients: int = 3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf") or self.min_patients < 1:
-            raise ConfigError(
-                f"partition.alpha={self.alpha} and .min_patients={self.min_patients} must be "
-                "positive."
-            )
+    alpha: Annotated[float, within("(0, inf)")] = 0.5
+    min_patients: Annotated[int, check_count] = 3
 
     @property
     def least(self) -> int:
@@ -483,9 +467,6 @@ class Dirichlet(Dealt):
         return owner
 
 
-LAWS = ("power", "lognormal", "shares")
-
-
 @dataclass(frozen=True)
 class QuantitySkew(Dealt):
     """Shuffles the patients and cuts them by size; every patient is used exactly once.
@@ -499,17 +480,13 @@ class QuantitySkew(Dealt):
         shares: For ``shares``, one positive number per client, in any unit.
     """
 
-    law: str = "power"
-    exponent: float = 1.0
-    sigma: float = 1.0
+    law: Literal["power", "lognormal", "shares"] = "power"
+    exponent: Annotated[float, within("[0, inf)")] = 1.0
+    sigma: Annotated[float, within("[0, inf)")] = 1.0
     shares: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        check_known("partition.law", self.law, LAWS)
-        if not (0 <= self.exponent < np.inf and 0 <= self.sigma < np.inf):
-            raise ConfigError(
-                f"partition.exponent={self.exponent} and .sigma={self.sigma} must be at least 0."
-            )
+        super().__post_init__()
         if self.law == "shares" and (
             self.shares is None
             or len(self.shares) != self.num_clients

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_known
+from medfed.common.checks import within
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng, torch_rng
 from medfed.datamodules.partitions.base import Ids, Traits, Wrapped
@@ -54,7 +55,7 @@ class SiteEffect(Wrapped):
                     f"such as [{value[0] if numbers and value else 0},1]."
                 )
             for end in value:
-                Scanner("at one end of the range", 0, **{name: end})
+                Scanner("any client", 0, **{name: end})
 
     @property
     def traits(self) -> Traits:
@@ -89,9 +90,6 @@ class SiteEffect(Wrapped):
         return {c: {name: columns[name][n] for name in columns} for n, c in enumerate(clients)}
 
 
-PRESETS = ("none", "lack_k", "rotate", "random", "table")
-
-
 @dataclass(frozen=True)
 class ChannelMissing(Wrapped):
     """Removes channels from the clients of another partition.
@@ -110,17 +108,11 @@ class ChannelMissing(Wrapped):
             listed has all.
     """
 
-    preset: str = "rotate"
+    preset: Literal["none", "lack_k", "rotate", "random", "table"] = "rotate"
     channel: str | None = None
     clients: Sequence[str | int] = ()
-    probability: float = 0.0
+    probability: Annotated[float, within("[0, 1)")] = 0.0
     table: Mapping[str, Sequence[str]] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_known("partition.preset", self.preset, PRESETS)
-        if not 0 <= self.probability < 1:
-            raise ConfigError(f"partition.probability={self.probability} must be in [0, 1).")
 
     def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`.

@@ -7,24 +7,21 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfed.common.checks import check_known
+from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import given_path
-from medfed.datamodules.readers.pictures import SUFFIXES, read_image
+from medfed.datamodules.readers.pictures import SUFFIXES, Color, read_image
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 
-if TYPE_CHECKING:
-    pass
 
-
+@checked("data.reader")
 def read_image_folder(
     path: Path | None,
     size: Sequence[int] = (64, 64),
-    color: str = "grey",
+    color: Color = "grey",
     patient_pattern: str | None = None,
     centre_pattern: str | None = None,
     classes: Sequence[str] | None = None,
@@ -54,7 +51,6 @@ def read_image_folder(
         raise ConfigError(
             f"data.reader.size={list(size)} must be a height and a width of at least 1."
         )
-    check_known("data.reader.color", color, ("grey", "rgb"))
     names = tuple(classes) if classes is not None else _class_folders(path)
     if len(names) < 2:
         existing = ", ".join(names) or "none"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from medfed.common.checks import check_known
+from medfed.common.checks import checked, within
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.image_folder import search_name
-from medfed.datamodules.readers.pictures import SUFFIXES
+from medfed.datamodules.readers.pictures import SUFFIXES, Color
 from medfed.datamodules.readers.samples import channel_names
-
-if TYPE_CHECKING:
-    from medfed.datamodules.readers.pictures import Color
 
 _INDEX = "images.csv"
 
@@ -252,6 +249,7 @@ class ImageMasksReader(VolumeReader):
         DataError: If an index or picture cannot be read, or does not fit the others.
     """
 
+    @checked("data.reader")
     def __init__(
         self,
         path: Path,
@@ -261,15 +259,12 @@ class ImageMasksReader(VolumeReader):
         centre: str = "centre",
         patient_pattern: str | None = None,
         other_masks: Mapping[str, str] | None = None,
-        color: str | None = None,
-        scale: float = 1.0,
+        color: Color | None = None,
+        scale: Annotated[float, within("(0, 1]")] = 1.0,
         regions: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
         known_labels: Sequence[int] = (),
-        normalization: str = "zscore",
+        normalization: pictures.Normalization = "zscore",
     ) -> None:
-        if not 0 < scale <= 1:
-            raise ConfigError(f"data.reader.scale={scale} must lie in (0, 1]; 1 changes nothing.")
-        check_known("data.reader.normalization", normalization, pictures.NORMALIZATIONS)
         self.scale, self.normalization = scale, normalization
         self._others = dict(other_masks or {})
         self._values = _region_values(("foreground",) if regions is None else regions)
@@ -347,10 +342,8 @@ class ImageMasksReader(VolumeReader):
         regions = [np.isin(mask, v) if v else mask != 0 for v in self._values.values()]
         return pictures.upright(np.stack(regions).astype(np.uint8))
 
-    def _one_color(self, wanted: str | None) -> Color:
+    def _one_color(self, wanted: Color | None) -> Color:
         """Checks that masks fit their pictures, and that all pictures are grey, or all coloured."""
-        if wanted is not None:
-            check_known("data.reader.color", wanted, ("grey", "rgb"))
         of: dict[Color, Path] = {}
         for pair in self._pairs:
             width, height, color = pictures.picture_header(pair.image)
@@ -361,7 +354,7 @@ class ImageMasksReader(VolumeReader):
                     f"{height}; a mask must have the size of its picture."
                 )
         if wanted is not None:
-            return "grey" if wanted == "grey" else "rgb"
+            return wanted
         if len(of) > 1:
             raise DataError(
                 f"{of['grey']} is grey and {of['rgb']} has colours; set data.reader.color=grey or "

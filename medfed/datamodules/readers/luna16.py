@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError, DataError
+from medfed.common.checks import check_not_negative, checked
+from medfed.common.errors import DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.ct_patches import Candidates, Points, find_scans, read_points
@@ -116,21 +117,15 @@ class Luna16Reader(Reader):
     channels = ("CT",)
     classes = ("non-nodule", "nodule")
 
+    @checked("data.reader")
     def __init__(
         self,
         path: Path,
         candidates: str | None = None,
-        negatives_per_positive: float | None = 10.0,
+        negatives_per_positive: Annotated[float | None, check_not_negative] = 10.0,
         seed: int = 0,
         missing: Literal["error", "skip"] = "error",
     ) -> None:
-        if negatives_per_positive is not None and not negatives_per_positive >= 0:
-            raise ConfigError(
-                f"data.reader.negatives_per_positive={negatives_per_positive} must be 0 or more, "
-                "or null for all."
-            )
-        if missing not in ("error", "skip"):
-            raise ConfigError(f"data.reader.missing={missing!r} is unknown; known: error, skip.")
         self.path = path
         self.negatives_per_positive = negatives_per_positive
         self.seed = seed

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Color = Literal["grey", "rgb"]
 Pixels = NDArray[np.float32]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
-NORMALIZATIONS = ("zscore", "unit")
+Normalization = Literal["zscore", "unit"]
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
 _GREY = ("1", "L", "LA", "I", "F")
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.csv_files import (
@@ -223,15 +222,6 @@ class Table:
     centres: Sequence[str] = ()
     files: Sequence[Path] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def check_outcome(outcome: str) -> None:
-    """Refuses an unknown kind of outcome by a ConfigError.
-
-    Example:
-        >>> check_outcome("continuous")
-    """
-    check_known("data.outcome", outcome, ("classes", "continuous"))
 
 
 def read_csv(

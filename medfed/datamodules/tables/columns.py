@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +142,6 @@ class Columns:
 
 
 Normalization = Literal["standard", "minmax"]
-NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
 _FAR = 3.0  # interquartile ranges
 _CODES = 10  # different values of a column that may be codes
 _STANDARD = ("low", "high", "median", "mean", "sd")

@@ -32,7 +32,6 @@ from medfed.datamodules.readers.scikit_learn import EMBEDDED
 from medfed.datamodules.readers.table import (
     Outcome,
     Table,
-    check_outcome,
     read_csv,
     recode,
     with_categories,
@@ -48,7 +47,6 @@ from medfed.datamodules.tables.agreement import (
     tell,
 )
 from medfed.datamodules.tables.columns import (
-    NORMALIZATIONS,
     Array,
     Columns,
     Normalization,
@@ -132,17 +130,11 @@ class TabularDataModule(FederatedDataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_outcome(self.outcome)
         if self.outcome == "continuous" and not (self.positive is None and self.negative is None):
             raise ConfigError(
                 "data.positive and data.negative name classes; leave them out with "
                 "data.outcome=continuous."
             )
-        check_known("data.scaling", self.scaling, ("client", "pooled"))
-        check_known("data.normalization", self.normalization, NORMALIZATIONS)
-        check_known(
-            "data.missing_indicator", str(self.missing_indicator).lower(), ("auto", "true", "false")
-        )
         if self.outcome_scale is not None:
             self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
         self.agreement: Agreement | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
+from medfed.common.checks import check_not_negative, check_positive, checked
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.base import FederatedDataModule
@@ -14,7 +15,7 @@ from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.table import Outcome, check_outcome
+from medfed.datamodules.readers.table import Outcome
 from medfed.datamodules.splits import SPLITS, Split
 
 
@@ -43,27 +44,21 @@ class MixtureDataModule(FederatedDataModule):
         ConfigError: If a size or the concentration is not positive, or the noise negative.
     """
 
+    @checked("data")
     def __init__(
         self,
         partition: Partition,
         *,
-        clients: int = 300,
-        samples: int = 100,
-        features: int = 150,
-        models: int = 3,
-        concentration: float = 0.4,
+        clients: Annotated[int, check_positive] = 300,
+        samples: Annotated[int, check_positive] = 100,
+        features: Annotated[int, check_positive] = 150,
+        models: Annotated[int, check_positive] = 3,
+        concentration: Annotated[float, check_positive] = 0.4,
         outcome: Outcome = "classes",
-        noise: float = 1.0,
+        noise: Annotated[float, check_not_negative] = 1.0,
         **common: Any,
     ) -> None:
         super().__init__(partition, **{"batch_size": 128, "eval_batch_size": 1024, **common})
-        sizes = {"clients": clients, "samples": samples, "features": features, "models": models}
-        for name, value in {**sizes, "concentration": concentration}.items():
-            if not value > 0:
-                raise ConfigError(f"data.{name} must be positive, not {value}.")
-        check_outcome(outcome)
-        if not noise >= 0:
-            raise ConfigError(f"data.noise must not be negative, not {noise}.")
         self.names = [f"hospital_{i:03d}" for i in range(clients)]
         self.rows = samples
         self.models = models

@@ -19,14 +19,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
-from medfed.common.checks import check_fields
+from medfed.common.checks import check_count, check_fields, within
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors
@@ -97,8 +97,8 @@ class Adapters:
         ConfigError: If a value cannot be used.
     """
 
-    rank: int = 4
-    alpha: float | None = None
+    rank: Annotated[int, check_count] = 4
+    alpha: Annotated[float | None, within("(0, inf)")] = None
     layers: Sequence[str] = ("*",)
     train: Sequence[str] | None = None
     part: Literal["shared", "personal"] = "shared"
@@ -106,12 +106,6 @@ class Adapters:
 
     def __post_init__(self) -> None:
         check_fields("adapters", self)
-        if self.rank < 1:
-            raise ConfigError(
-                f"adapters.rank must be a whole number of at least 1, not {self.rank}."
-            )
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
-            raise ConfigError(f"adapters.alpha must be a positive number, not {self.alpha}.")
         for key in ("layers", "train"):
             if isinstance(getattr(self, key), str):
                 raise ConfigError(f"adapters.{key} must be a list of name patterns.")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CodecError, ConfigError
+from medfed.common.checks import checked
+from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 
 _CODES = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
@@ -46,12 +48,11 @@ class Dense(Codec):
     self_describing = False
     cast = True
 
-    def __init__(self, dtype: str = "float32") -> None:
+    @checked("codec")
+    def __init__(
+        self, dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
+    ) -> None:
         super().__init__()
-        if dtype not in _CODES:
-            raise ConfigError(
-                f"codec dtype={dtype!r} is unknown; choose one of {', '.join(_CODES)}."
-            )
         self.wire = dtype
         self.code = _CODES[dtype]
         self.dtype = torch.float64 if dtype == "float64" else torch.float32

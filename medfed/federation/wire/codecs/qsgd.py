@@ -17,9 +17,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 
+from medfed.common.checks import check_not_negative, checked, within
 from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.support import (
@@ -66,21 +68,16 @@ class QSGD(Codec):
     random = True
     unbiased = True
 
+    @checked("codec")
     def __init__(
         self,
-        levels: int = 16,
+        levels: Annotated[int, within(f"[1, {_MAX_LEVELS}]")] = 16,
         norm: float | str = 2,
-        bucket: int = 512,
-        elias: str = "shortest",
+        bucket: Annotated[int, check_not_negative] = 512,
+        elias: Literal["gamma", "delta", "omega", "shortest"] = "shortest",
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        if not 1 <= levels <= _MAX_LEVELS:
-            raise ConfigError(f"codec levels={levels} must be from 1 to {_MAX_LEVELS}.")
-        if bucket < 0:
-            raise ConfigError(f"codec bucket={bucket} must be 0 (the whole vector) or more.")
-        if elias not in (*_ELIAS, "shortest"):
-            raise ConfigError(f"codec elias={elias!r} must be shortest, {', '.join(_ELIAS)}.")
         self.levels, self.bucket, self.norm = levels, bucket, _check_norm(norm)
         self._level_codes = [IntegerCode(kind) for kind in _ELIAS if elias in (kind, "shortest")]
 

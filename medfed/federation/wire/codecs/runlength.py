@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
 
-from medfed.common.errors import CodecError, ConfigError
+from medfed.common.checks import checked, within
+from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.support import IntegerCode, best_rice, unpack_bits
 from medfed.functional.kmeans import kmeans
@@ -49,10 +51,9 @@ class RunLength(Codec):
 
     codes = (11,)
 
-    def __init__(self, codebook_bits: int = 0) -> None:
+    @checked("codec")
+    def __init__(self, codebook_bits: Annotated[int, within(f"[0, {_MAX_BITS}]")] = 0) -> None:
         super().__init__()
-        if not 0 <= codebook_bits <= _MAX_BITS:
-            raise ConfigError(f"codec codebook_bits={codebook_bits} must be from 0 to {_MAX_BITS}.")
         self.codebook_bits = codebook_bits
         self.lossless = codebook_bits == 0
         self.feedback = codebook_bits > 0

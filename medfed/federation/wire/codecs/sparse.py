@@ -7,14 +7,16 @@ Systems 31 (2018), Definitions 2.1 and 2.2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
-from medfed.common.errors import CodecError, ConfigError
+from medfed.common.checks import checked
+from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.dense import pack_half, unpack_half
 from medfed.federation.wire.codecs.support import (
-    check_share,
+    Share,
     count_of,
     largest,
     pack_support,
@@ -22,6 +24,7 @@ from medfed.federation.wire.codecs.support import (
     unpack_support,
 )
 
+Values = Literal["float32", "float16"]
 _VALUES = ("float32", "float16")
 
 
@@ -50,10 +53,10 @@ class TopK(Codec):
     codes = (6,)
     feedback = True
 
-    def __init__(self, fraction: float = 0.01, values: str = "float32") -> None:
+    @checked("codec")
+    def __init__(self, fraction: Share = 0.01, values: Values = "float32") -> None:
         super().__init__()
-        self.fraction = check_share("fraction", fraction)
-        self.values = _check_values(values)
+        self.fraction, self.values = fraction, values
 
     def error_bound(self, length: int) -> float:
         """1 - delta."""
@@ -109,17 +112,16 @@ class RandomK(Codec):
     codes = (7,)
     random = True
 
+    @checked("codec")
     def __init__(
         self,
-        fraction: float = 0.01,
+        fraction: Share = 0.01,
         scaled: bool = True,
-        values: str = "float32",
+        values: Values = "float32",
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        self.fraction = check_share("fraction", fraction)
-        self.scaled = scaled
-        self.values = _check_values(values)
+        self.fraction, self.scaled, self.values = fraction, scaled, values
         self.unbiased = scaled and values == "float32"
         self.feedback = not scaled
 
@@ -174,12 +176,6 @@ def random_positions(d: int, k: int, seed: int) -> Array:
 
     taken: Array = draw_positions(d, k, np.uint64(seed))
     return np.flatnonzero(taken)
-
-
-def _check_values(values: str) -> str:
-    if values not in _VALUES:
-        raise ConfigError(f"codec values={values!r} is unknown; choose {' or '.join(_VALUES)}.")
-    return values
 
 
 def _pack_values(values: Array, kind: str) -> Iterable[Buffer]:

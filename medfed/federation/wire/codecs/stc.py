@@ -20,9 +20,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from medfed.common.checks import checked
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.support import (
-    check_share,
+    Share,
     count_of,
     largest,
     pack_support,
@@ -57,10 +58,10 @@ class STC(Codec):
     codes = (5,)
     feedback = True
 
-    def __init__(self, sparsity: float = 0.01, runs: bool = True) -> None:
+    @checked("codec")
+    def __init__(self, sparsity: Share = 0.01, runs: bool = True) -> None:
         super().__init__()
-        self.sparsity = check_share("sparsity", sparsity)
-        self.runs = runs
+        self.sparsity, self.runs = sparsity, runs
 
     @classmethod
     def examples(cls) -> Sequence[Codec]:

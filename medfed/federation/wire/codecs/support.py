@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from medfed.common.errors import CodecError, ConfigError
+from medfed.common.checks import within
+from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Array, Payload
 
 KINDS = ("rice", "gamma", "delta", "omega")
+Share = Annotated[float, within("(0, 1]")]
+"""Of the elements."""
 _WORD = 64
 _CHUNK = 2**16
 
@@ -296,21 +300,6 @@ def _count_layout(length: int) -> str:
 def _prefix(first: int, second: int, count: int, length: int) -> bytes:
     size = 4 if length < 2**32 else 8
     return bytes((first, second)) + count.to_bytes(size, "little")
-
-
-def check_share(name: str, share: float) -> float:
-    """Returns a share of elements that a codec can keep.
-
-    Raises:
-        ConfigError: If it is not in (0, 1]; ``name`` is named.
-
-    Example:
-        >>> check_share("sparsity", 0.5)
-        0.5
-    """
-    if not 0 < share <= 1:
-        raise ConfigError(f"codec {name}={share} must be above 0 and at most 1.")
-    return float(share)
 
 
 def count_of(share: float, length: int) -> int:

@@ -93,7 +93,7 @@ def test_takes_less_than_twice_as_long_as_topk():
 
 @pytest.mark.parametrize("sparsity", [0, -0.1, 1.5])
 def test_shares_outside_are_refused(sparsity):
-    with pytest.raises(ConfigError, match="sparsity="):
+    with pytest.raises(ConfigError, match=r"codec\.sparsity must be in"):
         STC(sparsity)
 
 
