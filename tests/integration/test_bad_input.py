@@ -148,7 +148,6 @@ IMAGING = {
     "data.reader.regions=[hole]": "Unknown region hole; known: whole, core, enhancing",
     "partition=centre partition.centres=[Bern]": "Unknown centre Bern; known: hospital_0, hospital",
     "data.patch_size=[15,16]": "The model cannot take the batches of these data (image (4, 4, 15",
-    "data.generated.shape=[33,32,8]": "data (image (8, 4, 33, 32) and label",
     "data.spatial_dims=3": "does not fit data.spatial_dims=3",
     "algorithm.personal=up": "The personal pattern 'up' matches no parameter; the parameters are",
 }
