@@ -43,6 +43,7 @@ LIKE = {
     "csv": "clinical",
     "datalist": "organs",
     "image_folder": "medmnist",
+    "image_table": "medmnist",
     "nnunet": "organs",
 }
 

@@ -16,7 +16,7 @@ from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.partitions.round_robin import RoundRobin
-from medfed.datamodules.readers.image_folder import read_image_folder
+from medfed.datamodules.readers.image_folder import read_image_folder, read_image_table
 from medfed.datamodules.splits import SPLITS
 from tests.integration.runs import data_and_task
 
@@ -195,3 +195,76 @@ def test_from_the_command_line(folder):
     batch = next(data.clients["Bern"].train_batches(0))
     assert batch["image"].shape[1:] == (3, 64, 64)
     assert task(batch["image"]).shape[1:] == (2,)
+
+
+def split_folder(path, *names):
+    """Four images of each of two classes in every split; returns the data's splits by folder."""
+    for name in names:
+        for kind in ("no_tumor", "glioma"):
+            for n in range(4):
+                save(pixels(8, 8 + n), path / name / kind / f"{name}_{n}.jpg")
+    data = module(path, size=(8, 8))
+    ids = {s: [i for p in data.plans.values() for i in p.patients[s]] for s in SPLITS}
+    assert data.class_names == ("glioma", "no_tumor")
+    assert sum(map(len, ids.values())) == 8 * len(names)
+    return data, {s: sorted({i.split("/")[0] for i in of}) for s, of in ids.items()}
+
+
+@pytest.mark.parametrize(
+    ("names", "folders"),
+    [
+        (("Training", "Testing"), {"train": "Training", "val": "Training", "test": "Testing"}),
+        (("train", "VALID", "test"), {"train": "train", "val": "VALID", "test": "test"}),
+        (("train", "val"), {"train": "train", "val": "val", "test": "train"}),
+    ],
+)
+def test_folders_of_splits_are_the_official_splits(names, folders, tmp_path, caplog):
+    caplog.set_level("INFO")
+    data, of = split_folder(tmp_path, *names)
+    assert of == {split: [folder] for split, folder in folders.items()}
+    assert data.settings() == {"splits": "official"}
+    assert "are the splits; data.official_splits=false makes others" in caplog.text
+    other = ImageDataModule(
+        RoundRobin(2),
+        partial(read_image_folder, size=(8, 8)),
+        path=str(tmp_path),
+        official_splits=False,
+    )
+    other.setup()
+    tested = {i.split("/")[0] for p in other.plans.values() for i in p.patients["test"]}
+    assert len(tested) > 1
+
+
+def test_classes_may_be_called_as_splits_are(tmp_path):
+    for name in ("test", "train"):
+        save(pixels(8, 8), tmp_path / name / "1.png")
+    assert read_image_folder(tmp_path, classes=["test", "train"]).classes == ("test", "train")
+
+
+def test_a_table_of_images_is_the_folder_with_patients_hospitals_and_splits(folder):
+    files = sorted(folder.rglob("*.png"))
+    rows = ["image;finding;patient;site;split"]
+    for file in files:
+        patient, site, _ = file.stem.split("_")
+        split = "Testing" if patient in ("p2", "p3", "p5", "p8") else "train"
+        cells = file.relative_to(folder), file.parent.name, patient, site, split
+        rows.append(";".join(map(str, cells)))
+    (folder / "list.csv").write_text("\n".join(rows))
+    settings = {"size": (16, 16), "label": "finding", "centre": "site"}
+    reader = partial(read_image_table, **settings)
+    data = ImageDataModule(ByCentre(), reader, path=str(folder / "list.csv"))
+    data.setup()
+    assert list(data.clients) == ["Basel", "Bern"]
+    same = read_image_folder(folder, (16, 16), patient_pattern=PATIENT, centre_pattern=CENTRE)
+    found = data.data
+    assert np.array_equal(found.images, same.images)
+    for name in ("labels", "patients", "centres", "files"):
+        assert list(getattr(found.samples, name)) == list(getattr(same.samples, name))
+    assert {c: p.patients["test"] for c, p in data.plans.items()} == {
+        "Basel": ["p3", "p5"],
+        "Bern": ["p2", "p8"],
+    }
+    assert all(plan.patients["val"] for plan in data.plans.values())
+    one = read_image_table(folder / "list.csv", (16, 16), label="site", classes=["Bern", "Basel"])
+    assert one.classes == ("Bern", "Basel")
+    assert one.samples.labels.tolist() == [c == "Basel" for c in found.samples.centres]

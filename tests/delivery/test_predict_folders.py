@@ -240,3 +240,35 @@ def test_arrays_that_cannot_be_used(kind, hospital, tmp_path):
     with pytest.raises(DataError, match=r"is no whole \.npz file"):
         hospital("digits").predict(input=tmp_path / "torn.npz", output=tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_contrasts_of_several_scans_in_one_folder(tmp_path, caplog):
+    """As nnU-Net has them; the same folder may also hold other files."""
+    channels = ["T1", "T2"]
+    source = {
+        "kind": "volumes",
+        "file_channels": channels,
+        "files": {c: [f"*_{n:04d}.nii.gz"] for n, c in enumerate(channels)},
+        "regions": {"ball": [1]},
+    }
+    facts = {"channels": channels, "present": channels, "input": source}
+    bundle = threshold_bundle(tmp_path / "b", [(20.0, 0.5)], inputs=2, seen=1, **facts)
+    cases = {"case_1": 1.0, "case_10": 2.0, "case_2": 3.0}
+    for name, gain in cases.items():
+        for place in (tmp_path / "flat" / f"{name}", tmp_path / "cases" / name / name):
+            write_volume(place.with_name(f"{place.name}_0000.nii.gz"), ball(), TO_MM)
+            write_volume(place.with_name(f"{place.name}_0001.nii.gz"), ball(gain), TO_MM)
+    write_volume(tmp_path / "flat" / "case_3_0001.nii.gz", ball(), TO_MM)
+    with pytest.raises(DataError, match=r"^1 of 4 scans could not be predicted"):
+        run(bundle, tmp_path / "flat", tmp_path / "out")
+    rows, apart = summary(tmp_path / "out"), tmp_path / "apart"
+    assert "case_3 lacks T1 (*_0000.nii.gz); add the file" in rows.pop("case_3")["error"]
+    run(bundle, tmp_path / "cases", apart)
+    assert list(rows) == list(summary(apart)) == list(cases)
+    for name in cases:
+        mask, same = (
+            nib.load(tmp_path / "out" / f"{name}.nii.gz"),
+            nib.load(apart / f"{name}.nii.gz"),
+        )
+        np.testing.assert_array_equal(np.asarray(mask.dataobj), np.asarray(same.dataobj))
+        assert np.asarray(mask.dataobj).any()

@@ -35,9 +35,9 @@ def rows(lines):
 FILES = {
     "UTF-16": (TABLE.encode("utf-16"), "is UTF-16 text, not a CSV file; save it as CSV UTF-8"),
     "UTF-16 without a mark": (TABLE.encode("utf-16-le"), "line 1: a NUL byte"),
-    "Latin-1": (
-        TABLE.replace("Bern", "Zürich").encode("latin-1"),
-        "byte 0xfc), but probably Latin",
+    "Latin-1 and a byte of none": (
+        TABLE.replace("Bern", "Zürich\x81").encode("latin-1"),
+        "is not UTF-8 (byte 0xfc); save it",
     ),
     "semicolons, a point and a comma": (
         changed(",41,", ",4.1,").replace(",", ";").replace(";42;", ";4,2;"),
@@ -135,6 +135,13 @@ def test_a_file_that_users_expect_to_be_read(content, tmp_path):
     table = read_csv(tmp_path / "t.csv", "ill", centre="place", patient="who")
     assert table.features.ravel().tolist() == list(range(40, 56))
     assert list(table.patients) == [f"p{n}" for n in range(16)]
+
+
+def test_a_table_in_latin_1_is_read_and_a_line_says_so(tmp_path, caplog):
+    (tmp_path / "t.csv").write_bytes(TABLE.replace("Bern", "Zürich").encode("latin-1"))
+    table = read_csv(tmp_path / "t.csv", "ill", centre="place", patient="who")
+    assert set(table.centres) == {"Basel", "Zürich"}
+    assert "is not UTF-8 and is read as Latin-1, such as 'Zürich'; if that is wrong" in caplog.text
 
 
 def test_a_table_of_very_many_columns(tmp_path):

@@ -33,6 +33,7 @@ SETTINGS = {
     "heart": (),
     "medmnist": ("partition=round_robin", "partition.num_clients=1"),
     "image_folder": ("partition=round_robin", "partition.num_clients=1"),
+    "image_table": ("partition=round_robin", "partition.num_clients=1", "data.reader.size=[8,8]"),
 }
 
 
@@ -82,6 +83,12 @@ def write_images(folder):
             Image.fromarray(pixels).save(folder / name / f"{n}.png")
 
 
+def write_image_table(path):
+    write_images(path.parent / "images")
+    lines = [f"images/{k}/{n}.png,{k},p{n}" for n in range(6) for k in ("benign", "malignant")]
+    path.write_text("\n".join(["image,label,patient", *lines]) + "\n")
+
+
 WRITE = {
     "brats_challenge": write_brats,
     "luna16": write_scans,
@@ -89,6 +96,7 @@ WRITE = {
     "heart": write_heart,
     "medmnist": write_npz,
     "image_folder": write_images,
+    "image_table": write_image_table,
 }
 
 
@@ -218,6 +226,21 @@ BAD = {
     "image_folder": {
         "torn": (cut("3.png"), "3.png cannot be read as an image"),
         "empty class": (lambda path: (path / "odd").mkdir(), "odd has no images"),
+        "a split among classes": (
+            lambda path: (path / "benign").rename(path / "Training"),
+            "look like splits: leave one folder per split there",
+        ),
+    },
+    "image_table": {
+        "column": (change("", "label", "finding"), "set data.reader.label=COLUMN"),
+        "label": (change("", "0.png,malignant", "0.png,"), "row 2, column label: the cell is mis"),
+        "one label": (
+            lambda path: path.write_text(path.read_text().replace("malignant,p", "benign,p")),
+            "has the only label benign; name two",
+        ),
+        "absent": (change("", "images/benign/3.png", "x.png"), "row 7: "),
+        "twice": (change("", "images/benign/3.png", "images/benign/2.png"), "in two rows"),
+        "split": (change("", "patient", "split"), "'p0' is none of train, val and test"),
     },
 }
 TABLE = [(kind, name) for kind, cases in BAD.items() for name in cases]

@@ -28,6 +28,7 @@ _MAGIC = {
     b"\xfe\xff": "UTF-16 text",
 }
 
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\x81\x8d\x8f\x90\x9d]")  # in no Latin-1 file
 _QUOTED = re.compile(r'"[^"]*"')
 
 
@@ -36,7 +37,8 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
     """Opens a CSV file.
 
     Args:
-        path: The file, in UTF-8; its cells are separated as `delimiter` says.
+        path: The file, in UTF-8 or the Latin-1 of Windows; its cells are separated as `delimiter`
+            says.
         absent: What to do if it does not exist.
 
     Yields:
@@ -49,7 +51,7 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
     try:
         _check_kind(path)
         sign = delimiter(path)
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding=_encoding(path)) as file:
             # Strict: otherwise an open quote would swallow rows until the next quote.
             rows = csv.reader(_lines(path, file), strict=True, delimiter=sign)
             yield ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
@@ -57,11 +59,22 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
         raise DataError(f"{path} does not exist; {absent}.") from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 (byte {error.object[error.start]:#04x}), but probably Latin-1; "
-            "save it as CSV UTF-8."
+            f"{path} is not UTF-8 (byte {error.object[error.start]:#04x}); save it as CSV UTF-8."
         ) from error
     except (OSError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8, or Windows' Latin-1 where a text is none."""
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        if _NO_TEXT.search(content):
+            raise
+        return "cp1252"
+    return "utf-8-sig"
 
 
 def _check_kind(path: Path) -> None:
@@ -141,6 +154,13 @@ class Sheet:
         """
         with csv_rows(path, "set data.path to a CSV file") as lines:
             rows = list(lines)
+        if _encoding(path) == "cp1252":
+            texts = (cell for row in rows for cell in row)
+            log.warning(
+                "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as "
+                "CSV UTF-8.",
+                *(path, next(text for text in texts if not text.isascii())[:40]),
+            )
         columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
         if not rows:
             raise DataError(f"{path} has no data rows.")

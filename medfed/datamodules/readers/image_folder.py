@@ -1,9 +1,10 @@
-"""Class-named folders of PNG, JPEG, TIFF or BMP images: a user's own 2-D data."""
+"""Images of one class each, PNG, JPEG, TIFF or BMP: folders named by class, or a CSV."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,21 @@ from pathlib import Path
 import numpy as np
 
 from medfed.common.checks import checked
-from medfed.common.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.datamodules.readers.base import given_path
+from medfed.datamodules.readers.csv_files import Sheet
 from medfed.datamodules.readers.pictures import SUFFIXES, Color, read_image
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
+from medfed.datamodules.splits import SPLITS, Split
+
+log = logging.getLogger(__name__)
+_SPLIT_NAMES: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    **dict.fromkeys(("val", "valid", "validation", "validate"), "val"),
+}
 
 
 @checked("data.reader")
@@ -28,8 +40,12 @@ def read_image_folder(
 ) -> ImageSet:
     """Reads ``path/CLASS/**/*.png`` and its like into memory, at one size.
 
+    If the folders are called train, val and test, or alike (``Training``, ``valid``), they are the
+    official splits, and each holds the folders of the classes. A split that has no folder is taken
+    from the training images.
+
     Args:
-        path: The folder that holds one folder per class.
+        path: The folder that holds one folder per class, or per split.
         size: Height and width; resizing does not keep the aspect ratio.
         color: ``"grey"`` or ``"rgb"``; all images are converted.
         patient_pattern: Regular expression with one group that finds the patient's id in the file's
@@ -47,42 +63,169 @@ def read_image_folder(
         ConfigError: If a setting cannot be used.
     """
     path = given_path(path)
-    if len(size) != 2 or min(size) < 1:
-        raise ConfigError(
-            f"data.reader.size={list(size)} must be a height and a width of at least 1."
-        )
-    names = tuple(classes) if classes is not None else _class_folders(path)
+    here = _folders(path)
+    splits = {} if set(classes or ()) & set(here) else _official(path, here)
+    roots = [path / folder for folder in splits] or [path]
+    every = sorted({name for root in roots for name in _folders(root)})
+    names = tuple(every if classes is None else classes)
     if len(names) < 2:
         existing = ", ".join(names) or "none"
         raise DataError(
-            f"{path} must hold a folder for each of two classes or more; found: {existing}."
+            f"{roots[0]} must hold a folder for each of two classes or more; found: {existing}."
         )
-    folders = {name: _images_in(path / name) for name in names}
-    files = [file for files_of_class in folders.values() for file in files_of_class]
-    with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
-        images = list(pool.map(partial(read_image, size=size, color=color), files))
+    labels: list[int] = []
+    official: list[Split | None] = []
+    files: list[Path] = []
+    for root in roots:
+        for label, name in enumerate(names):
+            if splits.get(root.name, "train") != "train" and not (root / name).is_dir():
+                continue  # a test without a rare class is none the worse
+            files += (images := _images_in(root / name))
+            labels += [label] * len(images)
+            official += [splits.get(root.name)] * len(images)
     patients = [search_name("patient", patient_pattern, f.name, f) for f in files]
     below = [f.relative_to(path).as_posix() for f in files]
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
     samples = Samples(
-        labels=np.repeat(
-            np.arange(len(names)), [len(files_of_class) for files_of_class in folders.values()]
-        ),
+        labels=np.array(labels),
         num_classes=len(names),
         patients=patients if patient_pattern else below,
         centres=centres if centre_pattern else (),
+        splits=_open_training(official),
         files=files,
     )
+    return _decoded(samples, names, size, color, path)
+
+
+@checked("data.reader")
+def read_image_table(
+    path: Path | None,
+    size: Sequence[int] = (64, 64),
+    color: Color = "grey",
+    image: str = "image",
+    label: str = "label",
+    patient: str = "patient",
+    centre: str = "centre",
+    split: str = "split",
+    classes: Sequence[str] | None = None,
+) -> ImageSet:
+    """Reads the images that a CSV names into memory, at one size.
+
+    Args:
+        path: The CSV, a row per image; paths of images start at its folder.
+        size: As of `read_image_folder`.
+        color: As of `read_image_folder`.
+        image: Column of the images.
+        label: Column of the classes.
+        patient: Column of the patients; without one, every image is a patient.
+        centre: Column of the hospitals, if there is one.
+        split: Column of the official splits, if there is one: train, val or test.
+        classes: Labels to read, in the order of the classes; None reads all, sorted.
+
+    Returns:
+        As `read_image_folder`.
+
+    Raises:
+        DataError: If a column, cell or file is missing, or an image cannot be read.
+        ConfigError: If a setting cannot be used.
+    """
+    path = given_path(path)
+    sheet = Sheet.read(path)
+    columns = {"image": image, "label": label, "patient": patient, "centre": centre, "split": split}
+    cells = {}
+    for role, name in columns.items():
+        if name.lower() in sheet.places:
+            cells[role] = sheet.known(name)
+        elif role in ("image", "label") or name != role:
+            raise DataError(
+                f"{path} has no column {name}{did_you_mean(name, sheet.columns)}; it has "
+                f"{few(sheet.columns)}: set data.reader.{role}=COLUMN."
+            )
+    if "patient" not in cells:
+        log.warning(
+            "%s has no column patient: every image counts as a patient. Where one has several, "
+            "name the column by data.reader.patient=COLUMN.",
+            path,
+        )
+    names = tuple(str(c) for c in classes) if classes else tuple(sorted({*cells["label"]}))
+    if len(names) < 2 or (strange := [name for name in names if name not in cells["label"]]):
+        what = f"no label {strange[0]}" if len(names) > 1 else f"the only label {few(names)}"
+        raise DataError(
+            f"{path}, column {label}, has {what}; name two labels or more by data.reader.classes, "
+            "or the column by data.reader.label."
+        )
+    for number, text in enumerate(cells.get("split", ()), start=1):
+        if text.lower() not in _SPLIT_NAMES:
+            raise sheet.bad(
+                number, f", column {split}: {text[:40]!r} is none of train, val and test; mend it."
+            )
+    kept = [n for n, text in enumerate(cells["label"]) if text in names]
+    of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
+    files = [path.parent / name for name in of["image"]]
+    lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
+    if lost is not None:
+        raise sheet.bad(kept[lost] + 1, f": {files[lost]} does not exist; copy it there.")
+    if len(set(files)) < len(files):
+        twice = next(name for name in of["image"] if of["image"].count(name) > 1)
+        raise DataError(f"{path} names {twice} in two rows; remove one.")
+    samples = Samples(
+        labels=np.array([names.index(text) for text in of["label"]]),
+        num_classes=len(names),
+        patients=of.get("patient", of["image"]),
+        centres=of.get("centre", ()),
+        splits=_open_training([_SPLIT_NAMES[text.lower()] for text in of.get("split", ())]),
+        files=files,
+    )
+    return _decoded(samples, names, size, color, path)
+
+
+def _decoded(
+    samples: Samples, names: tuple[str, ...], size: Sequence[int], color: Color, path: Path
+) -> ImageSet:
+    """Reads the images of the samples."""
+    if len(size) != 2 or min(size) < 1:
+        raise ConfigError(
+            f"data.reader.size={list(size)} must be a height and a width of at least 1."
+        )
+    with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
+        images = list(pool.map(partial(read_image, size=size, color=color), samples.files))
     stacked = np.stack(images)
     channels = channel_names(stacked.shape[1])
     return ImageSet(stacked, channels, names, samples, str(path), converted=True)
 
 
-def _class_folders(path: Path) -> tuple[str, ...]:
+def _folders(path: Path) -> list[str]:
     if not path.is_dir():
         raise DataError(f"{path} is not a folder; set data.path to the folder of class folders.")
-    return tuple(sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != "."))
+    return sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
+
+
+def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
+    """The split of every folder; empty where the folders are classes."""
+    splits = {name: _SPLIT_NAMES[name.lower()] for name in folders if name.lower() in _SPLIT_NAMES}
+    if "train" not in splits.values():
+        return {}
+    others = [name for name in folders if name not in splits]
+    if others or len(set(splits.values())) < len(splits):
+        raise DataError(
+            f"{path} holds the folders {few(folders)}, of which {few(sorted(splits))} look like "
+            "splits: leave one folder per split there (train, val, test), or name the folders that "
+            "are classes, such as 'data.reader.classes=[benign,malignant]'."
+        )
+    log.info(
+        "%s: %s are the splits; data.official_splits=false makes others.",
+        *(path, ", ".join(f"{name} ({split})" for name, split in splits.items())),
+    )
+    return splits
+
+
+def _open_training(splits: Sequence[Split | None]) -> Sequence[Split | None]:
+    """Leaves the split of training images open where validation or test are taken from them."""
+    if set(SPLITS) <= set(splits):
+        return splits
+    left = [None if split == "train" else split for split in splits]
+    return left if any(left) else ()
 
 
 def _images_in(folder: Path) -> list[Path]:

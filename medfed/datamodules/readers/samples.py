@@ -31,7 +31,8 @@ class Samples:
         num_classes: K.
         patients: (N) patient id of every sample.
         centres: (N) hospital of every sample; empty if unknown.
-        splits: (N) official split of every sample; empty if there are none.
+        splits: (N) official split of every sample, None for one that any may take; empty if there
+            are none.
         files: (N) file of every sample; empty if there are none.
     """
 
@@ -39,7 +40,7 @@ class Samples:
     num_classes: int
     patients: Sequence[str]
     centres: Sequence[str] = ()
-    splits: Sequence[Split] = ()
+    splits: Sequence[Split | None] = ()
     files: Sequence[Path] = ()
 
     @cached_property
@@ -89,7 +90,8 @@ class Samples:
             )
         if len(splits) > 1:
             raise DataError(
-                f"Patient {name} has samples in several splits ({', '.join(sorted(splits))}); set "
+                f"Patient {name} has samples in several splits "
+                f"({', '.join(sorted(s or 'train' for s in splits))}); set "
                 "data.official_splits=false to split by patient."
             )
         label, counts = self._classes(rows)

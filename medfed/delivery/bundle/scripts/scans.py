@@ -107,23 +107,30 @@ class ScanFiles:
         id: Its name, from which that of its mask is made.
         path: A volume: a file, with one or several values per voxel, or the folder of a DICOM
             series; or a folder with a volume per contrast.
+        stem: In a folder with the contrasts of several scans, as of nnU-Net: what the names of this
+            one begin with.
+        contrasts: There: its volumes.
     """
 
     id: str
     path: Path
+    stem: str = ""
+    contrasts: tuple[Path, ...] = ()
+
+    @property
+    def _volumes(self) -> Sequence[Path]:
+        if not self.path.is_dir() or dicom.is_series(self.path):
+            return [self.path]
+        return self.contrasts or [p for p in self.path.iterdir() if is_volume(p)]
 
     def files(self) -> list[Path]:
         """Lists the files that it is made of."""
-        one = not self.path.is_dir() or dicom.is_series(self.path)
-        volumes = [self.path] if one else [p for p in self.path.iterdir() if is_volume(p)]
-        return [file for volume in volumes for file in files_of(volume)]
+        return [file for volume in self._volumes for file in files_of(volume)]
 
     @property
     def volume(self) -> Path:
         """A volume of the scan, after whose format that of its mask is chosen."""
-        if not self.path.is_dir() or dicom.is_series(self.path):
-            return self.path
-        return min((p for p in self.path.iterdir() if is_volume(p)), default=self.path)
+        return min(self._volumes, default=self.path)
 
 
 class Scan(NamedTuple):
@@ -152,7 +159,8 @@ def find_scans(
 
     Args:
         path: A volume (a file, or the folder of a DICOM series); a folder with one volume per
-            contrast; or a folder of all these, however deep.
+            contrast, of one scan or of several whose names begin differently; or a folder of all
+            these, however deep.
         facts: The bundles', which name the files of a contrast.
         apart_from: A folder in it that is left out: the one for the masks.
 
@@ -173,8 +181,16 @@ def find_scans(
     def is_one(place: Path) -> bool:
         return is_volume(place) or any(_is_case(place, each) for each in facts)
 
+    def scans_in(place: Path, name: str) -> list[ScanFiles]:
+        found = [_flat(place, each) for each in facts]
+        stems = dict.fromkeys(stem for cases in found for stem in cases)
+        of = {s: {f for cases in found for f in cases.get(s, {}).values()} for s in stems}
+        below = place.relative_to(path)
+        cases = [ScanFiles((below / s).as_posix(), place, s, tuple(sorted(of[s]))) for s in stems]
+        return cases or [ScanFiles(name, place)]
+
     if is_one(path):
-        return [ScanFiles(stem_of(path.resolve()), path)]
+        return scans_in(path, stem_of(path.resolve()))
     inside = [*walk(path, apart_from, is_one)]
     volumes = [p for p in inside if p.is_dir() or suffix_of(p)]
     if not volumes:
@@ -186,7 +202,9 @@ def find_scans(
     others = [p for p in inside if p not in volumes and p.suffix.lower() not in of_headers]
     say_left_out(path, others, "volumes")
     scans = [
-        ScanFiles(stem_below(p, path, p.name if p.is_dir() else stem_of(p)), p) for p in volumes
+        scan
+        for p in volumes
+        for scan in scans_in(p, stem_below(p, path, p.name if p.is_dir() else stem_of(p)))
     ]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
@@ -244,7 +262,7 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
         DataError: If the scan cannot be read or contradicts the metadata.
     """
     if scan.path.is_dir() and not dicom.is_series(scan.path):
-        files = {c: find_file(scan.path, c, pattern) for c, pattern in _patterns(facts).items()}
+        files = _files_by_contrast(scan, facts)
         names, paths = list(files), list(files.values())
         geometry = check_same_grid(paths)[0]
     else:
@@ -332,6 +350,35 @@ def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
         given = known.get(name, usual)
         patterns[name] = [given] if isinstance(given, str) else list(given)
     return patterns
+
+
+def _flat(folder: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Path]]:
+    """The files of several scans in one folder, by what their names begin with and by contrast."""
+    scans: dict[str, dict[str, Path]] = {}
+    if not folder.is_dir() or dicom.is_series(folder):
+        return scans
+    volumes = sorted(p for p in folder.iterdir() if is_volume(p) and not p.name.startswith("."))
+    most = 0
+    for contrast, patterns in _patterns(facts).items():
+        ends = tuple(p[1:] for p in patterns if p.startswith("*"))
+        files = [(p, end) for p in volumes for end in ends if p.name.endswith(end)]
+        most = max(most, len(files))
+        for file, end in files:
+            scans.setdefault(file.name.removesuffix(end), {})[contrast] = file
+    return scans if most > 1 else {}
+
+
+def _files_by_contrast(scan: ScanFiles, facts: Mapping[str, Any]) -> dict[str, Path]:
+    patterns = _patterns(facts)
+    if not scan.stem:
+        return {c: find_file(scan.path, c, pattern) for c, pattern in patterns.items()}
+    files = _flat(scan.path, facts).get(scan.stem, {})
+    if lacking := [f"{c} ({' or '.join(p)})" for c, p in patterns.items() if c not in files]:
+        raise DataError(
+            f"{scan.path}: {scan.stem} lacks {', '.join(lacking)}; add the file, or move its "
+            "others elsewhere."
+        )
+    return {c: files[c] for c in patterns}
 
 
 def _load(path: Path, count: int) -> Tensor:
