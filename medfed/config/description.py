@@ -9,12 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, first_line
+from medfed.common.schemas import fit
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_missing, check_types, check_values
 from medfed.config.sections import Section, optional, put
@@ -132,6 +134,53 @@ class Checkpoints:
     every: int
 
 
+class ExampleKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How each patient or row is protected.
+
+    Attributes:
+        epsilon: The bound on what one patient changes, after the whole run.
+        delta: The chance that the bound fails.
+        clip: The longest gradient of one patient.
+        unit: What is protected.
+        chunk: Samples whose gradients are kept at once; ``None``: as memory allows.
+    """
+
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    clip: Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+    unit: Literal["patient", "row"] = "patient"
+    chunk: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What protects patients by noise.
+
+    Attributes:
+        example: Each patient or row, at its client.
+    """
+
+    example: ExampleKeys | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Privacy:
+        """Reads the section.
+
+        Raises:
+            ConfigError: If a key is unknown or missing, or a value cannot be used.
+        """
+        given = values.get("example")
+        try:
+            return cls(None if given is None else fit(given.plain(), ExampleKeys))
+        except (AttributeError, ValueError) as error:
+            keys = ", ".join(ExampleKeys.__struct_fields__)
+            raise ConfigError(
+                f"privacy.example={given if not isinstance(given, Section) else given.plain()} "
+                f"cannot be used ({first_line(error)}); write "
+                f"privacy.example={{epsilon:4,delta:1e-3,clip:1.0}}. Its keys are {keys}."
+            ) from error
+
+
 @dataclass(frozen=True)
 class RunDescription:
     """What a run does; ``configs/train.yaml`` describes the keys.
@@ -173,6 +222,7 @@ class RunDescription:
     canonical: Section | None
     adapters: Section | None
     aggregation: Section | None
+    privacy: Privacy
     source: Mapping[str, Any] = field(repr=False, compare=False)
     values: Section = field(repr=False)
     overrides: tuple[str, ...] | None = None
@@ -233,6 +283,7 @@ def _typed(
             canonical=optional(whole, "canonical"),
             adapters=optional(whole, "adapters"),
             aggregation=optional(whole, "aggregation"),
+            privacy=Privacy.of(whole["privacy"]),
             folder=str(whole["folder"]),
             pictures=str(whole["pictures"]["format"]),
             keep_out=tuple(map(str, whole.get("keep_out") or ())),

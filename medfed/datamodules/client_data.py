@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 import torch
@@ -233,6 +233,19 @@ class ClientData:
         for number, index in enumerate(batches):
             yield self.train_batch(seed, number, index)
 
+    def units(self, unit: Literal["patient", "row"]) -> Tensor:
+        """Numbers the patients, or the rows, that training samples are of.
+
+        Returns:
+            (num_samples,) int64, from 0; an epoch whose samples are cut anew has the same.
+        """
+        every = torch.arange(self.num_samples)
+        return (
+            every
+            if unit == "row"
+            else gather(self.train["case"], every).unique(return_inverse=True)[1]
+        )
+
     def train_batch(self, seed: int, number: int, index: Tensor) -> Batch:
         """One batch of an epoch, independent of earlier batches.
 
@@ -246,6 +259,8 @@ class ClientData:
         """
         block = self._samples_of(seed)
         image, label = gather(block["image"], index), gather(block["label"], index)
+        if not len(index):  # of patients drawn by chance, there may be none
+            return self._training_batch(image, label)
         if self.augment is not None:
             key = derive_seed(seed, "augment", number)
             image, label = augmented(self.augment, image, label, key)

@@ -382,6 +382,22 @@ class Algorithm(ABC):
             message: The message from :meth:`broadcast`.
         """
 
+    def draws(self, steps: int, epoch: int) -> int:
+        """Returns the most batches that a client draws in a round, where noise protects patients.
+
+        By default those of its steps, of which each of two parts takes at least one.
+
+        Args:
+            steps: The client's steps in a round.
+            epoch: Batches of an epoch.
+        """
+        return max(steps, 2)
+
+    @property
+    def uses(self) -> int:
+        """The most gradients that a client takes of one batch."""
+        return 1
+
     def weights(self, server: State, clients: Iterable[str]) -> list[float]:
         """Returns each client's weight in a mean; weights need not sum to 1."""
         return [

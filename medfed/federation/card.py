@@ -27,6 +27,8 @@ Family = Literal[
     "similar clients",
     "quantised model",
 ]
+Touches = Literal["gradients", "losses", "outputs", "several", "pooled"]
+"""How patients influence a method's messages, other than by the numbers of patients."""
 Sizes = Mapping[str, float | str]
 """Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``.
 
@@ -86,6 +88,11 @@ class Card:
         tasks: The tasks that it supports, in words.
         note: What a person should know before choosing it, in words; empty: nothing.
         full_cohort: Whether it needs all clients in every round; a run with fewer is refused.
+        touches: How patients influence what leaves a client and its model: only by ``gradients`` of
+            the batches that :meth:`medfed.federation.algorithm.Algorithm.draws` counts, so that
+            noise can protect them; or also by ``losses``, by ``outputs`` or labels of whole
+            batches, by ``several`` gradients of one draw or a random number of them, or ``pooled``.
+            ``None``: undeclared.
         tune: The hyper-parameters that a comparison tunes in addition to the learning rate, and
             their ranges.
     """
@@ -102,6 +109,7 @@ class Card:
     tasks: str = "all"
     note: str = ""
     full_cohort: bool = False
+    touches: Touches | None = None
     tune: Mapping[str, Range] = field(default_factory=dict)
 
 

@@ -167,7 +167,12 @@ class TaskModule(pl.LightningModule):
         return outputs
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns the scalar training loss of a batch, which federated training calls.
+        """Returns the scalar training loss of a batch, which federated training calls."""
+        loss = self.data_loss(batch)
+        return loss if self.l2 == 0 else loss + l2_penalty(self.network, self.l2)
+
+    def data_loss(self, batch: Batch) -> Tensor:
+        """Returns the training loss without terms of the weights.
 
         Under deep supervision it is the mean over the heads, weighted by
         :func:`medfed.models.networks.outputs.shares`; the label is resized to a smaller head by
@@ -179,7 +184,7 @@ class TaskModule(pl.LightningModule):
             parts = [loss, *(self.training_criterion(h, resized(batch, h)) for h in outputs[1:])]
             weighted = zip(shares(len(parts)), parts, strict=True)
             loss = torch.stack([weight * part for weight, part in weighted]).sum()
-        return loss if self.l2 == 0 else loss + l2_penalty(self.network, self.l2)
+        return loss
 
     def logits(self, batch: Batch) -> Tensor:
         """Returns the logits of an evaluation batch, which may be larger than training patches."""

@@ -67,7 +67,13 @@ class APFL(OnboardingRules, FedAvg):
         passes=2,
         client={"personal": 1, "parameters": 1},
         tune={"alpha": Range(0.1, 0.9, log=False)},
+        touches="gradients",
     )
+
+    @property
+    def uses(self) -> int:
+        """Each batch moves both models."""
+        return 2
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All v_i start as w."""

@@ -61,6 +61,7 @@ class BinaryRelax(QuantizedMethod):
         server={},
         client={"model": 1, "quantised": 1},
         tune={"strength": Range(0.1, 10.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -45,6 +45,7 @@ class Ditto(KeepsModel, OnboardingRules, FedAvg):
         "a model",
         client={"personal": 1, "model": 1},
         tune={"strength": Range(0.01, 10.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -67,6 +67,7 @@ class EASGD(OnboardingRules, FedAvg):
         "Zhang et al. 2015",
         client={"model": 1, "weights": 1},
         tune={"beta": Range(0.3, 1.0, log=False)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -69,6 +69,7 @@ class FedALA(TrainsOn, FedAvg):
         besides="an epoch, to learn the mixture",
         client={"personal": 1, "model": 1, "head": 1},
         tune={"weights_lr": Range(0.1, 10.0)},
+        touches="several",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

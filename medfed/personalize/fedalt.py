@@ -49,6 +49,7 @@ class FedAlt(FedAvg):
         "personal part",
         "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
+        touches="gradients",
     )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

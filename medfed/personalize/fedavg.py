@@ -48,7 +48,7 @@ class FedAvg(Algorithm):
     """Averages the shared part; the personal part, if any, is trained jointly and kept."""
 
     averaged: ClassVar[tuple[str, ...]] = ("shared",)
-    card: ClassVar[Card] = Card("McMahan et al. 2017")
+    card: ClassVar[Card] = Card("McMahan et al. 2017", touches="gradients")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds the shared part, each client its personal part."""

@@ -43,6 +43,7 @@ class FedAvgM(ServerOptimizer):
         "Hsu et al. 2019",
         server={"shared": 1, "weights": 1},
         tune={"beta": Range(0.5, 0.97, log=False)},
+        touches="gradients",
     )
 
     def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:

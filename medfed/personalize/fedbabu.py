@@ -41,6 +41,7 @@ class FedBABU(FineTune):
         "a copy, in the last rounds; until then the first head",
         client={"model": 1},
         tune={"local_share": Range(0.05, 0.5, log=False)},
+        touches="gradients",
     )
 
     def __post_init__(self) -> None:

@@ -21,4 +21,6 @@ class FedBN(FedAvg):
     """FedAvg over all but the normalisation layers."""
 
     personal: str | tuple[str, ...] = "normalization"
-    card: ClassVar[Card] = Card("Li et al. 2021", "personal part", "normalisation")
+    card: ClassVar[Card] = Card(
+        "Li et al. 2021", "personal part", "normalisation", touches="gradients"
+    )

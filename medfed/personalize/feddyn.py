@@ -65,6 +65,7 @@ class FedDyn(FedAvg):
         server={"shared": 1, "weights": 1},
         client={"personal": 1, "weights": 1},
         tune={"strength": Range(0.001, 1.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -71,6 +71,7 @@ class FedEM(CanonicalMethod):
         up={"shared": 1, "personal": 1},
         besides="an epoch, for the memberships",
         tasks="all; EM in classification",
+        touches="several",
     )
 
     def split(

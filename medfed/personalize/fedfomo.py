@@ -73,6 +73,7 @@ class FedFomo(TrainsOn, Local):
         server={"shared": "N"},
         client={"model": 2},
         tune={"explore": Range(0.1, 0.9, log=False)},
+        touches="losses",
     )
 
     def counts(self, clients: int) -> dict[str, float]:

@@ -62,6 +62,7 @@ class FedMGDA(FedAvg):
     card: ClassVar[Card] = Card(
         "Hu et al. 2022",
         tune={"epsilon": Range(0.01, 1.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -57,6 +57,7 @@ class ServerOptimizer(FedAvg):
     card: ClassVar[Card] = Card(
         server={"shared": 1, "weights": 1},
         tune={"server_lr": Range(0.001, 1.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
@@ -97,6 +98,7 @@ class AdaptiveServer(ServerOptimizer):
         "Reddi et al. 2021",
         server={"shared": 1, "weights": 2},
         tune={"server_lr": Range(0.001, 1.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

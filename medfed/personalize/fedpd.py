@@ -71,6 +71,7 @@ class FedPD(FedAvg):
         client={"personal": 1, "weights": 1},
         full_cohort=True,
         tune={"eta": Range(1.0, 100.0)},
+        touches="gradients",
     )
 
     def phases(self, round: int) -> tuple[str, ...]:

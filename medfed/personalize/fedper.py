@@ -18,4 +18,6 @@ class FedPer(FedAvg):
     """FedAvg over the body; by default the task module names the personal part."""
 
     personal: str | tuple[str, ...] = "task"
-    card: ClassVar[Card] = Card("Arivazhagan et al. 2019", "personal part", "the head")
+    card: ClassVar[Card] = Card(
+        "Arivazhagan et al. 2019", "personal part", "the head", touches="gradients"
+    )

@@ -68,6 +68,7 @@ class FedPHP(TrainsOn, FedAvg):
         besides="a forward pass a step",
         client={"personal": 1, "model": 1},
         tune={"strength": Range(0.01, 0.9)},
+        touches="outputs",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -35,6 +35,7 @@ class FedProx(FedAvg):
     card: ClassVar[Card] = Card(
         "Li et al. 2020",
         tune={"mu": Range(0.001, 10.0)},
+        touches="gradients",
     )
 
     def __post_init__(self) -> None:

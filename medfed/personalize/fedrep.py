@@ -37,6 +37,7 @@ class FedRep(FedAvg):
         "personal part",
         "the head",
         tune={"head_share": Range(0.1, 0.9, log=False)},
+        touches="gradients",
     )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

@@ -36,7 +36,12 @@ class FedSGD(FedAvg):
         passes=0,
         besides="an epoch's gradient, BatchNorm's batches",
         note="one gradient a round: needs many rounds",
+        touches="gradients",
     )
+
+    def draws(self, steps: int, epoch: int) -> int:
+        """Those of an epoch."""
+        return epoch
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """W - eta grad f(w)."""

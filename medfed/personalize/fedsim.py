@@ -43,6 +43,7 @@ class FedSim(FedAvg):
         "personal part",
         "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
+        touches="gradients",
     )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

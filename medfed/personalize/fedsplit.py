@@ -61,6 +61,7 @@ class FedSplit(FedAvg):
         note="for convex losses only",
         full_cohort=True,
         tune={"step": Range(1.0, 100.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -71,6 +71,7 @@ class FedU(KnownModels):
         paper="T. Dinh et al. 2021",
         keeps="a model, pulled to neighbours",
         tune={"strength": Range(0.001, 1.0)},
+        touches="gradients",
     )
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
@@ -111,6 +112,10 @@ class FedU(KnownModels):
         order = {c: place for place, c in enumerate(server["num_samples"])}
         places = [order[c] for c in clients]
         return self.graph.weights(len(order), server["graph"])[places][:, places]
+
+    def draws(self, steps: int, epoch: int) -> int:
+        """One more for the reach; a sketch may be a model that the client trains."""
+        return steps * (1 + self.graph.needs_sketches) + 1
 
     def fit(self, client: Client, message: Message) -> Message:
         """The round's steps from the received model."""

@@ -48,6 +48,7 @@ class FineTune(TrainsOn, FedAvg):
         "a copy, in the last rounds",
         client={"personal": 1, "model": 1},
         tune={"local_share": Range(0.05, 0.5, log=False)},
+        touches="gradients",
     )
 
     @property

@@ -31,6 +31,7 @@ class GradientMethod(FedAvg):
         besides="an epoch's gradient at two points, BatchNorm's batches",
         note="one gradient a round: needs many rounds",
         full_cohort=True,
+        touches="several",
     )
 
     def __post_init__(self) -> None:

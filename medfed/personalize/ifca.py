@@ -63,6 +63,7 @@ class IFCA(CanonicalMethod):
         "the choice of one of K",
         up={"common": 1, "instance": 1},
         besides="K losses of an epoch",
+        touches="losses",
     )
 
     def closed(self, server: State, replies: Replies) -> State:

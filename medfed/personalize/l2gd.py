@@ -70,6 +70,7 @@ class L2GD(MixtureMethod):
         client={"model": 1},
         full_cohort=True,
         tune={"strength": Range(0.01, 10.0)},
+        touches="several",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

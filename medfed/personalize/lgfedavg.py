@@ -22,4 +22,6 @@ class LGFedAvg(FedAvg):
     """FedAvg over the head; all other parameters are personal."""
 
     personal: str | tuple[str, ...] = "body"
-    card: ClassVar[Card] = Card("Liang et al. 2020", "personal part", "all but the head")
+    card: ClassVar[Card] = Card(
+        "Liang et al. 2020", "personal part", "all but the head", touches="gradients"
+    )

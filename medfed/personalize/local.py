@@ -31,6 +31,7 @@ class Local(KeepsModel, Algorithm):
         up={},
         server={},
         client={"model": 1},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -74,6 +74,7 @@ class MixtureADMM(KeepsModel, MixtureMethod):
         client={"model": 1},
         full_cohort=True,
         tune={"strength": Range(0.01, 10.0)},
+        touches="gradients",
     )
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class MOON(FedAvg):
         besides="two forward passes a step",
         client={"personal": 1, "model": 1},
         tune={"mu": Range(0.1, 10.0)},
+        touches="outputs",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -68,11 +68,21 @@ class PerFedAvg(OnboardingRules, FedAvg):
         besides="a batch, to adapt; hf: two more a step",
         client={"personal": 1, "parameters": 1},
         tune={"inner_lr": Range(0.001, 0.1)},
+        touches="gradients",
     )
 
     def phases(self, round: int) -> tuple[str, ...]:
         """A phase of meta-steps, then one of the step from their mean."""
         return ("fit", "adapt")
+
+    def draws(self, steps: int, epoch: int) -> int:
+        """Each gradient of a step has a batch of its own, except the last two of ``hf``."""
+        return (2 if self.variant == "fo" else 3) * steps + 1
+
+    @property
+    def uses(self) -> int:
+        """``hf`` takes two at its third batch."""
+        return 1 if self.variant == "fo" else 2
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Every client has the initial model."""

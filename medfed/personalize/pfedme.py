@@ -70,6 +70,7 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
         "a model, which an anchor follows",
         client={"model": 1},
         tune={"strength": Range(0.1, 10.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -105,6 +105,7 @@ class PFedNet(OnboardingRules, Algorithm):
         up={"shared": 1, "personal": 1},
         server={"shared": 1, "personal": "N + M"},
         tune={"strength": Range(1e-4, 1.0)},
+        touches="gradients",
     )
 
     def __post_init__(self) -> None:
@@ -140,6 +141,18 @@ class PFedNet(OnboardingRules, Algorithm):
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """The sketch that clients send before the first round."""
         return self.graph.summaries(data)
+
+    def draws(self, steps: int, epoch: int) -> int:
+        """Those of all phases, and of each reach; a sketch may be a trained model."""
+        return (
+            (
+                max(steps, self._phases_per_round)
+                if self.local_steps is None
+                else self.local_steps * self._phases_per_round
+            )
+            + self.personal_rounds
+            + steps * self.graph.needs_sketches
+        )
 
     def phases(self, round: int) -> tuple[str, ...]:
         """Phases: missing sketches, then I times x, then J times Z."""

@@ -37,7 +37,7 @@ class Pooled(FedAvg):
 
     pools: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ()
-    card: ClassVar[Card] = Card("no federation", "baseline")
+    card: ClassVar[Card] = Card("no federation", "baseline", touches="pooled")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -106,11 +106,12 @@ class PPFL(CanonicalMethod):
         up={"shared": 1, "personal": 1},
         besides="a batch, for the memberships",
         tune={"membership_lr": Range(0.05, 5.0)},
+        touches="gradients",
     )
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
-        """The sketch that clients send before the first round."""
-        return self.affinity.summaries(data)
+        """The sketch that clients send before the first round, if memberships are coupled."""
+        return self.affinity.summaries(data) if self.strength else ()
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` for both blocks; else the round's coin chooses ``shared`` or ``membership``."""
@@ -119,6 +120,10 @@ class PPFL(CanonicalMethod):
         if round < self.membership_start:
             return ("shared",)
         return (("shared", "membership")[derive_seed(self.seed, round, "block") % 2],)
+
+    def draws(self, steps: int, epoch: int) -> int:
+        """Those of the steps, and of the gradient for the memberships."""
+        return steps + (self.membership_batches or epoch)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All memberships start at 1/K."""

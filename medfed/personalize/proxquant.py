@@ -49,6 +49,7 @@ class ProxQuant(QuantizedMethod):
         server={},
         client={"model": 1},
         tune={"strength": Range(0.001, 0.1)},
+        touches="gradients",
     )
 
     def scalars(self, round: int) -> dict[str, float]:

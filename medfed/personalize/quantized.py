@@ -66,6 +66,7 @@ class Quantized(QuantizedMethod):
         server={},
         client={"model": 1},
         tune={"strength": Range(1e-4, 0.01)},
+        touches="gradients",
     )
 
     def __post_init__(self) -> None:
@@ -76,6 +77,11 @@ class Quantized(QuantizedMethod):
                 "algorithm.center_drops must be shares of the rounds between 0 and 1, ascending, "
                 f"not {drops}."
             )
+
+    @property
+    def uses(self) -> int:
+        """Of a step, of its centres, and of the soft quantiser."""
+        return 3 if self.quantizer == "soft" else 2
 
     def scalars(self, round: int) -> dict[str, float]:
         """lambda(t) and eta_2(t).

@@ -78,6 +78,7 @@ class QuPeL(Quantized):
         passes=2,
         client={"model": 1},
         tune={"proximity": Range(0.5, 10.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

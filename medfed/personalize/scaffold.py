@@ -70,6 +70,7 @@ class Scaffold(FedAvg):
         server={"shared": 1, "weights": 1},
         client={"personal": 1, "weights": 1},
         tune={"server_lr": Range(0.3, 1.0)},
+        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
@@ -90,6 +91,10 @@ class Scaffold(FedAvg):
         control = add(server["control"], change, part)
         shared = {**add(server["shared"], moved), **scaled}
         return {**server, "shared": shared, "control": control}
+
+    def draws(self, steps: int, epoch: int) -> int:
+        """Option I takes an epoch's gradient, too."""
+        return steps + epoch if self.option == "I" else steps
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains along grad f_i - c_i + c and updates c_i."""

@@ -77,6 +77,7 @@ class SuPerFed(OnboardingRules, FedAvg):
         besides="losses of the mixtures on validation",
         client={"personal": 1, "parameters": 1},
         tune={"proximity": Range(0.001, 0.1)},
+        touches="losses",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -42,6 +42,7 @@ class Places:
     splits_json = _Place("splits.json")  # patients per client and split, hashes of the data's files
     preprocessing_json = _Place("preprocessing.json")  # what becomes of each client's scans
     cohort_json = _Place("cohort.json")  # what each client has, what is there twice
+    privacy_json = _Place("privacy.json")  # noise and epsilon of each client
     overrides_yaml = _Place("overrides.yaml")  # what was typed
     start_json = _Place("start.json")  # what became of the weights of init.weights
     start_safetensors = _Place("start.safetensors")  # all entries that the first round starts from

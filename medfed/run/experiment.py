@@ -54,6 +54,7 @@ from medfed.run.federating import federate, statistics_of
 from medfed.run.intervals import Examined
 from medfed.run.loggers import NO_LOGGER, remember
 from medfed.run.overview.table import cohort_record, print_cohort
+from medfed.run.privacy import print_protections, protections
 from medfed.run.start import Account, Start
 
 
@@ -158,6 +159,8 @@ def build_experiment(config: RunDescription) -> Experiment:
             print_cohort(record)
             cohort = record.record()
             start.write(folder, begun.entries, begun.account)
+            if local.gradients.private is not None:
+                print_protections(config, protections(config, data.clients, federation))
         steps = {c: data.preprocessing(c) for c in data.plans}
         RunFolder(folder).open(config, data.splits(), steps, cohort)
     if trainer.logger and rank() == 0:

@@ -30,6 +30,7 @@ from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.base import Codec
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.models.task import TaskModule
+from medfed.run.privacy import protect
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ def federate(
     federation.absent_folder = folder_of_absent(federation, Path(config.folder))
     local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
+    statistics = statistics_of(federation.algorithm, data)
+    protect(config, data.clients, task, federation, local, statistics, across=everyone is not None)
     return federation, local
 
 

@@ -28,6 +28,7 @@ from medfed.run.intervals import findings, over_clients, to_csv
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
 from medfed.run.printed import print_summary
+from medfed.run.privacy import protections, record
 
 _log = logging.getLogger(__name__)
 SHOWN = 24  # largest number of clients whose prediction is kept
@@ -125,6 +126,10 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
     summary |= findings(examined(experiment), experiment.config.seed)
     if "intervals" in summary:
         write_text(run.intervals_csv, to_csv(summary))
+    if experiment.module.local.gradients.private is not None:
+        config, federation = experiment.config, experiment.module.federation
+        planned = protections(config, experiment.data.clients, federation)
+        write_json(run.privacy_json, record(config, planned, summary["gradient_passes"]))
     write_json(run.summary_json, summary)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 
 import pytest
@@ -16,7 +17,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
 from tests.contract.harness import NAMES, ROUNDS, algorithm, task
-from tests.toys import ToyTask, toy_federation
+from tests.toys import ToyTask, canonical_toy, toy_data, toy_federation
 
 GRADIENT = "one gradient a round: needs many rounds"
 HEADER = 12  # bytes of a dense part
@@ -123,6 +124,22 @@ def test_gradient_passes_are_those_of_the_card(name):
     for steps, gradient, forward in (v for (who, _), v in SPENT.items() if who == name):
         assert (gradient + forward > card.passes * steps) if card.besides else forward == 0
         assert gradient >= card.passes * steps if card.besides else gradient == card.passes * steps
+
+
+def test_noise_can_cover_what_declares_gradients(name):
+    """It takes no more gradients than its noise is chosen for, and no losses."""
+    method = algorithm(name)
+    if method.card.touches != "gradients":
+        assert method.card.touches is not None
+        return
+    toy = canonical_toy(dtype=torch.float32) if method.mixes else ToyTask(norm=name == "fedbn")
+    data, rounds = toy_data(batch=2), 2 * ROUNDS
+    _, federation, _ = toy_federation(method, toy, data, rounds=rounds, steps=4, lr=0.01)
+    run_reference(federation, rounds)
+    for client in federation.clients.values():
+        draws = federation.algorithm.draws(4, math.ceil(client.num_samples / 2))
+        assert client.passes.forward == 0
+        assert client.passes.gradient <= rounds * draws * federation.algorithm.uses
 
 
 def test_who_needs_everybody_refuses_less(name):

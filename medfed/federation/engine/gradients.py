@@ -19,6 +19,7 @@ from medfed.common.errors import ConfigError, NonFiniteError, first_line
 from medfed.common.tensors import Tensors, forget, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
+from medfed.federation.engine.private import PrivateGradients
 
 FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begins
 
@@ -46,6 +47,7 @@ class Gradients:
         precision: The context in which losses are computed, such as one of mixed precision;
             weights, penalties and a method's other computations are not affected.
         half: Whether it computes in float16, whose small gradients need a scaled loss.
+        private: Computes the gradients instead, if patients are protected by noise.
         gradient_passes: Passes of batches through the network and back so far, of all clients.
         forward_passes: Passes without a gradient.
     """
@@ -57,6 +59,7 @@ class Gradients:
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self.half = False
+        self.private: PrivateGradients | None = None
         self.gradient_passes = self.forward_passes = 0
         self._scale = FIRST_SCALE
 
@@ -107,6 +110,8 @@ class Gradients:
         Raises:
             NonFiniteError: If gradients overflow at any scale.
         """
+        if self.private is not None:
+            return self._add_private(self.private, group, trained, penalty)
         if not self.half:
             return self._add(group, trained, penalty, watch)
         # A pass updates running statistics even if its gradients overflow and are discarded.
@@ -125,6 +130,35 @@ class Gradients:
         raise NonFiniteError(
             "the gradients overflow in float16; choose trainer.precision=bf16-mixed"
         )
+
+    def _add_private(
+        self,
+        private: PrivateGradients,
+        group: Sequence[Batch],
+        trained: Mapping[str, Tensor],
+        penalty: Penalty | None,
+    ) -> Tensor:
+        """Adds noisy gradients of the data, then the exact ones of terms of the weights."""
+        with self.precision():
+            # The sizes of draws are secret, so every draw of a step weighs the same.
+            losses = [private.add(batch, trained, 1 / len(group)) for batch in group]
+        self.gradient_passes += len(group)
+        loss = torch.stack(losses).sum()
+        if isinstance(penalty, KnownGradient):
+            with torch.no_grad():
+                penalty.add_gradient(trained)
+            penalty = None
+        with torch.enable_grad():
+            terms = [] if private.penalty is None else [private.penalty()]
+            loss = loss + sum(t.detach() for t in terms)
+            if penalty is not None:
+                terms.append(penalty(trained))
+            if terms:
+                self._differentiate(torch.stack(terms).sum())
+        return loss
+
+    def _differentiate(self, loss: Tensor) -> None:
+        self.backward(loss)
 
     def _add(
         self,
@@ -166,7 +200,7 @@ class Gradients:
             whole = loss if penalty is None or closed else loss + penalty(trained)
             if watch is not None and (term := watch.penalty(batch, loss)) is not None:
                 whole = whole + term
-            self.backward(whole if factor == 1 else whole * factor)
+            self._differentiate(whole if factor == 1 else whole * factor)
         if closed is not None:
             with torch.no_grad():
                 closed.add_gradient(trained)

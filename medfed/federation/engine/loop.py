@@ -40,6 +40,7 @@ from medfed.federation.engine.gradients import (
     size_of,
 )
 from medfed.federation.engine.network import Plan, WorkingNetwork
+from medfed.federation.engine.private import Drawable
 from medfed.federation.split import ParameterSplit, Update, nothing_to_train
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class LocalTrainer:
         """Chooses how to take steps on the network's current device."""
         if self.gpu is not None and self.gpu.device == device:
             self.gpu.clear()  # what it captured is of tensors that are no longer the network's
-        elif device.type == "cuda":
+        elif device.type == "cuda" and self.gradients.private is None:
             # Experimental and only for GPUs: no other run imports it.
             from medfed.federation.engine.gpu.steps import gpu_steps
 
@@ -179,6 +180,8 @@ class LocalTrainer:
         watch = self._watch(plan, how)
         # A sum on the device: reading each loss would make a GPU wait at every step.
         total = torch.zeros((), device=self.model.device, dtype=torch.float64)
+        if self.gradients.private is not None:
+            self.gradients.private.begin(_drawable(data), seed)
         with self.model.training(), seeded(seed, self.model.device):
             for group in islice(stream, steps):
                 if direction is not None:
@@ -269,11 +272,13 @@ class LocalTrainer:
         for batch, size in self._pass(data, at, key, batches):
             forget(plan.parameters)
             self.gradients.add([batch], plan.trained, plan.buffers)
-            # By samples, as the last batch may be smaller; in the order of the batches.
+            # By samples, as the last batch may be smaller, but the sizes of draws are secret; in
+            # the order of the batches.
+            weight = size if self.gradients.private is None else 1
             torch._foreach_add_(
-                list(sums.values()), [gradient_of(t) for t in plan.parameters], alpha=size
+                list(sums.values()), [gradient_of(t) for t in plan.parameters], alpha=weight
             )
-            seen += size
+            seen += weight
         torch._foreach_div_(list(sums.values()), seen)
         return sums
 
@@ -318,6 +323,8 @@ class LocalTrainer:
         """Yields an epoch's batches with their sizes, the network in training mode at ``at``."""
         self.model.load(at)
         seed = derive_seed(self.seed, *key, "gradient")
+        if self.gradients.private is not None:
+            self.gradients.private.begin(_drawable(data), seed)
         with self.model.training(), seeded(seed, self.model.device):
             for batch in islice(self._epoch(data, seed), batches):
                 yield batch, size_of(batch)
@@ -343,6 +350,18 @@ class LocalTrainer:
             raise ConfigError(f"Client {data.id} has no training batch.")
 
     def _batches(self, data: ClientData, seed: int) -> Iterator[Batch]:
+        if self.gradients.private is not None:
+            draws = self.gradients.private.batches(_drawable(data), seed)
+            return (to_device(batch, self.model.device) for batch in draws)
         if self.gpu is not None:
             return self.gpu.samples.batches(data, seed, self.model.device)
         return (to_device(batch, self.model.device) for batch in data.train_batches(seed))
+
+
+def _drawable(data: ClientData) -> Drawable:
+    if not isinstance(data, Drawable):
+        raise ConfigError(
+            f"The patients of client {data.id} cannot be drawn one by one; train without "
+            "privacy.example."
+        )
+    return data

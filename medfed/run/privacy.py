@@ -1,0 +1,257 @@
+"""Protects patients by noise: what a run may be, how much noise each client needs, and the record.
+
+Everything that depends on a client's patients and leaves it must pass through noisy gradients, or
+be named as exact. A method declares by its card that it touches data in no other way; a run with
+anything else is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.table import Table
+
+from medfed.common.console import cell, say, wide_console
+from medfed.common.errors import ConfigError
+from medfed.common.floors import Statistic
+from medfed.config.compose import build
+from medfed.config.description import ExampleKeys, RunDescription
+from medfed.datamodules.client_data import ClientData
+from medfed.federation.algorithm import Algorithm, Cohort
+from medfed.federation.card import Touches
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.private import ExamplePrivacy, PrivateGradients, rate_of
+from medfed.federation.federation import Federation
+from medfed.functional.privacy import epsilon, noise_for
+from medfed.models.task import TaskModule, l2_penalty
+
+_REASONS: dict[Touches | None, str] = {
+    None: "does not declare that patients influence it by gradients only (card.touches)",
+    "losses": "compares losses of patients, which get no noise",
+    "outputs": "takes steps that see the network's outputs or the labels of whole batches",
+    "several": "asks for gradients of one draw at several points, or for a random number of them, "
+    "which is not accounted for",
+    "pooled": "trains on the patients of all clients in one place",
+}
+ALTERNATIVES = "algorithm=fedavg, ditto, fedper, ppfl or qupel"
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The noise of one client, and what it amounts to.
+
+    Attributes:
+        rate: The chance of each patient or row to enter a draw.
+        draws: Draws that the whole run takes.
+        uses: The most gradients of one draw.
+        noise: Standard deviation of the noise of a gradient, in multiples of the clipping bound.
+        delta: Of the guarantee.
+    """
+
+    rate: float
+    draws: int
+    uses: int
+    noise: float
+    delta: float
+
+    @classmethod
+    def of(cls, keys: ExampleKeys, rate: float, draws: int, uses: int) -> Protection:
+        """Chooses the least noise that keeps epsilon after all draws."""
+        # Several gradients of one draw with separate noise are as one with less noise.
+        noise = math.sqrt(uses) * noise_for(rate, draws, keys.epsilon, keys.delta)
+        return cls(rate, draws, uses, noise, keys.delta)
+
+    def epsilon(self, gradients: int | None = None) -> float:
+        """Returns epsilon after a number of gradients; by default after all.
+
+        Example:
+            >>> Protection(rate=0.1, draws=200, uses=1, noise=3.24, delta=1e-5).epsilon(100)
+            1.3...
+        """
+        draws = self.draws if gradients is None else math.ceil(gradients / self.uses)
+        return epsilon(self.rate, self.noise / math.sqrt(self.uses), draws, self.delta)
+
+
+def protect(
+    config: RunDescription,
+    clients: Mapping[str, ClientData],
+    task: TaskModule,
+    federation: Federation,
+    local: LocalTrainer,
+    statistics: Sequence[Statistic],
+    across: bool,
+) -> None:
+    """Makes the gradients of all clients of this process noisy, if the run asks for it.
+
+    Args:
+        config: The run's description.
+        clients: The clients' data.
+        task: The task.
+        federation: The federation.
+        local: Its training loop.
+        statistics: What clients send that is computed from patients, besides weights.
+        across: Whether this process is a hospital's.
+
+    Raises:
+        ConfigError: If something of the run would leave a client without noise.
+    """
+    keys = config.privacy.example
+    if keys is None:
+        return
+    _check(config, federation.algorithm, task, local, statistics)
+    planned = protections(config, clients, federation)
+    noises = {name: one.noise for name, one in planned.items()}
+    privacy = ExamplePrivacy(keys.clip, noises, keys.unit, keys.chunk, system=across)
+    penalty = (lambda: l2_penalty(task.network, task.l2)) if task.l2 else None
+    local.gradients.private = PrivateGradients(task.network, task.data_loss, privacy, penalty)
+
+
+def protections(
+    config: RunDescription, clients: Mapping[str, ClientData], federation: Federation
+) -> dict[str, Protection]:
+    """Returns the noise of each client of this process.
+
+    Args:
+        config: The run's description.
+        clients: The clients' data.
+        federation: The federation.
+
+    Raises:
+        ConfigError: If delta is too large for a client.
+    """
+    keys, method = config.privacy.example, federation.algorithm
+    assert keys is not None
+    rounds = rounds_of(federation.cohort, federation.ids, config)
+    planned = {}
+    for name, data in clients.items():
+        count = int(data.units(keys.unit).max()) + 1
+        if keys.delta * count >= 1:
+            raise ConfigError(
+                f"privacy.example.delta={keys.delta:g} does not protect the {count} "
+                f"{keys.unit}s of {name}; set it below {1 / count:.2g}, 1 divided by their number."
+            )
+        budget = build(config.local)
+        epoch = math.ceil(data.num_samples / data.batch_size)
+        steps = budget.of(data.num_samples, data.batch_size)
+        draws = method.draws(steps, epoch) * budget.accumulate * rounds[name]
+        planned[name] = Protection.of(keys, rate_of(data), draws, method.uses)
+    return planned
+
+
+def rounds_of(cohort: Cohort, ids: Sequence[str], config: RunDescription) -> dict[str, int]:
+    """Returns in how many rounds each client takes part."""
+    counts = dict.fromkeys(ids, 0)
+    for number in range(config.rounds):
+        for name in cohort.of(ids, config.seed, number):
+            counts[name] += 1
+    return counts
+
+
+def _check(
+    config: RunDescription,
+    method: Algorithm,
+    task: TaskModule,
+    local: LocalTrainer,
+    statistics: Sequence[Statistic],
+) -> None:
+    """Refuses what would leave a client without noise."""
+    name = type(method).__name__
+    # A class outside the file of its card may override any function of the card's class.
+    declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
+    touches = method.card.touches if declared.__module__ == type(method).__module__ else None
+    if touches != "gradients":
+        raise _refused(f"{name} {_REASONS[touches]}", f"choose {ALTERNATIVES}")
+    if statistics:
+        sent = statistics[0]
+        key = sent.key.split(" ")[0]
+        way = "set data.scaling=client" if key == "data.scaling" else f"change {key}"
+        raise _refused(f"{sent.what} ({sent.key}) would be sent without noise", way)
+    if config.model.get("class_weights") is not None:
+        raise _refused(
+            "class weights cancel in the loss of one patient, and balanced ones are counts",
+            "set model.class_weights=null",
+        )
+    if local.model.normalises and config.buffers != "frozen":
+        raise _refused(
+            "BatchNorm mixes the patients of a batch", f"set {_norm_key(config)}, or buffers=frozen"
+        )
+    for reason, way, wrong in (
+        ("each part may take all steps", "local.budget=equal", config.local.budget == "paper"),
+        ("draws differ in size", "local.compile=false", config.local.compile),
+        ("draws differ in size", "local.graphs=auto", config.local.graphs is True),
+        (
+            "single gradients overflow in float16",
+            "trainer.precision=32-true",
+            str(config.trainer.precision).startswith("16"),
+        ),
+    ):
+        if wrong:
+            raise _refused(reason, f"set {way}")
+
+
+def _norm_key(config: RunDescription) -> str:
+    network = config.model.network
+    if "norm" in network:
+        return "model.network.norm=instance"
+    if "norm_name" in network:
+        return "model.network.norm_name=instance"
+    return "a network without it, such as model=unet model.network.norm=instance"
+
+
+def _refused(reason: str, way: str) -> ConfigError:
+    return ConfigError(f"privacy.example cannot protect this run: {reason}; {way}.")
+
+
+def print_protections(config: RunDescription, planned: Mapping[str, Protection]) -> None:
+    """Prints the noise of each client before training, and what stays exact."""
+    keys = config.privacy.example
+    assert keys is not None
+    table = Table(title=f"Noise that protects each {keys.unit} (clipped at {keys.clip:g})")
+    for column in ("client", "drawn per step", "draws", "noise", "epsilon", "delta"):
+        table.add_column(column, justify="left" if column == "client" else "right")
+    for name, one in planned.items():
+        figures = (f"{100 * one.rate:.3g} %", f"{one.draws:,}", f"{one.noise:.3g}")
+        table.add_row(cell(name), *figures, f"{one.epsilon():.3g}", f"{one.delta:g}")
+    console = wide_console()
+    console.print(table)
+    say(console, NOT_PRIVATE, f"Exact in spite of the noise: {'; '.join(exact(config))}.")
+
+
+NOT_PRIVATE = (
+    "This is a simulation: its noise follows from the seed, so its models are not private. Across "
+    "hospitals each site draws noise that nobody can repeat."
+)
+
+
+def exact(config: RunDescription) -> list[str]:
+    """Returns in words what leaves clients without noise, and how to send less of it."""
+    every = config.evaluation.every
+    when = "once, after the last round" if every == config.rounds else f"every {every} rounds"
+    kept = ["the numbers of patients and samples", "training losses"]
+    kept.append(f"validation metrics, {when}, and the round that they select (evaluation.every)")
+    kept.append("test metrics of the selected round")
+    if "scaling" in config.data:
+        kept.append("the scaling of columns in each client's bundle")
+    return kept
+
+
+def record(
+    config: RunDescription, planned: Mapping[str, Protection], gradients: Mapping[str, int]
+) -> dict[str, object]:
+    """Returns the content of ``privacy.json``.
+
+    Args:
+        config: The run's description.
+        planned: The noise of each client.
+        gradients: How many noisy gradients each client has taken so far.
+    """
+    keys = config.privacy.example
+    assert keys is not None
+    clients = {
+        name: {**asdict(one), "gradients": gradients[name], "epsilon": one.epsilon(gradients[name])}
+        for name, one in planned.items()
+    }
+    example = {"clip": keys.clip, "unit": keys.unit, "private": False, "clients": clients}
+    return {"example": example, "exact": exact(config)}
