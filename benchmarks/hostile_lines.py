@@ -33,7 +33,8 @@ from medfed.config.description import written
 SMALL = ("experiment=clinical_pfednet", "progress=false", "logger=none", "pictures.format=none")
 VALUES = (
     *("null", "", "''", "true", "maybe", "0", "-1", "3", "1.5", "-0.5", "1e9", "1e400", "nan"),
-    *("inf", "-inf", "10000000000000000000000", "0x10", "1_0", "../../x", "/dev/zero", "/no/such"),
+    *("inf", "-inf", "10000000000000000000000", "0x10", "1_0", "../../x", "/dev/zero"),
+    "/dev/null/such",  # nobody can make this folder, not even root
     *("[]", "[null]", "[1,2]", "[a,b]", "[[1],[2]]", "{}", "{a: 1}", "{a: {b: null}}", "{1: 2}"),
     *("word", "Größe", "数", "'two words'", "a.b.c", "os.system", "~", "~/x", "*", "${seed}"),
     *("${nothing}", "${oc.env:HOME}", "???", "range(3)", "1,2", "choice(1,2)", "glob(*)", "x=y"),

@@ -96,6 +96,7 @@ SECTIONS = (
     *("partition.assignment", "partition.assignment.assignment"),
 )
 _BUILDING = ("_convert_", "_partial_", "_recursive_", "_args_")
+_FIXED = ("evaluation", "checkpoint", "pictures")  # sections of which no class names the keys
 _LISTED = 20  # largest number of keys that an error lists
 
 
@@ -185,6 +186,7 @@ def as_typed(overrides: ListConfig) -> tuple[str, ...]:
 
 def _composed(overrides: Sequence[str], name: str) -> Composition:
     _check_kept(overrides)
+    overrides = _refusing_new(overrides, name)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
         try:
@@ -241,7 +243,8 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
     """
     overrides = spelled([a for a in arguments if not a.startswith("-")])
     for override in overrides:
-        if not override.startswith("~") and ("=" not in override or override.startswith("=")):
+        key, assigns, _ = override.partition("=")
+        if not key.startswith("~") and not (assigns and key.lstrip("+")):
             raise ConfigError(f"{override!r} is no override; write key=value.")
     parsed = parse(overrides, "The command line")
     values = [_values_of(o) for o in parsed]
@@ -381,7 +384,7 @@ def _last(key: str) -> str:
 def _check_sections(config: DictConfig) -> None:
     """Refuses ``cohort=all``, with which Hydra would replace a section by a value."""
     for section in SECTIONS:
-        value = OmegaConf.select(config, section)
+        value = OmegaConf.select(config, section, throw_on_resolution_failure=False)
         if value is not None and not isinstance(value, DictConfig):
             root = section.partition(".")[0]
             group = section if section in (root, *GROUPS) else f"{root}@{section}"
@@ -394,22 +397,38 @@ def _check_kept(overrides: Sequence[str]) -> None:
     """Refuses ``~data``, ``data=null`` and ``data=[a,b]``: no command runs without its sections."""
     for override in overrides:
         key, _, value = override.partition("=")
-        section = key.removeprefix("~")
+        section, left_out = key.lstrip("+~"), key.startswith("~")
         is_group = bool(section) and (CONFIG_DIR / section).is_dir()
         if is_group and value.startswith("["):
             raise ConfigError(
-                f"{override} names a list; choose one option, or -m {key}={value.strip('[]')} for "
-                "a run of each."
+                f"{override} names a list; choose one option, or -m "
+                f"{section}={value.strip('[]')} for a run of each."
             )
-        if section in SECTIONS and (key != section or (value == "null" and is_group)):
+        if section in SECTIONS and (left_out or (value == "null" and is_group)):
             how = f"choose an option by {section}=OPTION" if is_group else "set one of its keys"
             raise ConfigError(f"{override} would leave out a whole section; {how}.")
-        if key != section and not any(o.lstrip("+").startswith(f"{section}=") for o in overrides):
+        if left_out and not any(o.lstrip("+").startswith(f"{section}=") for o in overrides):
             raise ConfigError(f"{override} would leave out a key; set it by {section}=VALUE.")
-        if (leaf := _last(section).lstrip("+")) in _BUILDING:
+        if (leaf := _last(section)) in _BUILDING:
             raise ConfigError(f"{section} says how medfed builds a part; leave {leaf} as it is.")
         if key == "hydra.run.dir" and not value.strip("'\" "):
             raise ConfigError("hydra.run.dir names no folder; write hydra.run.dir=FOLDER.")
+
+
+def _refusing_new(overrides: Sequence[str], name: str) -> Sequence[str]:
+    """Takes the plus sign from what would be new at the top level, so that Hydra refuses it."""
+    keys = {o: o.partition("=")[0].rpartition("@")[2] for o in overrides if o.startswith("+")}
+    roots = {o: key.lstrip("+").partition(".")[0] for o, key in keys.items()}
+    added = {o for o, root in roots.items() if root in _FIXED or not _is_section(root)}
+    if not added:
+        return overrides
+    there = _composed([o for o in overrides if o not in added], name).config
+    new = {o for o in added if roots[o] in _FIXED or roots[o] not in list(there)}
+    return [o.lstrip("+") if o in new else o for o in overrides]
+
+
+def _is_section(root: str) -> bool:
+    return root in SECTIONS or (CONFIG_DIR / root).is_dir()
 
 
 def _explain_option(error: MissingConfigException) -> str:

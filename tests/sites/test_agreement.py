@@ -91,7 +91,8 @@ def test_an_agreement_is_read_as_it_was_written(heart, tmp_path):
 
 # Each of these reached a site from a coordinator that nobody should have trusted.
 FOREIGN = {
-    "+x={_target_:subprocess.check_output,args:[[touch,MARK]]}": "nothing that a configuration may",
+    "+x=1": "Unknown key 'x'",
+    "+data.x={_target_:subprocess.check_output,args:[[touch,MARK]]}": "nothing that a",
     "model.network._target_=builtins.eval": "nothing that a configuration may",
     "+model.x={_target_:medfed.run.loggers.wandb_logger,project:a}": "is not allowed",
     "model.loss={_target_:torch.load,f:MARK}": "nothing that a configuration may",

@@ -235,7 +235,7 @@ def check_names(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple
         medfed.common.errors.ConfigError: Unknown channel FLAIRE; known: FLAIR, T1w (did you \
 mean FLAIR?).
     """
-    lower = {name.lower(): name for name in known}
+    lower, wanted = {name.lower(): name for name in known}, [str(name) for name in wanted]
     for name in wanted:
         if name.lower() not in lower:
             hint = did_you_mean(name, known)
