@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 STAMP := $(VENV)/.installed
 SITES := $(VENV)/.installed-sites
 

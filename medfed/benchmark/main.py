@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from medfed.benchmark.advice import ALONE, Advice, choose
-from medfed.benchmark.advice_words import markdown, print_advice
+from medfed.benchmark.advice import ALONE, Advice, choose, markdown, print_advice
 from medfed.benchmark.claims import judge_claims
 from medfed.benchmark.measured import findings
 from medfed.benchmark.pilot import Pilot, Question, pilots, question

@@ -16,8 +16,7 @@ from sklearn.datasets import load_breast_cancer
 from medfed.benchmark import advice as choice
 from medfed.benchmark import main as written
 from medfed.benchmark import runner
-from medfed.benchmark.advice import FEW, MOST, gain_of, needed
-from medfed.benchmark.advice_words import markdown, sentences
+from medfed.benchmark.advice import FEW, MOST, gain_of, markdown, needed, sentences
 from medfed.benchmark.main import advise
 from medfed.benchmark.pilot import pilots, question
 from medfed.benchmark.runner import Progress
