@@ -1,4 +1,4 @@
-"""Says what this machine has, what makes a run fast here, and what is wrong with the installation.
+"""Says what this machine has, which optional packages are there, and what is wrong.
 
 The command does not use the network. Its last line says whether something is wrong; if so, the
 command exits with status 1.
@@ -37,13 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with loading():
             from medfed.run import doctor
 
-        config, task = doctor.default_run()
         console = wide_console()
         _print(console, "This machine", doctor.machine(Path.cwd()))
-        _print(console, "What makes a run fast, by default", doctor.features(config, task))
-        beside = [("W&B", doctor.wandb_login()), *doctor.extras()]
-        _print(console, "Optional packages", beside)
-        wrong = list(doctor.mistakes(config, Path.cwd()))
+        _print(console, "Optional packages", [("W&B", doctor.wandb_login()), *doctor.extras()])
+        wrong = list(doctor.mistakes(Path.cwd()))
     for sentence in wrong:
         print(f"wrong: {sentence}")
     print("Something is wrong." if wrong else "Nothing is wrong.")

@@ -1,4 +1,4 @@
-"""What a machine has, which of medfed's speed-ups it can use, and what is wrong with the set-up."""
+"""What a machine has, which optional packages are there, and what is wrong with the set-up."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import os
 import platform
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from packaging.requirements import Requirement
 
 from medfed.common.console import size
 from medfed.config.compose import described
-from medfed.config.description import RunDescription
-from medfed.federation.budget import channels_last_pays
-from medfed.models.task import TaskModule
-from medfed.records.tasks import plain_task
 
 EXTRAS = {
     "zstd": "final lossless compression of messages (channel.up.zstd)",
@@ -97,62 +92,6 @@ def driver() -> str | None:
     return done.stdout.split()[0] if done.stdout.split() else None
 
 
-def compiler() -> str | None:
-    """Returns the C++ compiler that torch.compile would use; it also needs Python's headers."""
-    path = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
-    return path if headers else None
-
-
-def features(config: RunDescription, task: TaskModule) -> list[Row]:
-    """Returns which of medfed's speed-ups are active here by default, and why the others are not.
-
-    Args:
-        config: The configuration of a run.
-        task: Its task.
-    """
-    gpu, local = torch.cuda.is_available(), config.local
-    on_gpu = "" if gpu else "not active: there is no GPU (with one, set trainer=gpu)"
-    last = channels_last_pays(task.network)
-    rows = [
-        Row("channels-last (local.channels_last)", _channels_last(str(local.channels_last), last)),
-        Row("CUDA graphs (local.graphs)", on_gpu or f"{local.graphs}, with trainer=gpu"),
-        Row("data on the device (data.device_gb)", on_gpu or "active with trainer=gpu"),
-        Row("bf16 (trainer.precision)", _bf16(str(config.trainer.precision))),
-        Row("torch.compile (local.compile)", _compile(local.compile)),
-        Row(
-            "states on disk (cohort.memory_gb)",
-            f"active if the states take more than {config.cohort.memory_gb:g} GB",
-        ),
-    ]
-    cores = os.cpu_count() or 1
-    if cores > 1 and not gpu:
-        text = f"not active: trainer=ddp trainer.devices={cores} trains {cores} clients at a time"
-        rows.append(Row("several ranks", text))
-    return rows
-
-
-def _channels_last(wanted: str, pays: bool) -> str:
-    if wanted != "auto":
-        return "active" if wanted == "True" else "not active: it is set to false"
-    return "active for the default network" if pays else "not active: the network gains nothing"
-
-
-def _bf16(precision: str) -> str:
-    if "bf16" in precision:
-        return "active"
-    if torch.cuda.is_available() or {"bf16", "AMX"} & set(units()):
-        return f"not active: precision is {precision}; set trainer.precision=bf16-mixed"
-    return f"not active: precision is {precision}, and this CPU has no bf16 units"
-
-
-def _compile(wanted: bool) -> str:
-    able = compiler()
-    if able is None:
-        return "not active: it needs a C++ compiler and Python's headers (g++, python3-dev)"
-    return "active" if wanted else f"not active: it is set to false; {able} could compile"
-
-
 def extras() -> list[Row]:
     """Returns which optional packages are there, and what they are for."""
     # The metadata of an older installation may list fewer packages than the code.
@@ -194,11 +133,10 @@ def wrong_packages(extra: str = "") -> list[str]:
     return sentences
 
 
-def mistakes(config: RunDescription, folder: Path) -> Iterator[str]:
+def mistakes(folder: Path) -> Iterator[str]:
     """Yields a sentence for each thing that is wrong here, with the remedy.
 
     Args:
-        config: The configuration of a run, which names folders.
         folder: The folder in which the user calls medfed.
     """
     yield from wrong_packages()
@@ -207,7 +145,7 @@ def mistakes(config: RunDescription, folder: Path) -> Iterator[str]:
             f"This machine has an NVIDIA driver, {driver()}, but PyTorch {torch.__version__} "
             "cannot use it: install the GPU build that https://pytorch.org/get-started names."
         )
-    places = {"outputs": "hydra.run.dir=FOLDER", str(config.data.root): "data.root=FOLDER"}
+    places = {"outputs": "hydra.run.dir=FOLDER", str(described().data.root): "data.root=FOLDER"}
     for place, key in {**places, tempfile.gettempdir(): "the environment variable TMPDIR"}.items():
         nearest = folder / place
         while not nearest.exists():
@@ -226,16 +164,3 @@ def wandb_login() -> str:
         known = None
     who = "found a login in netrc, which logger.offline=false uses" if known else "no login"
     return f"{who}: runs stay offline in their folder until you call wandb sync"
-
-
-def default_run() -> tuple[RunDescription, TaskModule]:
-    """Returns the configuration of the default run, and its task with its initial weights."""
-    facts: dict[str, Any] = {
-        "in_channels": 4,
-        "out_channels": 1,
-        "spatial_dims": 2,
-        "regions": ["whole"],
-    }
-    facts |= {"exclusive": False, "millimetres": False}
-    config = described(folder=tempfile.gettempdir(), **facts)
-    return config, plain_task(config.model, config.seed)
