@@ -35,6 +35,7 @@ from medfed.federation.split import (
     nothing_to_train,
     remainder,
 )
+from medfed.federation.wire.fixed_point import Summed
 from medfed.federation.wire.message import Message
 
 """Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``.
@@ -153,7 +154,7 @@ class Algorithm(ABC):
         aggregation: How :meth:`mean` combines the clients, from the section ``aggregation``.
         leaves: The only parts that a client's reply may hold.
         averaged: The parts of replies that change the server's state through :meth:`mean` only, so
-            that a robust aggregation protects it.
+            that a robust aggregation protects it, and a channel may reveal their sum only.
         coded: The parts of replies that a lossy codec may encode, which must then be unbiased;
             None: any part, by any codec.
         mixes: Whether it needs canonical parts, whose membership vectors stay in the simplex.
@@ -411,8 +412,10 @@ class Algorithm(ABC):
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says.
 
-        It is what ``aggregation`` takes in its place.
+        It is what ``aggregation`` takes in its place, or what the channel has summed.
         """
+        if isinstance(replies, Summed):
+            return replies.means[part]
         weights = self.weights(server, replies)
         if type(self.aggregation) is Aggregation and not self.mask_aware:
             # One by one, as large replies are decoded only now.

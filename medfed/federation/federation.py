@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CodecError, NonFiniteError
+from medfed.common.errors import CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import State, Tensors, digest, states_on
 from medfed.federation.aggregation import Far, far_parts
 from medfed.federation.algorithm import (
@@ -27,6 +27,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
+from medfed.federation.wire.fixed_point import FEWEST, Summed
 from medfed.federation.wire.ledger import Direction, Entry, Ledger
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
@@ -76,6 +77,8 @@ class Federation:
         self.server = server
         self.clients = dict(clients)
         self.ids = [c.id for c in everyone]
+        self._samples = {c.id: c.num_samples for c in everyone}
+        self._all_samples = sum(self._samples.values())
         self.channel = channel or Channel()
         self.ledger = Ledger()
         self.seed = seed
@@ -125,6 +128,12 @@ class Federation:
         """Returns the cohort of a round."""
         return self.cohort.of(self.ids, self.seed, round)
 
+    def share(self, client: str) -> float:
+        """Returns a client's weight among all clients, whether they take part or not."""
+        if self.algorithm.weighting == "uniform":
+            return 1 / len(self.ids)
+        return self._samples[client] / self._all_samples
+
     @property
     def most_elements(self) -> int:
         """A bound above any reply: many models, or the minimum that a receiver always accepts."""
@@ -153,7 +162,7 @@ class Federation:
             local.begin(number, packet.phase, position)
             reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply)
-            place = Place(client, number, position)
+            place = Place(client, number, position, self.share(client))
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
             # Only now: a client that fails earlier keeps the state on which both ends agree.
             local.memory = {"down": received, "up": sent}
@@ -254,6 +263,12 @@ class Round:
         self.federation = federation
         self.number = number
         self.cohort = federation.members(number)
+        if federation.channel.sums is not None and len(self.cohort) < FEWEST:
+            raise ConfigError(
+                f"channel.secure=masks needs {FEWEST} clients in every round, and round "
+                f"{number + 1} has {len(self.cohort)}; let more take part (cohort), or set "
+                "channel.secure=null."
+            )
         self.expected = federation.algorithm.phases(number)
         self.position = 0
         self._generator: ServerRound = federation.algorithm.round(
@@ -320,6 +335,7 @@ class Round:
             )
         check(decoded)
         federation.far += far_parts(decoded, self.number, phase)
+        decoded = self._summed(decoded, replies)
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:
@@ -334,6 +350,27 @@ class Round:
             return False
         self._take(outbox)
         return True
+
+    def _summed(
+        self, decoded: Mapping[str, Message], replies: Mapping[str, Packet]
+    ) -> Mapping[str, Message]:
+        """Adds the means of the parts that are summed.
+
+        Raises:
+            ValueError: If only some clients send such a part.
+        """
+        if (sums := self.federation.channel.sums) is None:
+            return decoded
+        means = {}
+        for name in sums.parts:
+            senders = [c for c in self.recipients if name in replies[c].parts]
+            if senders and (senders != self.recipients or len(senders) < FEWEST):
+                raise ValueError(f"{len(senders)} clients send {name}, which must be a sum of all.")
+            if senders:
+                parts = [replies[c].parts[name] for c in senders]
+                share = sum(map(self.federation.share, senders))
+                means[name] = sums.mean(parts, share, str(self.federation.channel.device))
+        return Summed(decoded, means)
 
     def _take(self, outbox: Outbox) -> None:
         name = type(self.federation.algorithm).__name__

@@ -57,7 +57,7 @@ class GradientMethod(FedAvg):
 
     def statistics(self, server: State, replies: Replies) -> Tensors:
         """Returns the new shared statistics: means, as in FedAvg."""
-        if not all("statistics" in m.parts for m in replies.values()):
+        if not all("statistics" in m.kinds for m in replies.values()):
             return {}
         mean = self.mean(server, replies, "statistics")
         return add(select(server["shared"], mean), mean)

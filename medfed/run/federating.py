@@ -28,6 +28,7 @@ from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.base import Codec
+from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.models.task import TaskModule
 from medfed.run.privacy import protect
@@ -164,7 +165,7 @@ def federation_of(
         scheduler=scheduler,
         rounds=config.rounds,
         budget=build(config.local),
-        channel=lambda adapted: build_channel(config, adapted),
+        channel=lambda adapted: build_channel(config, adapted, len(everyone or clients)),
         cohort=build(config.cohort),
         seed=config.seed,
         measure=partial(mean_loss, task),
@@ -207,12 +208,13 @@ def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:
     return task.evaluate(batches)["loss"]
 
 
-def build_channel(config: RunDescription, algorithm: Algorithm) -> Channel:
+def build_channel(config: RunDescription, algorithm: Algorithm, clients: int) -> Channel:
     """Builds both directions of the channel, from the sections ``codec`` and ``channel``.
 
     Args:
         config: The run's description.
         algorithm: The method whose parts travel.
+        clients: How many clients there are.
 
     Raises:
         ConfigError: If a value is out of range, or the patterns of parts match nothing.
@@ -223,7 +225,58 @@ def build_channel(config: RunDescription, algorithm: Algorithm) -> Channel:
     down = build(config.channel.down, codec=build(config.codec.down), place="channel.down")
     if up.parts is not None:
         check_parts(up.parts, algorithm.leaves, "channel.up.parts")
-    return Channel(up, down, seed=config.seed)
+    return Channel(up, down, seed=config.seed, sums=sums_of(config, algorithm, up, clients))
+
+
+def sums_of(
+    config: RunDescription, algorithm: Algorithm, up: Link, clients: int
+) -> FixedPoint | None:
+    """Returns the parts that the server receives only as sums; None without ``channel.secure``.
+
+    Args:
+        config: The run's description.
+        algorithm: The method.
+        up: The link for the clients' messages.
+        clients: How many clients there are.
+
+    Raises:
+        ConfigError: If the method, the aggregation, the codec or the number of clients does not
+            allow it.
+    """
+    if (secure := config.channel.get("secure")) is None:
+        return None
+    if secure != "masks":
+        raise ConfigError(f"channel.secure must be masks or null, not {secure!r}.")
+    name = type(algorithm).__name__
+    parts = tuple(part for part in algorithm.leaves if part in algorithm.averaged)
+    if not parts or algorithm.pools:
+        why = f"{name} needs more of what each client sends than a mean over all clients"
+        hint = "choose another algorithm (medfed methods METHOD says which take means)"
+    elif algorithm.mask_aware:
+        why = "algorithm.mask_aware=true averages each weight over other clients"
+        hint = "set algorithm.mask_aware=false"
+    elif type(algorithm.aggregation) is not Aggregation:
+        why = f"aggregation={type(algorithm.aggregation).__name__.lower()} compares the clients"
+        hint = "choose aggregation=mean"
+    elif not up.direct or not up.codec.lossless or up.shift is not None or up.zstd is not None:
+        why = "codec.up and channel.up make messages of single clients smaller"
+        hint = "set codec.up=fp32, and channel.up.cer.gamma=0, channel.up.shift=null and "
+        hint += "channel.up.zstd=null"
+    elif clients < FEWEST:
+        why = f"{clients} clients are too few to hide one in a sum of {FEWEST}"
+        hint = "let more take part"
+    else:
+        if rank() == 0 and (others := [part for part in algorithm.leaves if part not in parts]):
+            _log.warning(
+                "channel.secure=masks covers the part %s of what clients send by %s; the server "
+                "receives %s of each client.",
+                " and ".join(parts), name, " and ".join(others),
+            )  # fmt: skip
+        return FixedPoint(parts, config.channel["range"])
+    raise ConfigError(
+        f"channel.secure=masks does not go with this: {why}. Either {hint}, or set "
+        "channel.secure=null."
+    )
 
 
 def _only(algorithm: Algorithm, codec: Codec, link: Section) -> dict[str, Any]:

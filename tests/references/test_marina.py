@@ -133,14 +133,14 @@ def test_a_codec_encodes_differences_alone(subtests):
     """On gradients, too, the method would stall without a word."""
     for line in ("codec.up=randomk", "codec.up=qsgd channel.up.parts=[difference]"):
         config = described(["algorithm=marina", *line.split()], folder=".")
-        up = build_channel(config, build(config.algorithm)).links["up"]
+        up = build_channel(config, build(config.algorithm), 3).links["up"]
         sent = [up.compresses("x", part) for part in ("gradient", "difference")]
         assert (sent, up.feedback) == ([False, True], False)
     for line, sentence in CODECS.items():
         config = described(line.split(), folder=".")
         method = build(config.algorithm)
         with subtests.test(line), pytest.raises(ConfigError, match=sentence):
-            build_channel(config, method)
+            build_channel(config, method, 3)
     for name in ("marina", "adiana"):  # rounding is no loss that adds up
         config = described([f"algorithm={name}", "codec.up=bf16"], folder=".")
-        assert build_channel(config, build(config.algorithm)).links["up"].parts is None
+        assert build_channel(config, build(config.algorithm), 3).links["up"].parts is None

@@ -38,6 +38,7 @@ that cannot be encoded changes nothing.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import struct
 from collections.abc import Collection, Sequence
@@ -50,6 +51,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.console import shown
 from medfed.common.errors import CodecError, ConfigError, NonFiniteError, first_line
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import (
@@ -64,6 +66,7 @@ from medfed.common.tensors import (
 )
 from medfed.federation.wire.codecs.base import Codec, all_finite
 from medfed.federation.wire.codecs.dense import Dense
+from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.ledger import Direction
 from medfed.federation.wire.message import KINDS, Kind, Message
 from medfed.federation.wire.packet import EncodedPart, Packet, Received, dense_bytes
@@ -72,6 +75,7 @@ from medfed.functional.fused_lasso import fused_lasso, fused_lasso_blocks
 Memory = Tensors
 LEVELS = range(1, 23)  # of Zstandard
 Mode = Literal["plain", "residual", "reference", "shift"]
+_log = logging.getLogger(__name__)
 _FACTOR = struct.Struct("<f")
 _LARGEST_FACTOR = 1024.0
 _DENSE = Dense()
@@ -323,11 +327,13 @@ class Place(NamedTuple):
         client: The client at the other end.
         round: The round's number; -1 for deliveries outside of rounds.
         phase: Position of the phase within the round.
+        share: The client's weight among all, where its message is part of a sum.
     """
 
     client: str = ""
     round: int = -1
     phase: int = 0
+    share: float | None = None
 
 
 NOWHERE = Place()
@@ -355,6 +361,7 @@ class Channel:
         device: Where decoded tensors are put.
         seed: Seed of the run.
         buffers: Names of tensors that no lossy codec may change (BatchNorm statistics).
+        sums: The parts that the server receives only as a sum over clients; ``None``: none.
     """
 
     def __init__(
@@ -364,7 +371,10 @@ class Channel:
         device: str = "cpu",
         seed: int = 0,
         buffers: Collection[str] = (),
+        sums: FixedPoint | None = None,
     ) -> None:
+        self.sums = sums
+        self._clipped: set[tuple[str, str]] = set()
         self.links: dict[Direction, Link] = {"up": _link(up), "down": _link(down)}
         self._others = {d: Link(zstd=link.zstd) for d, link in self.links.items()}
         self.device = torch.device(device)
@@ -397,6 +407,7 @@ class Channel:
             NonFiniteError: If a tensor or scalar holds NaN or infinity, or numbers that a lossy
                 codec cannot hold; it is named.
             CodecError: If a tensor is of whole numbers.
+            ConfigError: If a part that is only summed would be sent outside of a round.
             ValueError: If a kind is unknown, or of a part that the message lacks.
         """
         parts, after = {}, dict(memory or {})
@@ -418,6 +429,10 @@ class Channel:
                         "travel: convert it"
                     )
             layout = layout_of(tensors)
+            if self._summed(part, direction):
+                data = self._whole(part, tensors, place)
+                parts[part] = EncodedPart(kind, data, layout)
+                continue
             key = memory_key(link, part, kind, layout)
             sent = self._sent(part, tensors, kind, link, direction, place, after.get(key), layout)
             parts[part] = sent.encoded
@@ -439,7 +454,7 @@ class Channel:
             memory: What the receiver remembers of this client and direction.
 
         Returns:
-            The message, and the receiver's new memory.
+            The message without the parts that are summed, and the receiver's new memory.
 
         Raises:
             CodecError: If bytes are foreign or truncated, or decode to NaN or infinity, also
@@ -447,6 +462,8 @@ class Channel:
         """
         parts, after = {}, dict(memory or {})
         for part, encoded in packet.parts.items():
+            if self._summed(part, direction):
+                continue
             link = self._link(direction, packet.phase, part)
             key = memory_key(link, part, encoded.kind, encoded.layout)
             parts[part], kept = self._received(part, encoded, link, direction, after.get(key))
@@ -454,6 +471,29 @@ class Channel:
                 after[key] = kept
         kinds = {part: e.kind for part, e in packet.parts.items()}
         return Message(packet.phase, parts, packet.scalars, kinds), after
+
+    def _summed(self, part: str, direction: Direction) -> bool:
+        return self.sums is not None and direction == "up" and part in self.sums.parts
+
+    def _whole(self, part: str, tensors: Tensors, place: Place) -> bytes:
+        """The bytes of a part that is summed; says the first time that a client's are clipped."""
+        assert self.sums is not None
+        if place.share is None:
+            raise ConfigError(
+                f"channel.secure=masks keeps the part {part} of one client from the server, and "
+                "here it would be sent on its own; set channel.secure=null."
+            )
+        if name := first_non_finite(tensors):
+            raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
+        data, clipped = self.sums.encode(tensors, place.share)
+        if clipped and (place.client, part) not in self._clipped:
+            self._clipped.add((place.client, part))
+            _log.warning(
+                "%s, round %d: %d numbers of the part %s are beyond channel.range=%g and were "
+                "clipped; set a larger range. Later rounds do not repeat this line.",
+                shown(place.client), place.round + 1, clipped, part, self.sums.range,
+            )  # fmt: skip
+        return data
 
     def _link(self, direction: Direction, phase: str, part: str) -> Link:
         link = self.links[direction]
