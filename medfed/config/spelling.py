@@ -87,7 +87,8 @@ def with_whole_data(arguments: Sequence[str]) -> list[str]:
         >>> with_whole_data(["experiment=clinical_pfednet", "data=csv", "data.path=a.csv"])[3:]
         ['partition=auto', 'partition.protocol=label_imbalance']
         >>> with_whole_data(["experiment=clinical_pfednet", "data.path=a.csv", "partition=shards"])
-        ['experiment=clinical_pfednet', 'data.path=a.csv', 'partition=shards']
+        ['experiment=clinical_pfednet', 'data.path=a.csv', 'partition=shards', \
+'data.normalization=standard']
         >>> with_whole_data(["experiment=heart_pfednet", "data.path=/data/heart"])
         ['experiment=heart_pfednet', 'data.path=/data/heart']
         >>> with_whole_data(["experiment=brats_pfednet", "data.path=/data/msd"])[2:]
@@ -118,6 +119,8 @@ def with_whole_data(arguments: Sequence[str]) -> list[str]:
     for measured, key, usual in _MEASURED:
         if not {key, f"data.{key}"} & set(given) and any(re.search(measured, t) for t in texts):
             made.append(f"{key}={usual}")
+    if "data" not in given and data <= {"breast_cancer", "diabetes"}:  # public: exact extremes
+        made.append(f"data.normalization={given.get('data.normalization', 'standard')}")
     return made
 
 

@@ -211,15 +211,16 @@ def sentences(
         "Also leaves when something fails: the type of the error, never its text.",
     ]
     if isinstance(data, TabularDataModule) and data.scaling == "pooled":
-        ends = (
-            "the smallest and largest value of each column"
-            if data.normalization == "minmax"
-            else "for each column the number of values, the median, the limits of outliers, and "
-            "sums and sums of squares"
-        )
+        ends = {
+            "standard": "for each column the number of values, the median, the limits of outliers, "
+            "and sums and sums of squares",
+            "minmax": "for each column the number of values, and a rounded range of nearly all",
+            "exact_minmax": "the smallest and largest value of each column",
+        }[data.normalization]
         lines.append(f"Pooled scaling sends the server {ends}, separately for this site.")
     if isinstance(data, TabularDataModule):
-        exact = ", the exact smallest and largest value" if data.normalization == "minmax" else ""
+        exact = ", the exact smallest and largest value"
+        exact = exact if data.normalization == "exact_minmax" else ""
         lines.append(
             "A bundle of this site's model, if you hand it on, holds of each column its name, its "
             f"scaling{exact}, a rounded range, and categories of five patients or more."

@@ -93,6 +93,7 @@ def same(one, other):
     [
         {"scaling": "pooled"},
         {"scaling": "pooled", "normalization": "minmax", "missing_indicator": True},
+        {"scaling": "pooled", "normalization": "exact_minmax"},
         {"scaling": "client"},
         {"scaling": "client", "missing_indicator": False, "features": ["age", "crp"]},
         {"outcome": "continuous", "label": "crp"},

@@ -16,7 +16,7 @@ from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import Question, agree
-from medfed.datamodules.tables.columns import Columns, fit_standard, limits
+from medfed.datamodules.tables.columns import Columns, fit, fit_standard, limits
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.overview.table import cohort_record
 from tests.sweeps import sweep
@@ -68,6 +68,39 @@ def test_numbers_are_those_of_scikit_learn():
     scaled = fit_standard(rows).scale(rows)
     np.testing.assert_allclose(scaled, wanted[:, :4], rtol=0, atol=1e-12)
     np.testing.assert_array_equal(columns.encode(rows, scaled)[:, 4:], wanted[:, 4:])
+
+
+@pytest.mark.parametrize("scaling", ["client", "pooled"])
+def test_the_ends_of_minmax_are_no_patients_and_do_not_follow_one(path, scaling):
+    data = module(path, normalization="minmax", features=["age", "crp"], scaling=scaling)
+    for client, rows in data.train_rows.items():
+        said = data.preprocessing(client)["normalization"]
+        assert said == data.scalings[client].facts()
+        assert (said["name"], len(rows) > 40) == ("minmax", True)
+        for ends in (said["minimum"], said["maximum"]):
+            for end, column in zip(ends, rows.T, strict=True):
+                assert end not in column
+                assert np.nanmin(abs(column - end)) > 0.05
+        other = rows.copy()
+        for column in other.T:
+            column[np.nanargmax(column)] = 10 * np.nanmax(column)
+        assert fit("minmax", other).facts() == fit("minmax", rows).facts()
+        assert fit("exact_minmax", other).facts() != fit("exact_minmax", rows).facts()
+        assert client_range(data.clients[client]) == (-1, 1) or scaling == "pooled"
+
+
+def client_range(client):
+    image = client.train["image"]
+    return float(image.min().round(decimals=0)), float(image.max().round(decimals=0))
+
+
+@pytest.mark.parametrize("count", [1, 5, 19])
+def test_few_values_do_not_show_through_minmax(count):
+    ages = np.random.default_rng(count).integers(20, 90, (count, 1)).astype(float)
+    fitted = fit("minmax", ages)
+    assert fitted.minimum not in ages
+    assert fitted.maximum not in ages
+    assert np.ptp(fitted.scale(ages)) > 0.5 or count == 1
 
 
 def test_categories_are_those_of_scikit_learn(path):

@@ -37,7 +37,7 @@ def module(path, **settings):
 
 def test_breast_cancer_for_five_and_twenty_clients():
     for count in (5, 20):
-        data = TabularDataModule(LabelImbalance(count, delta=4.0), normalization="minmax")
+        data = TabularDataModule(LabelImbalance(count, delta=4.0), normalization="exact_minmax")
         data.setup()
         assert (len(data.clients), data.in_channels, data.num_classes) == (count, 30, 2)
         for client in data.clients.values():
@@ -55,7 +55,7 @@ def test_breast_cancer_for_five_and_twenty_clients():
 
 
 def test_scaling_uses_training_rows_only(table):
-    data = module(table, normalization="minmax")
+    data = module(table, normalization="exact_minmax")
     raw = read_csv(table, "label", centre="site", patient="id")
     for client in data.clients.values():
         rows = np.isin(raw.patients, client.patients["train"])
@@ -83,7 +83,7 @@ def test_changing_test_rows_changes_no_training_tensor(table):
 
 
 def test_missing_cells_become_zero_with_an_indicator(table):
-    data = module(table, missing_indicator=True, normalization="minmax")
+    data = module(table, missing_indicator=True, normalization="exact_minmax")
     assert data.channel_names == ("age", "sugar", "age missing", "sugar missing")
     images = torch.cat(
         [
@@ -99,7 +99,7 @@ def test_missing_cells_become_zero_with_an_indicator(table):
 
 
 def test_pooled_scaling_is_the_same_everywhere():
-    data = TabularDataModule(RoundRobin(3), scaling="pooled", normalization="minmax")
+    data = TabularDataModule(RoundRobin(3), scaling="pooled", normalization="exact_minmax")
     data.setup()
     rows = torch.cat([c.train["image"] for c in data.clients.values()])
     assert torch.allclose(rows.amin(0), -torch.ones(30))

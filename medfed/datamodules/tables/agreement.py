@@ -221,8 +221,8 @@ class Question:
     @property
     def ends(self) -> tuple[str, ...]:
         """The statistics of each column of numbers for pooled scaling."""
-        minmax = self.normalization == "minmax"
-        return ("minimum", "maximum") if minmax else ("low", "median", "high")
+        standard = self.normalization == "standard"
+        return ("low", "median", "high") if standard else ("minimum", "maximum")
 
 
 Half = Generator[bytes, bytes, Agreement]
@@ -315,9 +315,12 @@ def tell(
     if not pooled:
         return Agreement(columns, None, scale)
     limits_of_all = [np.array(answer[end]) for end in ends]
-    if question.normalization == "minmax":
-        return Agreement(columns, MinMax(*limits_of_all), scale)
-    low, median, high = limits_of_all
+    low, *_, high = limits_of_all
+    if question.normalization != "standard":
+        return Agreement(
+            columns, MinMax(low, high, question.normalization == "exact_minmax"), scale
+        )
+    median = limits_of_all[1]
     apart = np.clip(numbers, low, high) - median
     sums = {
         "count": (~np.isnan(apart)).sum(axis=0).tolist(),
@@ -385,8 +388,8 @@ def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
     """The range of a client's values that the server needs."""
     count = (~np.isnan(values)).sum(axis=0)
     message: dict[str, Any] = {"count": count.tolist()}
-    if normalization == "minmax":
-        fitted = fit_minmax(values)
+    if normalization != "standard":
+        fitted = fit_minmax(normalization, values)
         return message | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
     for name, values_of in zip(("low", "median", "high"), limits(values), strict=True):
         message[name] = (count * values_of).tolist()
@@ -406,7 +409,7 @@ def _merged(messages: Sequence[Mapping[str, Any]], question: Question) -> dict[s
     if not question.pooled:
         return answer
     counts = np.array([one["count"] for one in messages])
-    if question.normalization == "minmax":
+    if question.normalization != "standard":
         for name, end, none in (("minimum", np.min, np.inf), ("maximum", np.max, -np.inf)):
             # A client without a value in a column has ends of 0, which must not count.
             values = np.where(counts > 0, np.array([one[name] for one in messages]), none)

@@ -6,8 +6,10 @@ Only training rows determine the scaling of numbers:
   missing cell becomes the median, as by its ``SimpleImputer``. So that no single value rules the
   others, values beyond 3 interquartile ranges from the quartiles (Tukey, "Exploratory Data
   Analysis", 1977: "far out") count as that limit, in training as in prediction.
-- ``minmax``: the minimum becomes -1, the maximum 1, a missing cell 0. One outlier squeezes all
-  other values.
+- ``minmax``: a rounded range of nearly all values (see `value_range`) becomes -1 to 1, and values
+  beyond it its ends; a missing cell becomes 0. No end is a patient's value.
+- ``exact_minmax``: as ``minmax``, with the smallest and the largest value, each of one patient; for
+  public data. One outlier squeezes all other values.
 
 Before training, log lines list the changes, and the columns without information.
 """
@@ -141,7 +143,7 @@ class Columns:
         )
 
 
-Normalization = Literal["standard", "minmax"]
+Normalization = Literal["standard", "minmax", "exact_minmax"]
 _FAR = 3.0  # interquartile ranges
 _CODES = 10  # different values of a column that may be codes
 _STANDARD = ("low", "high", "median", "mean", "sd")
@@ -194,10 +196,12 @@ class MinMax:
     Attributes:
         minimum: (P,), the values that become -1.
         maximum: (P,), the values that become 1.
+        exact: Whether they are the values of patients.
     """
 
     minimum: Array
     maximum: Array
+    exact: bool = False
 
     def scale(self, values: Array) -> Array:
         """Scales (N, P) values and clips them; NaN is missing and becomes 0.
@@ -218,7 +222,8 @@ class MinMax:
     def facts(self) -> dict[str, Any]:
         """What scales a row again as in training, as JSON."""
         limits = {"minimum": self.minimum.tolist(), "maximum": self.maximum.tolist()}
-        return {"name": "minmax", **limits, "to": [-1, 1], "missing": 0}
+        name = "exact_minmax" if self.exact else "minmax"
+        return {"name": name, **limits, "to": [-1, 1], "missing": 0}
 
 
 Scaling = Standard | MinMax
@@ -226,19 +231,25 @@ Scaling = Standard | MinMax
 
 def fit(name: Normalization, train: Array) -> Scaling:
     """Learns a scaling from (N, P) training values; NaN is missing."""
-    return fit_standard(train) if name == "standard" else fit_minmax(train)
+    return fit_standard(train) if name == "standard" else fit_minmax(name, train)
 
 
-def fit_minmax(train: Array) -> MinMax:
-    """Learns minimum and maximum.
+def fit_minmax(name: Normalization, train: Array) -> MinMax:
+    """Learns both ends, rounded or exact.
 
     Example:
-        >>> fit_minmax(np.array([[0.0, np.nan], [4.0, np.nan]])).maximum.tolist()
-        [4.0, 0.0]
+        >>> train = np.array([[31.4, np.nan], [70.2, np.nan]])
+        >>> fit_minmax("exact_minmax", train).maximum.tolist()
+        [70.2, 0.0]
+        >>> fit_minmax("minmax", train).maximum.tolist()
+        [80.0, 0.0]
     """
+    if name == "minmax":
+        low, high = map(np.nan_to_num, value_range(train, least=1))
+        return MinMax(low, high)
     # For a column without values NumPy would warn and give NaN.
     known = np.where(np.isnan(train).all(axis=0), 0.0, train)
-    return MinMax(np.nanmin(known, axis=0), np.nanmax(known, axis=0))
+    return MinMax(np.nanmin(known, axis=0), np.nanmax(known, axis=0), exact=True)
 
 
 def fit_standard(train: Array) -> Standard:
@@ -318,14 +329,19 @@ def _limits(values: Array) -> tuple[float, float, float]:
     return float(first - reach), median, float(third + reach)
 
 
-def value_range(train: Array) -> tuple[Array, Array]:
+def value_range(train: Array, least: int | None = None) -> tuple[Array, Array]:
     """A rounded range of nearly all of (N, P) training values, whose ends are no patient's.
 
-    From 2.5 % to 97.5 % of the values; where these are not a few codes, a quarter of that width
-    further; outwards to two digits of it.
+    From 2.5 % to 97.5 % of the values, or from the second to the last but one; where these are not
+    a few codes, a quarter of that width further, and the whole where few values are known; outwards
+    to two digits of it.
+
+    Args:
+        train: The values; NaN is missing.
+        least: How many known values a column needs; ``None``: as many as any statistic.
 
     Returns:
-        (P,) each; NaN where fewer values are known than a statistic needs.
+        (P,) each; NaN where fewer values are known, or a few are equal.
 
     Example:
         >>> ages = np.array([[31.4 + 0.7 * n, np.nan] for n in range(60)])
@@ -337,12 +353,16 @@ def value_range(train: Array) -> tuple[Array, Array]:
     ends = np.full((2, train.shape[1]), np.nan)
     for at, column in enumerate(train.T):
         known = column[~np.isnan(column)]
-        if len(known) < LEAST:
+        if len(known) < (least or LEAST):
             continue
-        low, high = np.quantile(known, (0.025, 0.975)).tolist()
-        width = high - low
-        if len(np.unique(known)) > _CODES:
-            low, high = low - width / 4, high + width / 4
+        cut = min(max(0.025, 1 / max(len(known) - 1, 1)), 0.25)  # no end follows one value alone
+        low, high = np.quantile(known, (cut, 1 - cut)).tolist()
+        width, few = high - low, len(known) < LEAST
+        if few and not width:
+            continue
+        if few or len(np.unique(known)) > _CODES:
+            margin = width if few else width / 4
+            low, high = low - margin, high + margin
         digits = 1 - math.floor(math.log10(width)) if width > 0 else 2
         ends[:, at] = [_outwards(low, math.floor, digits), _outwards(high, math.ceil, digits)]
     return ends[0], ends[1]
@@ -357,15 +377,15 @@ def from_facts(facts: Mapping[str, Any]) -> Scaling:
     """Undoes ``facts()``.
 
     Example:
-        >>> from_facts(fit_minmax(np.array([[1.0], [3.0]])).facts()).minimum.tolist()
+        >>> from_facts(MinMax(np.ones(1), np.full(1, 3.0)).facts()).minimum.tolist()
         [1.0]
     """
 
     def column(name: str) -> Array:
         return np.array(facts[name], dtype=np.float64)
 
-    if facts.get("name", "minmax") == "minmax":
-        return MinMax(column("minimum"), column("maximum"))
+    if (name := facts.get("name", "exact_minmax")) != "standard":
+        return MinMax(column("minimum"), column("maximum"), exact=name == "exact_minmax")
     return Standard(*map(column, _STANDARD))
 
 

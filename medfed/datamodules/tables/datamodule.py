@@ -94,7 +94,8 @@ class TabularDataModule(FederatedDataModule):
         embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
         eval_batch_size: Rows per evaluation batch.
         normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
-            ``"minmax"``: from -1 to 1, missing cells 0; see `columns`.
+            ``"minmax"``: a rounded range from -1 to 1, missing cells 0; ``"exact_minmax"``: from
+            the smallest to the largest value, of public data. See `columns`.
         scaling: The training rows that determine the scaling. ``"client"``: the client's, so that
             no statistics leave a hospital; ``"pooled"``: all clients', so that units are equal
             everywhere, but clients exchange sums before the first round.
@@ -321,9 +322,11 @@ class TabularDataModule(FederatedDataModule):
             if not (question.pooled and known) or name in question.categorical:
                 continue
             key, what = "data.scaling", f"the quartiles and sums of {name}"
-            if question.normalization == "minmax":  # each is the value of one patient
+            if question.normalization == "exact_minmax":  # each is the value of one patient
                 key += " and data.normalization"
                 what, known = f"the smallest and the largest {name}", 1
+            elif question.normalization == "minmax":
+                what = f"the range of {name}"
             statistics.append(Statistic(client, what, key, len(question.ends), known))
         return statistics
 
