@@ -2,23 +2,27 @@
 
 A path is one method with a growing number, a point for each run. Where a run deals its clients
 different bits per weight, the poorest of them are also compared with themselves in the run in which
-all clients have these few bits.
+all clients have these few bits. What CER saves as its strength grows is after Figure 8 of the
+pFedNet paper; the first transfer of weights is dense, so bytes per round are the median round's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from medfed.common.files import csv_text
 from medfed.common.scores import label_of, smaller_is_better
+from medfed.records.folder import Run
 from medfed.reports.charts import Canvas, curves, looks_in_order, stacked
 from medfed.reports.methods import Cell, Comparison, Finding, Method, sweeps
 
 _SHORTEST = 2  # values of the number that make a path
+DELIVERY = "deliver"  # of the result, once, after the last round
 
 
 class Point(NamedTuple):
@@ -77,9 +81,12 @@ class Sweep:
         axis: The label of the axis.
         caption: Of the picture.
         applies: Whether a method has the number; the others are horizontal lines.
-        recovery: Further columns of the table, from the summary's memberships; what has a title is
-            drawn where all runs have it.
+        measure: What else is known of a run, by column.
+        further: The columns of it that the table has; what has a title is drawn where all runs have
+            it.
+        said: The columns that the sentence has, in addition to the mean.
         optimum: Whether the sentence says which value is best.
+        along: Keys that may have other values with the number.
     """
 
     key: str
@@ -90,14 +97,18 @@ class Sweep:
     axis: str
     caption: str
     applies: Callable[[Method], bool]
-    recovery: Mapping[str, str | None] = field(default_factory=dict)
+    measure: Callable[[Run], Mapping[str, Any]] = lambda run: {}
+    further: Mapping[str, str | None] = field(default_factory=dict)
+    said: Sequence[str] = ()
     optimum: bool = False
+    along: Sequence[str] = ()
 
     def paths(self, comparison: Comparison) -> list[Path]:
         """Reads a path for every method that was run with several values."""
         having = [m for m in comparison.methods if self.applies(m)]
-        groups = [g for g in sweeps(having, self.key) if len(g) >= _SHORTEST]
-        names = [g[0].algorithm for g in groups]
+        alike = sweeps(having, self.key, lambda key: key in self.along)
+        groups = [g for g in alike if len(g) >= _SHORTEST]
+        names = [_shared_words([m.name for m in g]) for g in groups]
         return [
             self._path(name if names.count(name) == 1 else f"{name} {i + 1}", g, comparison.metric)
             for i, (name, g) in enumerate(zip(names, groups, strict=True))
@@ -108,12 +119,11 @@ class Sweep:
         for method in methods:
             pairs = zip(*(method.scores(metric, s) for s in ("mean", "worst")), strict=True)
             for run, (mean, worst) in zip(method.runs, pairs, strict=True):
-                memberships = run.summary.get("memberships", {})
-                recovery = {column: memberships.get(column) for column in self.recovery}
-                scores = {"mean": mean, "worst": worst, **recovery}
+                known = self.measure(run)
+                further = {column: known.get(column) for column in self.further}
+                scores = {"mean": mean, "worst": worst, **further}
                 points.append(Point(float(method.setting(self.key)), run.seed, scores))
-        planted = memberships.get("planted_groups") if self.recovery else None
-        return Path(name, metric, tuple(points), planted)
+        return Path(name, metric, tuple(points), known.get("planted_groups"))
 
     def describe(self, path: Path) -> str:
         """Says in a sentence what the number brings.
@@ -131,6 +141,9 @@ class Sweep:
         pick = np.argmin if smaller_is_better(path.metric) else np.argmax
         known = self.optimum and bool(np.isfinite(means).any() and not np.isnan(means).any())
         best = f"; best at {values[int(pick(means))]}" if known else ""
+        for column in self.said:
+            more = zip(values, path.over_seeds(column), strict=True)
+            best += f"; {self.further[column]} " + ", ".join(f"{v:.4g} ({x})" for x, v in more)
         return f"{self.heading} of {path.name}: mean test {path.metric} {scores}{best}."
 
     def to_csv(self, paths: Sequence[Path]) -> str:
@@ -144,7 +157,7 @@ class Sweep:
         """
         scores = [f"{s}_test_{paths[0].metric}" for s in ("mean", "worst")]
         return csv_text(
-            ["method", self.column, "seed", *scores, *self.recovery],
+            ["method", self.column, "seed", *scores, *self.further],
             (
                 [path.name, f"{p.x:g}", p.seed, *p.scores.values()]
                 for path in paths
@@ -155,7 +168,7 @@ class Sweep:
     def draw(
         self, paths: Sequence[Path], others: Mapping[str, Sequence[float]] | None = None
     ) -> Canvas:
-        """Draws the test metric, and the recovery of planted groups, against the number.
+        """Draws the test metric, and what else is known of all runs, against the number.
 
         Args:
             paths: A path per method, drawn as the mean over seeds.
@@ -165,7 +178,7 @@ class Sweep:
         titles = {"mean": f"{metric}, mean over clients", "worst": f"{metric}, worst client"}
         titles |= {
             score: title
-            for score, title in self.recovery.items()
+            for score, title in self.further.items()
             if title and all(p.scores[score] is not None for path in paths for p in path.points)
         }
         ends = [pick(v for path in paths for v in path.values) for pick in (min, max)]
@@ -195,6 +208,11 @@ class Sweep:
         )
 
 
+def _shared_words(names: Sequence[str]) -> str:
+    """The name of methods that differ in one number."""
+    return " ".join(w for w in names[0].split() if all(w in name.split() for name in names))
+
+
 BITS = Sweep(
     key="algorithm.bits",
     name="bits",
@@ -214,7 +232,8 @@ COUNT = Sweep(
     axis="K, canonical models",
     caption="Test metric against the number of canonical models, mean over seeds.",
     applies=lambda method: "memberships" in method.runs[0].summary,
-    recovery={
+    measure=lambda run: run.summary.get("memberships", {}),
+    further={
         "leading": None,
         "adjusted_rand": "adjusted Rand index to the planted groups",
         "half_l1": "half L1 distance to the true mixtures",
@@ -223,10 +242,44 @@ COUNT = Sweep(
 )
 
 
+def _kilobytes(run: Run) -> dict[str, float]:
+    """What all clients sent in the median round, by column."""
+    sums: dict[str, Counter[int]] = {"up": Counter(), "down": Counter()}
+    for entry in run.ledger.entries:
+        if entry.phase != DELIVERY and entry.round >= 0:
+            sums[entry.direction][entry.round] += entry.bytes
+    rounds = range(run.summary["rounds"])
+    return {
+        f"kilobytes_{way}": float(np.median([count[n] for n in rounds] or [0])) / 1000
+        for way, count in sums.items()
+    }
+
+
+GAMMA = Sweep(
+    key="channel.up.cer.gamma",
+    name="communication",
+    column="gamma",
+    heading="CER's strength γ before the codec",
+    value="γ = {:g}",
+    axis="γ / mean magnitude (equal steps)",
+    caption="Test metric and kilobytes of all clients in the median round against CER's γ, mean "
+    "over seeds.",
+    applies=lambda method: method.setting("channel.up.cer.gamma") is not None,
+    measure=_kilobytes,
+    further={
+        "kilobytes_up": "kilobytes up per round",
+        "kilobytes_down": "kilobytes down per round",
+    },
+    said=("kilobytes_up", "kilobytes_down"),
+    along=("channel.down.cer.gamma",),
+)
+
+
 def find(comparison: Comparison) -> Finding:
-    """Finds what more canonical models, more bits and richer partners bring."""
+    """Finds what more canonical models, more bits, richer partners and CER bring."""
     gains = [p.describe(comparison.metric) for p in partners(comparison)]
-    return COUNT.find(comparison) + BITS.find(comparison) + Finding(gains)
+    paths = COUNT.find(comparison) + BITS.find(comparison)
+    return paths + Finding(gains) + GAMMA.find(comparison)
 
 
 class Partners(NamedTuple):
