@@ -291,61 +291,7 @@ ADMIN = "coordinator@medfed.local"
 PROJECT = "medfed"
 CERTIFICATES = 360
 """Days after which the certificates that FLARE makes end."""
-EXAMPLE = """\
-# Copy this file to medfed.yaml in the same folder, and change it there; nothing else reads it.
-site: {site}
-folder: /srv/medfed          # models, bundle, metrics, pictures and log of this site
-data:
-  path: /srv/data            # a file or folder of this site's patients
-# The study that you approve, by the line that this prints; any other study is refused:
-#   medfed site check agreed=agreed.json local=medfed.yaml
-# agreed: HASH
-# What you allow in any study; without these lines only
-# the least number of patients behind statistics (20) is a limit:
-policy:
-  least: 20                  # patients of each split, and behind everything that leaves
-  least_per_message: 5       # patients behind one message; as least if you leave it out
-  largest_share: 0.8         # of a round's training samples, that one site may have
-  test_metrics: 1            # models whose test metrics may be asked for; 0: none
-  plugins: false             # whether code from outside medfed may run here
-  pictures: false            # whether pictures of patients are drawn in the folder
-"""
-
-
-UNIT = """\
-# For /etc/systemd/system/medfed-{name}.service; change the three places, then
-#   systemctl daemon-reload; systemctl enable --now medfed-{name}
-[Unit]
-Description=medfed, {name}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-User=medfed
-WorkingDirectory=/srv/medfed/{name}
-Environment=PATH=/opt/medfed/bin:/usr/bin:/bin
-ExecStart=/bin/bash startup/sub_start.sh --once
-Restart=always
-RestartSec=10
-UMask=0077
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectSystem=strict
-ReadWritePaths=/srv/medfed
-
-[Install]
-WantedBy=multi-user.target
-"""
-IMAGE = """\
-# In the folder of the kit, which stays outside the image, as it holds a key:
-#   docker build -t medfed-{name} service
-#   docker run -d --restart unless-stopped --network host --user "$(id -u):$(id -g)" \\
-#     -v "$PWD":/kit -v /srv/data:/srv/data:ro -v /srv/medfed:/srv/medfed medfed-{name}
-FROM python:3.12-slim
-RUN pip install --no-cache-dir "medfed[sites]=={version}"
-WORKDIR /kit
-CMD ["bash", "startup/sub_start.sh", "--once"]
-"""
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def service_files(name: str) -> dict[str, str]:
@@ -358,8 +304,19 @@ def service_files(name: str) -> dict[str, str]:
         >>> sorted(service_files("va"))
         ['Dockerfile', 'medfed-va.service']
     """
-    image = IMAGE.format(name=name.lower(), version=__version__)
-    return {f"medfed-{name}.service": UNIT.format(name=name), "Dockerfile": image}
+    unit, image = (filled(n, name=name, low=name.lower()) for n in ("medfed.service", "Dockerfile"))
+    return {f"medfed-{name}.service": unit, "Dockerfile": image}
+
+
+def filled(template: str, **words: str) -> str:
+    """Returns a file of a kit, by its template.
+
+    Example:
+        >>> filled("medfed.yaml.example", site="va").splitlines()[1]
+        'site: va'
+    """
+    text = (_TEMPLATES / template).read_text(encoding="utf-8")
+    return text.format(version=__version__, **words)
 
 
 @contextmanager
@@ -405,7 +362,7 @@ def make_kits(
     write_text(folder / "project.yml", as_yaml(content))
     for site in sites:
         example = kits / site / "local" / f"{SITE_FILE}.example"
-        write_text(example, EXAMPLE.format(site=site))
+        write_text(example, filled(example.name, site=site))
     for name in (server, *sites):
         for file, text in service_files(name).items():
             write_text(kits / name / "service" / file, text)

@@ -6,15 +6,17 @@ page says so. What runs the bundle under MONAI is ``configs/inference.json``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from medfed.common.console import in_markdown
 from medfed.delivery.bundle.metadata import further
 from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.source_code import short_hash
-from medfed.delivery.bundle.weights import MODEL
 
+_TEMPLATES = Path(__file__).parent / "templates"
 README, CARD = "docs/README.md", "docs/model_card.md"
 
 
@@ -28,10 +30,14 @@ def page(name: str, facts: Mapping[str, Any]) -> str:
     Returns:
         Markdown.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # late: predictions write none
+    from jinja2 import (  # late: predictions write none
+        Environment,
+        FileSystemLoader,
+        StrictUndefined,
+    )
 
     environment = Environment(
-        loader=PackageLoader("medfed.delivery.bundle"),
+        loader=FileSystemLoader(_TEMPLATES),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -101,23 +107,7 @@ def inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         ``configs/inference.json``, as JSON has it.
     """
-    ct = facts["input"]["kind"] == "ct_patches"
-    return {
-        "imports": [
-            *("$import json", "$import torch"),
-            *("$from scripts.decode import load", "$from scripts.run import run as predict"),
-        ],
-        "bundle_root": ".",
-        "dataset_dir": "$@bundle_root + '/input'",
-        "output_dir": "$@bundle_root + '/eval'",
-        "candidates": "$@dataset_dir + '/candidates.csv'" if ct else None,
-        "spacing_tolerance": 0.25,
-        "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
-        "network_def": facts["network"],
-        "network": f"$load(@network_def, @bundle_root + '/{MODEL}').to(@device)",
-        "facts": "$json.load(open(@bundle_root + '/configs/metadata.json', encoding='utf-8'))"
-        "['medfed']",
-        "run": [
-            "$predict(@network, @facts, @dataset_dir, @output_dir, @candidates, @spacing_tolerance)"
-        ],
-    }
+    config: dict[str, Any] = json.loads((_TEMPLATES / "inference.json").read_text(encoding="utf-8"))
+    if facts["input"]["kind"] == "ct_patches":
+        config["candidates"] = "$@dataset_dir + '/candidates.csv'"
+    return config | {"network_def": facts["network"]}

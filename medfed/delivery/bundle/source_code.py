@@ -2,8 +2,8 @@
 
 Another computer does not have the code of a plugin folder. So the bundle holds the files that
 define the network, unchanged, in ``scripts/plugins``. ``medfed predict`` runs them only if its user
-names their hash: ``accept_code=HASH``. Python runs the bytes that were hashed; it neither reads nor
-writes compiled files.
+names their hash: ``accept_code=HASH``. Python runs the bytes that were hashed, from a new folder;
+it neither reads nor writes compiled files in the bundle.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import functools
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.abc import MetaPathFinder, SourceLoader
+from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions, version
-from importlib.util import find_spec, spec_from_loader
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -198,63 +198,31 @@ def source_of(folder: Path, code: Mapping[str, Any]) -> Iterator[None]:
     Raises:
         CheckpointError: If a file is missing or not the one that was exported.
     """
-    sources = {}
-    for name, known in code["files"].items():
-        path = folder / PLUGINS / name
-        content = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(content).hexdigest() != known:
-            raise CheckpointError(f"{path} is not the file that was exported; copy it again.")
-        sources[name.removesuffix(".py").replace("/", ".")] = content
-    # The bytes that were hashed are what is imported: a file changed in between is not read again.
-    finder = _Sources(sources)
-    before = {n: m for n, m in sys.modules.items() if finder.holds(n)}
-    for name in before:
-        del sys.modules[name]
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if finder.holds(n)]:
-            del sys.modules[name]
-        sys.modules.update(before)
+    tops = {re.split(r"[/.]", name)[0] for name in code["files"]}
+    with tempfile.TemporaryDirectory(prefix="medfed-") as place:
+        for name, known in code["files"].items():
+            path = folder / PLUGINS / name
+            content = path.read_bytes() if path.is_file() else b""
+            if hashlib.sha256(content).hexdigest() != known:
+                raise CheckpointError(f"{path} is not the file that was exported; copy it again.")
+            # What was hashed is what is imported: a file changed in between is not read again.
+            (copy := Path(place, name)).parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
+        before = _taken_out(tops)
+        sys.path.insert(0, place)
+        invalidate_caches()
+        try:
+            yield
+        finally:
+            sys.path.remove(place)
+            _taken_out(tops)
+            sys.modules.update(before)
 
 
-class _Sources(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # their stubs differ
-    """Imports modules from bytes that were hashed; it neither reads nor writes compiled files."""
-
-    def __init__(self, sources: Mapping[str, bytes]) -> None:
-        packages = {n.removesuffix(".__init__") for n in sources if n.endswith(".__init__")}
-        self.sources = {n.removesuffix(".__init__"): s for n, s in sources.items()}
-        for name in list(self.sources):  # of folders without an __init__.py
-            for parent in _parents(name):
-                packages.add(parent)
-                self.sources.setdefault(parent, b"")
-        self.packages = packages
-
-    def holds(self, name: str) -> bool:
-        return name in self.sources
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self.sources:
-            return None
-        return spec_from_loader(fullname, self, is_package=fullname in self.packages)
-
-    def is_package(self, fullname: str) -> bool:
-        return fullname in self.packages
-
-    def get_filename(self, fullname: str) -> str:
-        return f"<{fullname} of the bundle>"
-
-    def get_data(self, path: str | bytes) -> bytes:
-        return self.sources[str(path).removeprefix("<").removesuffix(" of the bundle>")]
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts))]
+def _taken_out(tops: Iterable[str]) -> dict[str, ModuleType]:
+    """Takes modules and what they hold out of those that are imported."""
+    known = [name for name in sys.modules if name.partition(".")[0] in tops]
+    return {name: sys.modules.pop(name) for name in known}
 
 
 def _places(spec: ModuleSpec) -> list[str]:
