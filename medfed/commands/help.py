@@ -20,6 +20,7 @@ COMMANDS = {
     "advise": "say which method suits your hospitals, from a pilot on your own patients",
     "report": "write a page about finished runs: which method, how sure, and who is harmed",
     "compare": "compare finished runs: table, pictures, findings",
+    "audit": "measure what a run's messages and models give away about its patients",
     "prepare": "read data before training; show=true shows what each client would get",
     "export": "write each client's model as a MONAI Bundle, quantised on request",
     "deploy": "train one federation across hospitals, with NVIDIA FLARE",
@@ -32,7 +33,6 @@ PLAIN = {
     "site": "check at a hospital what it has and what would leave; or withdraw a hospital",
 }
 USAGE = """medfed {version}: personalized federated learning for medical imaging
-
 Usage: medfed COMMAND KEY=VALUE ...
 
 {commands}

@@ -201,10 +201,28 @@ def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
     """
     if count < 1:
         raise ConfigError(f"A client keeps 1 training patient or more, not {count}.")
-    case = _dense(client.train["case"])
-    with_samples = case.unique()
+    with_samples = trained_patients(client)
     order = torch.randperm(len(with_samples), generator=torch_rng(seed, "newcomer", client.id))
-    kept = with_samples[order[:count]].sort().values
+    return with_patients(client, with_samples[order[:count]])
+
+
+def trained_patients(client: ClientData) -> Tensor:
+    """Returns the positions of the training patients who have a training sample, in order."""
+    patients: Tensor = _dense(client.train["case"]).unique()
+    return patients
+
+
+def with_patients(client: ClientData, kept: Tensor) -> ClientData:
+    """Keeps some of a client's training patients; the other splits do not change.
+
+    Args:
+        client: The client.
+        kept: Positions of patients who have a training sample.
+
+    Returns:
+        A new client, with its labels counted again.
+    """
+    case, kept = _dense(client.train["case"]), kept.sort().values
     index = torch.isin(case, kept).nonzero().flatten()
     block: Block = {name: _some(values, index) for name, values in client.train.items()}
     patients = [client.patients["train"][i] for i in kept.tolist()]

@@ -202,6 +202,20 @@ class TaskModule(pl.LightningModule):
         with self._evaluating():
             return self.probabilities(self.logits(self._to_network(batch)).float())
 
+    def losses(self, batch: Batch) -> Tensor:
+        """Returns the criterion of each sample alone, in evaluation mode, without gradients.
+
+        Args:
+            batch: An evaluation batch, on any device.
+
+        Returns:
+            ``(B,)``.
+        """
+        with self._evaluating():
+            batch = self._to_network(batch)
+            pairs = zip(self.logits(batch).float(), batch["label"], strict=True)
+            return torch.stack([self.criterion(z[None], label[None]) for z, label in pairs])
+
     def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
         """Evaluates a split, without changing module, training flags or random streams.
 

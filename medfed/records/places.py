@@ -65,11 +65,12 @@ class Places:
     summary_json = _Place("summary.json")
     pictures_folder = _Place("pictures")
     # What commands add to a finished run: evaluate, also evaluation_SPLIT.json and
-    # subsets_SPLIT.csv; export.
+    # subsets_SPLIT.csv; export; audit.
     onboarding_csv = _Place("onboarding.csv")
     onboarding_json = _Place("onboarding.json")
     bundles = _Place("bundles")
     export_csv = _Place("export.csv")
+    audit = _Place("audit")
     # Of a run across hospitals, at the coordinator ...
     sites_json = _Place("sites.json")  # what the sites said when it began
     withdrawn_json = _Place("withdrawn.json")  # who has left it since, and what was forgotten

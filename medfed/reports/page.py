@@ -38,23 +38,28 @@ def page(report: Report) -> str:
     Returns:
         HTML that fetches nothing.
     """
-    loader = PackageLoader("medfed.reports")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    environment.filters["place"] = place
     suites: dict[str, list[dict[str, Any]]] = {}
     looks = looks_of(report)
     for task, verdicts in report.tasks:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
-    return environment.get_template("report.html").render(
+    return rendered(
+        "report.html",
         report=report,
         suites=suites,
         card=card(report.tasks),
         undecided=undecided(report.tasks),
         dials=dial_pictures(report, looks),
         settings=settings_table(report.tasks),
-        style=style(),
-        generator=GENERATOR,
     )
+
+
+def rendered(template: str, **content: Any) -> str:
+    """Returns a page of a template in ``templates``, which escapes all content."""
+    loader = PackageLoader("medfed.reports")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.filters["place"] = place
+    filled = environment.get_template(template)
+    return filled.render(style=style(), generator=GENERATOR, **content)
 
 
 def place(name: str) -> str:

@@ -1,0 +1,32 @@
+"""Measures what a finished run's messages and models give away: ``medfed audit run=DIR``.
+
+It replays the first rounds and reads training rows off their messages. It trains the run again on
+random halves of the patients, and guesses by these who was in training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from medfed.commands.command_line import command
+from medfed.config.sections import Section
+from medfed.records.folder import RunFolder
+from medfed.records.places import refuse_full
+
+
+@command("audit", folders="run")
+def main(config: Section) -> None:
+    """Attacks the run, writes the page and prints its sentences."""
+    folder = Path(str(config.run))
+    out = RunFolder(folder).audit if config.out is None else Path(str(config.out)).expanduser()
+    refuse_full(out, otherwise=" by out=FOLDER")
+    # Imported here, so that --help and errors in the configuration appear at once.
+    from medfed.reports.audit import write_audit
+    from medfed.run.audit import audit
+
+    measured = audit(folder, config.shadows, config.minutes, config.rounds, config.tolerance)
+    write_audit(measured, out)
+
+
+if __name__ == "__main__":
+    main()

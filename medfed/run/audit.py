@@ -1,0 +1,409 @@
+"""Attacks the messages and models of a finished run, on the run's data.
+
+The first rounds are replayed, and the rows are counted that follow exactly from messages. Then
+federations are trained by the run's keys on random halves of each client's training patients, from
+the run's initial weights: the shadow models of an attack on membership (see
+:mod:`medfed.functional.leakage`). The run itself stays as it is. All is computed in full precision.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from medfed.common.checks import check_count, check_positive
+from medfed.common.console import Steps, say, wide_console
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import derive_seed, torch_rng
+from medfed.common.tensors import Tensors, select
+from medfed.config.description import RunDescription
+from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.plans import trained_patients, with_patients
+from medfed.datamodules.splits import Split
+from medfed.federation.algorithm import HasCenters
+from medfed.federation.federation import Federation
+from medfed.federation.wire.message import Message
+from medfed.functional import leakage
+from medfed.functional.kmeans import initial_centers
+from medfed.functional.leakage import Bools
+from medfed.functional.quantize import quantize
+from medfed.functional.scores import Floats
+from medfed.functional.sketches import sketch_vector
+from medfed.models.networks.canonical import Canonical
+from medfed.models.task import TaskModule
+from medfed.personalize.quantized_base import layer_weights
+from medfed.records.evaluations import Audit, Fingerprint, Guess, RowsFound
+from medfed.records.folder import RunFolder
+from medfed.run.experiment import Experiment, reopen_selected
+from medfed.run.federating import federation_of
+
+BATCHES = (1, 4, 16)
+BITS = (4, 2)
+FEWEST, MOST = 8, 32  # shadow models, if their number is not set
+LEAST = 4  # shadow models, and training patients of a client that is attacked
+DESCRIBE = ("sketch", "membership")  # parts of messages that describe a client
+Sure = dict[tuple[str, str], tuple[Floats, Floats]]
+"""By model and client, how sure the model is of each training and of each test patient."""
+
+
+def audit(
+    folder: Path,
+    shadows: int | None = None,
+    minutes: float = 5.0,
+    rounds: int = 3,
+    tolerance: float = 0.01,
+) -> Audit:
+    """Measures what the messages and the models of a run give away.
+
+    Args:
+        folder: The folder of a finished run.
+        shadows: Number of shadow federations; ``None``: what fits into ``minutes``.
+        minutes: Time for them.
+        rounds: Number of first rounds whose messages are attacked.
+        tolerance: Largest distance of a row that counts as exact, as a share of its norm.
+
+    Raises:
+        ConfigError: If a number is out of range.
+        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
+    """
+    check_count("rounds", rounds)
+    check_positive("minutes", minutes)
+    check_positive("tolerance", tolerance)
+    if shadows is not None and shadows < LEAST:
+        raise ConfigError(f"shadows must be at least {LEAST}, or null, not {shadows}.")
+    summary = RunFolder(folder).summary
+    last = summary["rounds"] if summary["selected_round"] is None else summary["selected_round"] + 1
+    rounds = min(rounds, summary["rounds"])
+    audited = _Audited(reopen_selected(folder))
+    logging.disable(logging.WARNING)  # the run itself has said what building it says
+    try:
+        layer, rows = audited.replayed(rounds, tolerance)
+        each = last * audited.seconds / rounds
+        if shadows is None:
+            shadows = min(MOST, max(FEWEST, int(60 * minutes / each)))
+        shadows += shadows % 2  # pairs of complementary halves
+        say(
+            wide_console(),
+            f"Trains {shadows} federations of {last} rounds on halves of the patients: about "
+            f"{shadows * each / 60:.1f} minutes; shadows=NUMBER or minutes=NUMBER changes this.",
+        )
+        guesses, fingerprints = audited.shadowed(shadows, last)
+    finally:
+        logging.disable(logging.NOTSET)
+    found = tuple(rows), tuple(guesses), tuple(fingerprints), tuple(audited.notes)
+    return Audit(summary, rounds, tolerance, layer, shadows, *found)
+
+
+class _Audited:
+    """A run that is attacked.
+
+    Args:
+        experiment: The run, reopened at its selected round.
+
+    Attributes:
+        notes: Sentences about what is not measured.
+        seconds: The time of the replayed rounds at the run's settings.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.config, self.task = experiment.config, experiment.task
+        self.federation, self.local = experiment.module.federation, experiment.module.local
+        self.data = experiment.data.clients
+        self.start = next(iter(self.federation.clients.values())).weights
+        self.notes: list[str] = []
+        self.seconds = 0.0
+
+    def fresh(self, config: RunDescription, clients: Sequence[ClientData]) -> Federation:
+        """Returns a federation at the run's initial weights, on its device."""
+        self.local.model.load(self.start)
+        federation, _ = federation_of(config, self.task, clients)
+        federation.to(self.local.model.device)
+        return federation
+
+    def replayed(self, rounds: int, tolerance: float) -> tuple[str, list[RowsFound]]:
+        """Counts the rows that follow from messages, at the run's settings and of single steps.
+
+        Returns:
+            The kind of the first layer, and the counts; none if the layer is of another kind.
+        """
+        layer, shape = first_layer(self.task, next(iter(self.data.values()))), None
+        if isinstance(layer, nn.Linear) and layer.bias is not None and not is_parametrized(layer):
+            shape = layer.weight.shape
+        single = self.config.replacing({"local.steps": 1, "local.accumulate": 1})
+        counts: list[RowsFound] = []
+        for size in (0, *BATCHES) if shape else (0,):
+            if size == 1 and self.local.model.normalises:
+                continue  # a layer that normalises batches cannot learn from one row
+            clients = [replace(c, batch_size=size or c.batch_size) for c in self.data.values()]
+            began = time.monotonic()
+            federation = self.fresh(single if size else self.config, clients)
+            counts += rows_found(federation, shape, rounds, tolerance, own=not size)
+            self.seconds = self.seconds or time.monotonic() - began
+        return type(layer).__name__, counts if shape else []
+
+    def models(self, federation: Federation, client: str) -> dict[str, Tensors]:
+        """Returns the entries of a client's models, by what they are."""
+        personal = federation.personal_model(client)
+        models = {"personal model": personal}
+        # A method may deliver nothing at the end, as Ditto, and send its model in every round.
+        for known in (federation.server, federation.delivered(client).parts):
+            if personal.keys() <= known.get("shared", {}).keys():
+                models["shared model"] = select(known["shared"], personal)
+        # As a bundle quantises: all weights but those of the first and the last layer.
+        middle = layer_weights(self.task.network)[1:-1]
+        for bits in BITS if middle and not self._quantised else ():
+            models[f"personal model, {bits} bits"] = {
+                name: quantize(t, initial_centers(t, bits)) if name in middle else t
+                for name, t in personal.items()
+            }
+        return models
+
+    @property
+    def _quantised(self) -> bool:
+        """Whether no further quantisation is tried: by the method, or of canonical models."""
+        method, network = self.federation.algorithm, self.task.network
+        return isinstance(method, HasCenters) or isinstance(network, Canonical)
+
+    def kinds(self) -> list[str]:
+        """Returns which models are attacked, and notes why others are not."""
+        models = self.models(self.federation, next(iter(self.data)))
+        if "shared model" not in models:
+            self.notes.append("What the server sends is no whole model, so none is attacked.")
+        elif _equal(models["shared model"], models["personal model"]):
+            del models["personal model"]
+            self.notes.append("All clients use the shared model; there is no personal one.")
+        if not any("bits" in kind for kind in models):
+            self.notes.append("No model is quantised further.")
+        return list(models)
+
+    def shadowed(self, shadows: int, rounds: int) -> tuple[list[Guess], list[Fingerprint]]:
+        """Trains shadow federations, and attacks membership and descriptions by them."""
+        kinds, positions = self.kinds(), {c: trained_patients(d) for c, d in self.data.items()}
+        attacked = [c for c, places in positions.items() if len(places) >= LEAST]
+        if lacking := len(self.data) - len(attacked):
+            self.notes.append(f"{lacking} clients with fewer than {LEAST} patients are left out.")
+        of_run = self._sure(self.federation, kinds)
+        sure: list[Sure] = []
+        described: list[dict[str, dict[str, Tensor]]] = []
+        inside: dict[str, list[Bools]] = {c: [] for c in attacked}
+        with Steps(shadows, verb="train") as progress:
+            for number in range(shadows):
+                clients, seed = dict(self.data), derive_seed(self.config.seed, "audit", number)
+                for c in attacked:
+                    draw = torch_rng(self.config.seed, "audit", number // 2, c)
+                    order = torch.randperm(len(positions[c]), generator=draw)
+                    half = (order < len(order) // 2) == bool(number % 2)
+                    clients[c] = with_patients(self.data[c], positions[c][half])
+                    inside[c].append(half.numpy())
+                config = self.config.replacing({"seed": seed})
+                federation = self.fresh(config, list(clients.values()))
+                described.append(descriptions(federation, rounds))
+                sure.append(self._sure(federation, kinds))
+                progress.advance(f"federation {number + 1}")
+        guesses = [
+            guess
+            for kind in kinds
+            for own in (False, True)
+            for guess in self._guesses(
+                (kind, own),
+                {
+                    c: attack([s[kind, c] for s in sure], np.stack(inside[c]), of_run[kind, c], own)
+                    for c in attacked
+                },
+            )
+        ]
+        return guesses, list(compared(described))
+
+    def _guesses(
+        self, what: tuple[str, bool], attacks: dict[str, tuple[Floats, Bools]]
+    ) -> Iterator[Guess]:
+        """Returns the success of an attack at each client, and at all together."""
+        if len(attacks) > 1:
+            scores, members = (np.hstack(each) for each in zip(*attacks.values(), strict=True))
+            attacks = {**attacks, "all": (scores, members)}
+        for client, (scores, members) in attacks.items():
+            if not members.all():  # there are test patients
+                others = int((~members).sum()) if what[1] else 0
+                patients = scores.shape[1] - others
+                share, allowed = leakage.hits(scores, members)
+                area = leakage.auc(scores, members, derive_seed(self.config.seed, *what, client))
+                hits = share, *leakage.exact_interval(share, patients)
+                yield Guess(what[0], client, what[1], patients, others, area, hits, allowed)
+
+    def _sure(self, federation: Federation, kinds: Sequence[str]) -> Sure:
+        sure: Sure = {}
+        for client, data in self.data.items():
+            models = self.models(federation, client)
+            for kind in kinds:
+                self.local.model.load(models[kind])
+                sure[kind, client] = self._patients(data, "train"), self._patients(data, "test")
+        return sure
+
+    def _patients(self, data: ClientData, split: Split) -> Floats:
+        """(P,) the mean confidence in the samples of each patient."""
+        sums, counts = np.zeros(len(data.patients[split])), np.zeros(len(data.patients[split]))
+        for batch in data.eval_batches(split):
+            losses, case = self.task.losses(batch).double().cpu().numpy(), batch["case"].numpy()
+            np.add.at(sums, case, leakage.confidence(losses))
+            np.add.at(counts, case, 1)
+        return np.asarray(sums[counts > 0] / counts[counts > 0])
+
+
+def _equal(first: Tensors, second: Tensors) -> bool:
+    return all(torch.equal(first[name], t) for name, t in second.items())
+
+
+def attack(
+    sure: Sequence[tuple[Floats, Floats]],
+    inside: Bools,
+    target: tuple[Floats, Floats],
+    of_run: bool,
+) -> tuple[Floats, Bools]:
+    """Attacks the run's model by the shadows without a patient, or each shadow by the others.
+
+    Args:
+        sure: How sure each of S shadows is of the N training and of the M test patients.
+        inside: (S, N) which training patients it was trained with.
+        target: How sure the run's model is of them.
+        of_run: Whether the run's model is attacked.
+
+    Returns:
+        Scores, and who is a member: (1, N + M) of the run's model, (S, N) of the shadows.
+    """
+    train, test = (np.stack(values) for values in zip(*sure, strict=True))
+    if not of_run:
+        return leakage.in_turn(train, inside), inside
+    # No shadow was trained with a test patient. Half of them are left out all the same, so that the
+    # two groups differ by membership alone.
+    unused = (np.arange(len(test))[:, None] + np.arange(test.shape[1])) % 2 == 0
+    every, left_out = np.hstack([train, test]), np.hstack([inside, unused])
+    scores = leakage.lira(every, left_out, np.concatenate(target), without=True)
+    return scores[None], np.arange(len(scores))[None] < train.shape[1]
+
+
+def compared(described: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> Iterator[Fingerprint]:
+    """Compares what clients sent about themselves from complementary halves of their patients.
+
+    Args:
+        described: From :func:`descriptions`, of each shadow; those of a pair follow one another.
+    """
+    for part in described[0]:
+        rates = []
+        for pair in zip(described[::2], described[1::2], strict=True):
+            known = [c for c in pair[0][part] if c in pair[1][part]]
+            vectors = (torch.stack([of[part][c] for c in known]) for of in pair)
+            rates.append(leakage.recognised(*vectors))
+        rate, clients = float(np.mean(rates)), len(described[0][part])
+        if clients > 1:
+            interval = leakage.exact_interval(rate, clients)
+            yield Fingerprint(part, clients, len(rates), (rate, *interval))
+
+
+def first_layer(task: TaskModule, data: ClientData) -> nn.Module:
+    """Returns the first layer with weights that a network calls.
+
+    Args:
+        task: The task.
+        data: A client's.
+    """
+    called: list[nn.Module] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, _: called.append(module))
+        for module in task.network.modules()
+        if is_parametrized(module) or (module._parameters and not isinstance(module, Canonical))
+    ]
+    task.losses({name: values[:1] for name, values in next(data.eval_batches("train")).items()})
+    for hook in hooks:
+        hook.remove()
+    return called[0]
+
+
+Seen = Callable[[Mapping[str, Message], Mapping[str, Message]], None]
+
+
+def play(federation: Federation, number: int, seen: Seen) -> None:
+    """Runs a round, and shows what travels as the server knows it.
+
+    Args:
+        federation: The federation; it is advanced.
+        number: The round's number, from 0.
+        seen: Called in each phase with what the clients received and what they replied.
+    """
+    current, goes_on = federation.open(number), True
+    while goes_on:
+        received, replies = {}, {}
+        for client in current.recipients:
+            memory = federation.clients[client].memory["down"]
+            received[client] = federation.channel.decode(current.sent(client), "down", memory)[0]
+            replies[client] = current.fit(client)
+        goes_on = current.exchange(replies, partial(seen, received))
+
+
+def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Tensor]]:
+    """Runs all rounds, and returns what clients sent last about themselves, by part and client."""
+    described: dict[str, dict[str, Tensor]] = {}
+
+    def seen(_: Mapping[str, Message], replies: Mapping[str, Message]) -> None:
+        for client, reply in replies.items():
+            for part in DESCRIBE:
+                for tensor in reply.parts.get(part, {}).values():
+                    described.setdefault(part, {})[client] = sketch_vector(tensor.cpu())
+
+    for number in range(rounds):
+        play(federation, number, seen)
+    return described
+
+
+def rows_found(
+    federation: Federation, shape: Sequence[int] | None, rounds: int, tolerance: float, own: bool
+) -> list[RowsFound]:
+    """Counts the training rows that follow from the messages of first rounds, by client.
+
+    Args:
+        federation: The federation at its start; it is advanced.
+        shape: Of the weight of its first layer; ``None``: nothing is looked for.
+        rounds: Number of rounds.
+        tolerance: See :func:`audit`.
+        own: Whether its settings are those of the run.
+    """
+    clients, rows = federation.clients, dict[str, Tensor]()
+    for c, local in clients.items() if shape else ():
+        rows[c] = torch.cat([b["image"].flatten(1) for b in local.data.eval_batches("train")])
+    # The server knows what it sent, and a reply that is a model is a change of that.
+    known = {c: dict(local.weights) for c, local in clients.items()}
+    used, found = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+    hit: dict[str, Tensor] = {}
+
+    def seen(received: Mapping[str, Message], replies: Mapping[str, Message]) -> None:
+        for client, reply in replies.items() if shape else ():
+            for tensors in received[client].parts.values():
+                known[client] |= tensors
+            changes: Tensors = {}
+            for part in reply.parts.keys() - set(DESCRIBE):
+                for name, tensor in reply.parts[part].items():
+                    before = known[client].get(name) if reply.kind(part) == "state" else None
+                    changes[name] = tensor if before is None else tensor - before
+            for name, weight in changes.items():
+                bias = changes.get(f"{name.removesuffix('weight')}bias")
+                if name.endswith("weight") and weight.shape == shape and bias is not None:
+                    hit[client] |= leakage.rows_in_update(weight, bias, rows[client], tolerance)
+
+    for number in range(rounds):
+        hit.update({c: torch.zeros(len(of), dtype=torch.bool) for c, of in rows.items()})
+        play(federation, number, seen)
+        for c, of in rows.items():
+            found[c] += (count := int(hit[c].sum()))
+            used[c] += max(count, min(len(of), clients[c].steps * clients[c].data.batch_size))
+    return [
+        RowsFound(c, own, local.data.batch_size, local.steps, used[c], found[c])
+        for c, local in clients.items()
+    ]
