@@ -45,6 +45,7 @@ from medfed.records.evaluations import Audit, Fingerprint, Guess, RowsFound
 from medfed.records.folder import RunFolder
 from medfed.run.experiment import Experiment, reopen_selected
 from medfed.run.federating import federation_of
+from medfed.run.privacy import protect
 
 BATCHES = (1, 4, 16)
 BITS = (4, 2)
@@ -125,7 +126,8 @@ class _Audited:
     def fresh(self, config: RunDescription, clients: Sequence[ClientData]) -> Federation:
         """Returns a federation at the run's initial weights, on its device."""
         self.local.model.load(self.start)
-        federation, _ = federation_of(config, self.task, clients)
+        federation, local = federation_of(config, self.task, clients)
+        protect(config, {c.id: c for c in clients}, self.task, federation, local, (), False)
         federation.to(self.local.model.device)
         return federation
 

@@ -94,6 +94,20 @@ def test_a_model_that_learned_nothing_shows_nobody(tmp_path, table):
     assert not any("better than chance" in s for s in sentences(found))
 
 
+def test_under_differential_privacy_the_same_attacks_fail(tmp_path, table, measured):
+    noise = "privacy.example={epsilon:1,delta:1e-3,clip:1.0}"
+    keys = ("algorithm=ditto", "local.steps=20", noise)
+    found = audit(trained(tmp_path / "run", table, *keys), shadows=4, rounds=2)
+    assert sum(r.found for r in found.rows) == 0 < sum(r.found for r in measured.rows)
+    for guess in found.guesses:
+        assert guess.auc[1] <= 0.5
+    alike = [
+        {g.model: g.auc[0] for g in each.guesses if g.client == "all" and not g.of_run}
+        for each in (found, measured)
+    ]
+    assert all(area < alike[1][model] - 0.1 for model, area in alike[0].items())
+
+
 def test_attacks_without_memory_are_guesses():
     rng = np.random.default_rng(0)
     covered = 0
