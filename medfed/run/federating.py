@@ -58,8 +58,9 @@ def federate(
     federation.absent_folder = folder_of_absent(federation, Path(config.folder))
     local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
-    statistics = statistics_of(federation.algorithm, data)
-    protect(config, data.clients, task, federation, local, statistics, across=everyone is not None)
+    if config.privacy.example is not None:
+        sent = statistics_of(federation.algorithm, data)
+        protect(config, data.clients, task, federation, local, sent, across=everyone is not None)
     return federation, local
 
 
@@ -74,7 +75,7 @@ def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Stati
         statistic
         for name, client in data.clients.items()
         for statistic in (
-            *(data.summaries(name) if data.exchanged else ()),
+            *(data.summaries(name) if data.exchanged and name in data.plans else ()),
             *algorithm.summaries(client),
         )
     ]

@@ -63,6 +63,11 @@ class Protection:
         noise = math.sqrt(uses) * noise_for(rate, draws, keys.epsilon, keys.delta)
         return cls(rate, draws, uses, noise, keys.delta)
 
+    @property
+    def noise_of_draw(self) -> float:
+        """The noise of a single gradient of a draw that tells as much as all of its gradients."""
+        return self.noise / math.sqrt(self.uses)
+
     def epsilon(self, gradients: int | None = None) -> float:
         """Returns epsilon after a number of gradients; by default after all.
 
@@ -71,7 +76,7 @@ class Protection:
             1.3...
         """
         draws = self.draws if gradients is None else math.ceil(gradients / self.uses)
-        return epsilon(self.rate, self.noise / math.sqrt(self.uses), draws, self.delta)
+        return epsilon(self.rate, self.noise_of_draw, draws, self.delta)
 
 
 def protect(
@@ -83,7 +88,7 @@ def protect(
     statistics: Sequence[Statistic],
     across: bool,
 ) -> None:
-    """Makes the gradients of all clients of this process noisy, if the run asks for it.
+    """Makes the gradients of all clients of this process noisy.
 
     Args:
         config: The run's description.
@@ -98,8 +103,7 @@ def protect(
         ConfigError: If something of the run would leave a client without noise.
     """
     keys = config.privacy.example
-    if keys is None:
-        return
+    assert keys is not None
     _check(config, federation.algorithm, task, local, statistics)
     planned = protections(config, clients, federation)
     noises = {name: one.noise for name, one in planned.items()}
@@ -118,14 +122,20 @@ def protections(
         clients: The clients' data.
         federation: The federation.
 
+    Returns:
+        By client; nothing without ``privacy.example``.
+
     Raises:
         ConfigError: If delta is too large for a client.
     """
     keys, method = config.privacy.example, federation.algorithm
-    assert keys is not None
+    if keys is None:
+        return {}
     rounds = rounds_of(federation.cohort, federation.ids, config)
     planned = {}
     for name, data in clients.items():
+        if name not in rounds:  # a hospital that joins later, for which nothing is planned
+            continue
         count = int(data.units(keys.unit).max()) + 1
         if keys.delta * count >= 1:
             raise ConfigError(
@@ -238,7 +248,10 @@ def exact(config: RunDescription) -> list[str]:
 
 
 def record(
-    config: RunDescription, planned: Mapping[str, Protection], gradients: Mapping[str, int]
+    config: RunDescription,
+    planned: Mapping[str, Protection],
+    gradients: Mapping[str, int],
+    private: bool = False,
 ) -> dict[str, object]:
     """Returns the content of ``privacy.json``.
 
@@ -246,6 +259,7 @@ def record(
         config: The run's description.
         planned: The noise of each client.
         gradients: How many noisy gradients each client has taken so far.
+        private: Whether nobody can repeat the noise.
     """
     keys = config.privacy.example
     assert keys is not None
@@ -253,5 +267,5 @@ def record(
         name: {**asdict(one), "gradients": gradients[name], "epsilon": one.epsilon(gradients[name])}
         for name, one in planned.items()
     }
-    example = {"clip": keys.clip, "unit": keys.unit, "private": False, "clients": clients}
+    example = {"clip": keys.clip, "unit": keys.unit, "private": private, "clients": clients}
     return {"example": example, "exact": exact(config)}

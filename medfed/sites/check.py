@@ -32,9 +32,12 @@ from medfed.run.assembly import task_for, unread_data
 from medfed.run.experiment import read_start
 from medfed.run.federating import federate, statistics_of
 from medfed.run.overview.table import cohort_record, print_cohort
+from medfed.run.privacy import exact, protections
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.policy import (
     FEW,
+    SPENT,
+    Spending,
     behind_a_message,
     check_data,
     check_study,
@@ -232,10 +235,25 @@ def sentences(
         f"{federation.algorithm.card.keeps})."
     )
     lines.append(
-        "Weights and gradients are not patients' data, but contain traces of them: nothing here "
-        "adds noise, and the server's operator sees everything that this site sends."
+        "Weights and gradients are not patients' data, but contain traces of them; the server's "
+        f"operator sees everything that this site sends. {_noise(config, data, federation, site)}"
     )
     return lines
+
+
+def _noise(
+    config: RunDescription, data: FederatedDataModule, federation: Federation, site: str
+) -> str:
+    """Says how noise protects patients, and what it does not cover."""
+    keys = config.privacy.example
+    if keys is None:
+        return "Nothing here adds noise (privacy.example)."
+    planned = protections(config, data.clients, federation)[site]
+    return (
+        f"Noise protects each {keys.unit} (privacy.example): after {planned.draws:,} draws epsilon "
+        f"is {planned.epsilon():.3g} at delta {keys.delta:g}. Repeated rounds spend more. Without "
+        f"noise leave: {'; '.join(exact(config))}."
+    )
 
 
 def warnings(
@@ -305,6 +323,8 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
         console.print(line, style="red", soft_wrap=True, highlight=False, markup=False)
     check_data(file.policy, config, data, file.site, tells=bool(data.exchanged))
     file.policy.check_statistics(statistics_of(federation.algorithm, data))
+    for planned in protections(config, data.clients, federation).values():
+        Spending(file.policy.privacy, file.folder / SPENT).check("this study", planned)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
     return traffic
 

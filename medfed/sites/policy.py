@@ -13,12 +13,14 @@ Both stand in the site's file, which a person of the hospital writes; no command
       test_metrics: 1                    # models whose test metrics may be asked for; 0: none
       plugins: false                     # whether code from outside medfed may run
       pictures: false                    # whether pictures of patients are drawn
+      privacy: {epsilon: 8, delta: 1e-4} # the most that all runs of this file may spend together
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,11 +35,14 @@ from medfed.common.untrusted import read_json
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.federation.client import share_of
+from medfed.functional.privacy import ORDERS, epsilon_of, renyi
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule
+    from medfed.run.privacy import Protection
 
 MESSAGE_KEYS = "local.steps and data.batch_size"
+SPENT = "privacy.json"  # in the folder of all federations
 FEW = 5
 """Patients; a mean over fewer reveals something about each."""
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -57,6 +62,13 @@ class VetoError(ConfigError):
         self.reason: Literal["agreed", "policy"] = reason
 
 
+class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The most privacy that all runs on a site's patients may spend together."""
+
+    epsilon: Annotated[float, msgspec.Meta(gt=0)]
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits that a site sets for every study.
 
@@ -69,6 +81,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         test_metrics: Models of one agreement whose test metrics may leave; ``None``: any number.
         plugins: Whether code from outside medfed may run here.
         pictures: Whether pictures of patients are drawn, which stay in the site's folder.
+        privacy: The most that all runs may spend; studies without noise are then refused.
 
     Example:
         >>> Policy(least=20).check_split("training", 12)
@@ -85,6 +98,7 @@ site's file asks for 20; do not take part, or lower policy.least.
     test_metrics: Count | None = None
     plugins: bool = True
     pictures: bool = True
+    privacy: Ceiling | None = None
 
     def check_parts(self, parts: Sequence[str]) -> None:
         """Refuses parts that may not leave.
@@ -170,6 +184,13 @@ def check_study(policy: Policy, config: RunDescription) -> None:
         VetoError: If it does not allow something.
     """
     policy.check_parts(build(config.algorithm).leaves)
+    keys = config.privacy.example
+    if policy.privacy is not None and (keys is None or keys.unit != "patient"):
+        raise VetoError(
+            "The study does not protect each patient by noise, and policy.privacy of this site's "
+            "file asks for it; do not take part, or ask the coordinator to set privacy.example "
+            "with unit=patient."
+        )
 
 
 def patients_of_message(config: RunDescription, patients: int) -> int:
@@ -252,6 +273,84 @@ class AskedModels:
             )
         asked.append(name)
         write_json(self.path, known)
+
+
+@dataclass
+class _Spent:
+    """What one run has spent."""
+
+    run: str
+    rate: float
+    noise: float
+    draws: Count
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Adds up what all runs of a site's file have spent on its patients.
+
+    Attributes:
+        ceiling: The most; ``None``: any amount, which is recorded.
+        path: The file that remembers it.
+    """
+
+    ceiling: Ceiling | None
+    path: Path
+
+    def draws(self, run: str) -> int:
+        """Returns the draws of a run, including those of rounds that were repeated."""
+        return sum(one.draws for one in self._entries() if one.run == run)
+
+    def epsilon(self, delta: float, planned: Mapping[str, Protection] | None = None) -> float:
+        """Returns what is spent; with runs that are planned, what they will have spent at least.
+
+        Args:
+            delta: Of the guarantee.
+            planned: The noise of runs, by name.
+        """
+        entries = self._entries()
+        for run, one in (planned or {}).items():
+            more = max(0, one.draws - self.draws(run))
+            entries.append(_Spent(run, one.rate, one.noise_of_draw, more))
+        total = sum((one.draws * renyi(one.rate, one.noise) for one in entries), 0 * ORDERS)
+        return epsilon_of(total, delta)
+
+    def check(self, run: str, planned: Protection) -> None:
+        """Refuses a run that would spend too much.
+
+        Raises:
+            VetoError: If it would.
+        """
+        if self.ceiling is None:
+            return
+        delta = self.ceiling.delta
+        total = self.epsilon(delta, {run: planned})
+        if total > self.ceiling.epsilon:
+            raise VetoError(
+                f"With this study, all runs on these patients spend epsilon {total:.3g} at delta "
+                f"{delta:g} ({self.epsilon(delta):.3g} so far), and policy.privacy of this site's "
+                f"file allows {self.ceiling.epsilon:g}; do not take part, or ask the coordinator "
+                "for a smaller privacy.example.epsilon."
+            )
+
+    def add(self, run: str, by: Protection, gradients: int) -> None:
+        """Remembers noisy gradients before what is computed from them leaves.
+
+        Raises:
+            VetoError: If too much is spent, as after repeated rounds.
+        """
+        entries = self._entries()
+        draws = math.ceil(gradients / by.uses)
+        same = [e for e in entries if (e.run, e.rate, e.noise) == (run, by.rate, by.noise_of_draw)]
+        if same:
+            same[0].draws += draws
+        else:
+            entries.append(_Spent(run, by.rate, by.noise_of_draw, draws))
+        write_json(self.path, [asdict(one) for one in entries])
+        self.check(run, replace(by, draws=0))
+
+    def _entries(self) -> list[_Spent]:
+        return read_json(self.path, list[_Spent]) if self.path.is_file() else []
 
 
 def read_policy(path: Path, content: Any) -> Policy:

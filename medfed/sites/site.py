@@ -32,6 +32,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
@@ -390,6 +391,11 @@ class Site:
     def _module(self) -> FederatedModule:
         assert self.module is not None
         return self.module
+
+    @property
+    def training(self) -> LocalTrainer:
+        """The training loop, once a session has started."""
+        return self._module.local
 
     @property
     def _client(self) -> str:

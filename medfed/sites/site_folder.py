@@ -37,9 +37,10 @@ from medfed.run import results
 from medfed.run.experiment import Experiment
 from medfed.run.federating import preprocessing
 from medfed.run.overview.table import cohort_record
+from medfed.run.privacy import Protection, protections, record
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.newcomers import Newcomer, numbers
-from medfed.sites.policy import AskedModels
+from medfed.sites.policy import SPENT, AskedModels, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 
@@ -76,7 +77,9 @@ def hospital(agreed: Agreed, file: SiteFile, keep_bundle: Callable[[Path], objec
     workplace = ConfiguredSite.of(agreed, file)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
     tested = AskedModels(file.policy.test_metrics, file.folder / TESTED, agreed.digest)
-    site = Site(workplace, file.folder / name, SiteFolder(workplace, keep_bundle, tested))
+    spending = Spending(file.policy.privacy, file.folder / SPENT)
+    keeper = SiteFolder(workplace, keep_bundle, tested, spending)
+    site = Site(workplace, file.folder / name, keeper)
     file.folder.mkdir(parents=True, exist_ok=True)
     listen(site, file.folder / LOG)
     if file.approved is None:
@@ -91,6 +94,7 @@ class SiteFolder:
         workplace: The site's workplace.
         keep_bundle: Makes the bundle of the model in a run folder.
         tested: Counts the models whose test metrics leave.
+        spending: Adds up the privacy that all runs spend.
 
     Attributes:
         ledger: The bytes that this site has sent and received in finished rounds.
@@ -98,9 +102,16 @@ class SiteFolder:
     """
 
     def __init__(
-        self, workplace: ConfiguredSite, keep_bundle: Callable[[Path], object], tested: AskedModels
+        self,
+        workplace: ConfiguredSite,
+        keep_bundle: Callable[[Path], object],
+        tested: AskedModels,
+        spending: Spending,
     ) -> None:
         self.workplace, self.keep_bundle, self.tested = workplace, keep_bundle, tested
+        self.spending = spending
+        self._protection: Protection | None = None
+        self._gradients = 0  # of this session, also of rounds that came to nothing
         self.name = workplace.name
         self.ledger = Ledger()
         self.history: list[Record] = []
@@ -121,6 +132,11 @@ class SiteFolder:
         run.open(config, data.splits(), steps, cohort)
         self.ledger = Ledger(preprocessing(self._exchanged()))
         self.history, self._spent = [], (0, Passes())
+        self._protection, self._gradients = None, 0
+        if config.privacy.example is not None:
+            planned = protections(config, data.clients, site.federation)
+            self._protection = planned[self.name]
+            self.spending.check(run.folder.name, self._protection)
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
             self.ledger = Ledger.from_csv(run.ledger_csv.read_text())
@@ -134,6 +150,10 @@ class SiteFolder:
         run, number = RunFolder(site.folder), asked.round
         if (number, asked.attempt) != self._turn:
             self._turn, self._of_round = (number, asked.attempt), Ledger()
+        if asked.kind == "fit" and self._protection is not None:
+            taken = site.training.gradients.gradient_passes
+            new, self._gradients = taken - self._gradients, taken
+            self.spending.add(run.folder.name, self._protection, new)
         if asked.kind == "fit":
             ways: tuple[tuple[Direction, bytes], ...] = (("down", asked.body), ("up", reply.body))
             for way, body in ways:
@@ -226,6 +246,10 @@ class SiteFolder:
         summary = results.summarise(str(config.name), module, evaluation, best, used)
         summary["hospitals"] = self._hospitals  # only this client: a mean over clients is its value
         results.write_tables(experiment, summary, best)
+        if (by := self._protection) is not None:
+            taken = {self.name: by.uses * self.spending.draws(folder.name)}
+            kept = record(config, {self.name: by}, taken, private=True)
+            write_json(RunFolder(folder).privacy_json, kept)
         self._draw(experiment, best)
         try:
             self.keep_bundle(folder)

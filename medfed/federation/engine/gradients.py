@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from medfed.common.errors import ConfigError, NonFiniteError, first_line
 from medfed.common.tensors import Tensors, forget, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
-from medfed.federation.engine.private import PrivateGradients
+
+if TYPE_CHECKING:
+    from medfed.federation.engine.private import PrivateGradients
 
 FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begins
 
