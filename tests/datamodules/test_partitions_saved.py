@@ -70,13 +70,13 @@ def test_class_shares_come_back(write):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON file"),
-        ([], 'has no "clients"'),
-        ({"clients": {}}, 'has no "clients"'),
-        ({"clients": {"a": "p1"}}, "client a must have a list of patient ids, or one under each"),
-        ({"clients": {"a": [1]}}, "client a must have a list of patient ids"),
-        ({"clients": {"a": {"dev": ["p1"]}}}, "client a must have .* each of train, val, test"),
-        ({"clients": {"a": ["p1"]}, "partition": []}, '"partition" must hold a record'),
+        ("{", "does not list the patients of each client .* take a run's splits.json"),
+        ([], "expected object, got array"),
+        ({"clients": {}}, "clients: expected object of length >= 1"),
+        ({"clients": {"a": "p1"}}, r"clients\[...\]: expected object \| array"),
+        ({"clients": {"a": [1]}}, "expected str, got int"),
+        ({"clients": {"a": {"dev": ["p1"]}}}, "invalid enum value 'dev'"),
+        ({"clients": {"a": ["p1"]}, "partition": []}, "partition: expected object, got array"),
         ({"clients": {"a": ["p9", "p8"]}}, r"client a has patient p9, which is not among the 4"),
     ],
 )

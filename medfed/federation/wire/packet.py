@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 from torch import Tensor
 
 from medfed.common.errors import CodecError, first_line
+from medfed.common.schemas import Count, Number, parse_json
 from medfed.common.tensors import Layout, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
-from medfed.federation.wire.message import KINDS, Kind
+from medfed.federation.wire.message import Kind
 
-_Described = tuple[str, Kind, Layout, int]
-_MOST_AXES = 32
-FLOATS = ("float32", "float64", "float16", "bfloat16")
+Float = Literal["float32", "float64", "float16", "bfloat16"]
 """The types of tensors that travel: codecs, which compute in fractions, would not keep others."""
+_Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=32)]
+
+
+class _Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    name: str
+    kind: Kind
+    layout: tuple[tuple[str, _Shape, Float], ...]
+    length: Count
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True):
+    phase: str
+    scalars: dict[str, Number]
+    parts: list[_Part]
 
 
 class Received(NamedTuple):
@@ -106,80 +119,37 @@ class Packet:
         """
         payload = Payload(memoryview(data))
         (size,) = payload.numbers("<Q")
-        phase, scalars, described = _read_head(payload.take(size))
+        head = _read_head(payload.take(size))
         parts: dict[str, EncodedPart] = {}
-        for part, kind, layout, length in described:
-            if part in parts:
-                raise CodecError(f"The packet holds the part {part} twice.")
-            parts[part] = EncodedPart(kind, bytes(payload.take(length)), layout)
+        for part in head.parts:
+            if part.name in parts:
+                raise CodecError(f"The packet holds the part {part.name} twice.")
+            parts[part.name] = EncodedPart(part.kind, bytes(payload.take(part.length)), part.layout)
         payload.finish()
         elements = sum(numel(encoded.layout) for encoded in parts.values())
         if elements > max(most, 8 * len(data)):
             raise CodecError(f"{len(data)} bytes claim {elements} elements, which is too many.")
-        return cls(phase, scalars, parts)
+        return cls(head.phase, head.scalars, parts)
 
 
-def _read_head(text: memoryview) -> tuple[str, dict[str, float], list[_Described]]:
-    """Returns the phase, the scalars, and of each part its name, kind, layout and length.
+def _read_head(text: memoryview) -> _Head:
+    """Returns the head of a packet.
 
     Raises:
         CodecError: If it is not JSON, or anything in it is not written by a sender.
     """
     try:
-        head = json.loads(bytes(text))
-        if set(head) != {"phase", "scalars", "parts"}:
-            raise ValueError(f"it has the keys {sorted(head)}")
-        scalars = {_name(n): _number(value) for n, value in head["scalars"].items()}
-        described = [
-            (_name(part), _kind(kind), _layout(rows), _whole(length))
-            for part, kind, rows, length in head["parts"]
-        ]
-        return _name(head["phase"]), scalars, described
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        head = parse_json(text, _Head)
+        rows = [name for part in head.parts for name, _, _ in part.layout]
+        # Names end up in tables and sentences: no line breaks, nothing that UTF-8 cannot hold.
+        for name in (head.phase, *head.scalars, *(part.name for part in head.parts), *rows):
+            if not name.isprintable():
+                raise ValueError(f"{name!r:.40} is no name")
+        if any(len({row[0] for row in part.layout}) < len(part.layout) for part in head.parts):
+            raise ValueError("two tensors of a part have one name")
+    except ValueError as error:
         raise CodecError(f"The head of a packet cannot be read ({first_line(error)}).") from error
-
-
-def _layout(rows: list[list[Any]]) -> Layout:
-    layout = tuple(
-        (_name(name), tuple(map(_whole, shape)), _dtype(dtype)) for name, shape, dtype in rows
-    )
-    if len({name for name, _, _ in layout}) < len(layout):
-        raise ValueError("two tensors of a part have one name")
-    if any(len(shape) > _MOST_AXES for _, shape, _ in layout):
-        raise ValueError(f"a tensor has more than {_MOST_AXES} axes")
-    return layout
-
-
-def _name(value: object) -> str:
-    # Names end up in tables and sentences: no line breaks, nothing that UTF-8 cannot hold.
-    if not isinstance(value, str) or not value.isprintable():
-        raise ValueError(f"{value!r:.40} is no name")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.40} is no finite number")
-    return value
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**48:
-        raise ValueError(f"{value!r:.40} is no size")
-    return value
-
-
-def _kind(value: object) -> Kind:
-    for kind in KINDS:
-        if kind == value:
-            return kind
-    raise ValueError(f"{value!r:.40} is none of {', '.join(KINDS)}")
-
-
-def _dtype(value: object) -> str:
-    if value not in FLOATS:
-        raise ValueError(f"{value!r:.40} is none of {', '.join(FLOATS)}")
-    return str(value)
+    return head
 
 
 def dense_bytes(layout: Layout) -> int:
