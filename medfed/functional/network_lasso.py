@@ -35,7 +35,7 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.functional.graph import connected_components, graph_laplacian, incidence
-from medfed.functional.prox import check_norm, dual_norm, prox_norm
+from medfed.functional.prox import check_norm, dual_norm
 
 CHECK_EVERY = 5
 """Iterations between two looks at the residuals, which cost about half an iteration."""
@@ -88,12 +88,11 @@ class AdmmSteps:
 
     def rescale(self, rho: float) -> None:
         """Changes rho, keeping W and the unscaled dual."""
-        # U = Omega / rho: to keep Omega, U is scaled.
-        ratio = self.rho / rho
-        tau = self.weight / self.rho
-        for row, t in zip(self.a.split(1), tau, strict=True):
-            w = prox_norm(row, float(t), self.p)
-            row.sub_(w).mul_(ratio).add_(w)
+        # U = Omega / rho: to keep Omega, U is scaled. The cuts are those of the last step.
+        for row, cut in zip(self.a, self._cut.tolist(), strict=True):
+            inside = row * cut if self._norm == 2 else row.clamp(-cut, cut)
+            dual = row - inside if self._norm == 0 else inside
+            row.add_(dual, alpha=self.rho / rho - 1)
         self.rho = rho
         self._prepare()
 

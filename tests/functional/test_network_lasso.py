@@ -17,7 +17,8 @@ from medfed.functional.graph import (
     undirected_edges,
 )
 from medfed.functional.network_lasso import solve_network_lasso
-from medfed.functional.prox import dual_norm, prox_norm
+from medfed.functional.prox import dual_norm
+from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 
 NORMS = (1.0, 2.0, math.inf)

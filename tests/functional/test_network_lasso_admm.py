@@ -7,7 +7,8 @@ import torch
 from medfed.functional.graph import complete_edges, incidence, ring_edges
 from medfed.functional.network_lasso import AdmmSteps, ResidualNorms, block_width
 from medfed.functional.network_lasso_kernels import clip_levels
-from medfed.functional.prox import dual_norm, prox_norm
+from medfed.functional.prox import dual_norm
+from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 
 NORMS = (1.0, 2.0, math.inf)
@@ -23,6 +24,12 @@ class TorchSteps(AdmmSteps):
         # A product, as index_add_ adds in no fixed order on an accelerator.
         self.ends = incidence(self.v.shape[0], self.edges).to(self.v)
         self.column = self.mass.to(self.v).unsqueeze(1)
+
+    def rescale(self, rho):
+        w = prox_norm(self.a, self.tau, self.p)
+        self.a.sub_(w).mul_(self.rho / rho).add_(w)
+        self.rho = rho
+        self._prepare()
 
     def step(self):
         w = prox_norm(self.a, self.tau, self.p)

@@ -13,8 +13,8 @@ from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.codecs.support import largest
 from medfed.functional.fused_lasso import fused_lasso
 from medfed.functional.network_lasso import solve_network_lasso
-from medfed.functional.prox import prox_norm
 from medfed.functional.quantize import quantize
+from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 
 EDGES = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3]])

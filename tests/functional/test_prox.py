@@ -6,7 +6,8 @@ import torch
 from scipy.optimize import minimize
 
 from medfed.common.errors import ConfigError
-from medfed.functional.prox import dual_norm, prox_norm
+from medfed.functional.prox import dual_norm
+from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 
 NORMS = (1.0, 2.0, math.inf)
