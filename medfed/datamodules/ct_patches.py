@@ -331,7 +331,10 @@ def read_points(path: Path, last: str | None) -> Points:
                 numbers.extend([float(row[at]) for at in number_at])
                 scan.append(names.setdefault(row[series_at], len(names)))
             except (ValueError, IndexError):
-                raise _bad_row(path, number, row, header, wanted) from None
+                raise DataError(
+                    f"{path}, data row {number}: {', '.join(row):.80} has no number for each of "
+                    f"{', '.join(wanted[1:])}; mend the row."
+                ) from None
     table = np.array(numbers).reshape(-1, len(wanted) - 1)
     if not len(table):
         raise DataError(f"{path} has no data rows.")
@@ -345,25 +348,6 @@ def read_points(path: Path, last: str | None) -> Points:
         world=table[:, :3],
         value=table[:, 3] if last else np.zeros(len(table)),
         row=np.arange(1, len(table) + 1),
-    )
-
-
-def _bad_row(
-    path: Path, number: int, row: Sequence[str], header: Sequence[str], wanted: Sequence[str]
-) -> DataError:
-    """The sentence about a row whose cells are too few or not numbers."""
-    if len(row) != len(header):
-        return DataError(
-            f"{path}, data row {number}: {len(row)} cells, but {len(header)} columns; mend the row."
-        )
-    for name in wanted[1:]:
-        try:
-            float(row[header.index(name)])
-        except ValueError:
-            break
-    return DataError(
-        f"{path}, data row {number}, column {name}: {row[header.index(name)]!r} is not a number; "
-        "mend the row."
     )
 
 

@@ -161,7 +161,9 @@ def test_the_other_readers_masks_of_one_centre(tmp_path, rows):
         same = torch.equal(plain.read(a)["label"], other.read(b)["label"])
         assert same == (a.centre == "centre_0")
     assert plain.record() != other.record()
-    with pytest.raises(DataError, match=r"images\.csv, row 2: .*0L_mask_2\.png does not exist"):
+    with pytest.raises(
+        DataError, match=r"images\.csv, data row 1: .*0L_mask_2\.png does not exist"
+    ):
         ImageMasksReader(tmp_path, other_masks={"centre_0": "_2"})
     with pytest.raises(ConfigError, match="names centre_3, which is no centre"):
         ImageMasksReader(tmp_path, other_masks={"centre_3": "_2"})
@@ -180,17 +182,37 @@ def index(folder, rows, **changes):
 
 
 BAD = [
-    (lambda f, r: index(f, r, mask="none.png"), {}, r"row 2: .*none\.png does not exist; add the"),
-    (lambda f, r: index(f, r, image="none.png"), {}, r"row 2: .*none\.png does not exist"),
-    (lambda f, r: index(f, r, patient=" "), {}, r"row 2: patient is empty; fill it in"),
-    (lambda f, r: write_index(f, [*r, r[0]]), {}, r"row 14: .*0L\.png is already in .*row 2"),
-    (lambda f, r: index(f, r, centre="x"), {}, r"row 3: patient c0p0 is at centre_0, but in .* x"),
+    (
+        lambda f, r: index(f, r, mask="none.png"),
+        {},
+        r"data row 1: .*none\.png does not exist; add the",
+    ),
+    (lambda f, r: index(f, r, image="none.png"), {}, r"data row 1: .*none\.png does not exist"),
+    (
+        lambda f, r: index(f, r, patient=" "),
+        {},
+        r"data row 1, column patient: the cell is missing; fill it in",
+    ),
+    (
+        lambda f, r: write_index(f, [*r, r[0]]),
+        {},
+        r"data row 13: .*0L\.png is already in .*data row 1",
+    ),
+    (
+        lambda f, r: index(f, r, centre="x"),
+        {},
+        r"data row 2: patient c0p0 is at centre_0, but in .* x",
+    ),
     (other_size, {}, r"0L_mask\.png has 8 x 8 pixels, but .*0L\.png has 40 x 32; a mask"),
     (grey_mixture, {}, r"0L\.png is grey and .* has colours; set data\.reader\.color=grey"),
     (lambda f, r: None, {"mask": "masks"}, r"no column masks \(did you mean mask\?\); it has"),
     (lambda f, r: None, {"centre": "site"}, r"no column site; it has .*data\.reader\.centre="),
-    (lambda f, r: (f / "images.csv").write_text("image,mask\n"), {}, "lists no pictures"),
-    (lambda f, r: (f / "images.csv").write_text("image,mask\na,b,c\n"), {}, "row 2: 3 cells, but"),
+    (lambda f, r: (f / "images.csv").write_text("image,mask\n"), {}, "has no data rows"),
+    (
+        lambda f, r: (f / "images.csv").write_text("image,mask\na,b,c\n"),
+        {},
+        "data row 1: 3 cells, but",
+    ),
     (lambda f, r: (f / "images.csv").unlink(), {}, "is no CSV file and has neither images.csv nor"),
 ]
 

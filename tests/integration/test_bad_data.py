@@ -193,7 +193,7 @@ BAD = {
         ),
         "cell": (
             append("candidates.csv", f"{SERIES[0]},1,two,3,0"),
-            "data row 7, column coordY: 'two' is not a number",
+            "two, 3, 0 has no number for each of",
         ),
         "columns": (change("candidates.csv", HEADER, "series,x,y,z,class"), "needs the columns"),
     },

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, few
+from medfed.common.errors import DataError, did_you_mean, few
 from medfed.common.files import original
 
 Categories = Mapping[str, Sequence[str]]
@@ -274,6 +274,40 @@ def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str]
         while len(row) > len(kept) and not row[-1].strip():
             row.pop()
     return kept, rows
+
+
+def listed_columns(
+    sheet: Sheet, columns: Mapping[str, str], needed: Sequence[str]
+) -> dict[str, list[str]]:
+    """Returns the columns of a table that lists pictures.
+
+    Args:
+        sheet: The table.
+        columns: The name of each role's column; one that the user did not name may be missing.
+        needed: The roles that must be there.
+
+    Returns:
+        The cells by role, without those of missing columns.
+
+    Raises:
+        DataError: If a column or a cell is missing.
+    """
+    cells = {}
+    for role, name in columns.items():
+        if name.lower() in sheet.places:
+            cells[role] = sheet.known(name)
+        elif role in needed or name != role:
+            raise DataError(
+                f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}; it has "
+                f"{few(sheet.columns)}: set data.reader.{role}=COLUMN."
+            )
+    if "patient" not in cells:
+        log.warning(
+            "%s has no column patient: every picture counts as a patient. Where one has several, "
+            "name the column by data.reader.patient=COLUMN.",
+            sheet.path,
+        )
+    return cells
 
 
 def like_a_number(text: str) -> bool:

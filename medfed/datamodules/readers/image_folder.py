@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from medfed.common.checks import checked
-from medfed.common.errors import ConfigError, DataError, did_you_mean, few
+from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import given_path
-from medfed.datamodules.readers.csv_files import Sheet
+from medfed.datamodules.readers.csv_files import Sheet, listed_columns
 from medfed.datamodules.readers.pictures import SUFFIXES, Color, read_image
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
@@ -133,21 +133,7 @@ def read_image_table(
     path = given_path(path)
     sheet = Sheet.read(path)
     columns = {"image": image, "label": label, "patient": patient, "centre": centre, "split": split}
-    cells = {}
-    for role, name in columns.items():
-        if name.lower() in sheet.places:
-            cells[role] = sheet.known(name)
-        elif role in ("image", "label") or name != role:
-            raise DataError(
-                f"{path} has no column {name}{did_you_mean(name, sheet.columns)}; it has "
-                f"{few(sheet.columns)}: set data.reader.{role}=COLUMN."
-            )
-    if "patient" not in cells:
-        log.warning(
-            "%s has no column patient: every image counts as a patient. Where one has several, "
-            "name the column by data.reader.patient=COLUMN.",
-            path,
-        )
+    cells = listed_columns(sheet, columns, ("image", "label"))
     names = tuple(str(c) for c in classes) if classes else tuple(sorted({*cells["label"]}))
     if len(names) < 2 or (strange := [name for name in names if name not in cells["label"]]):
         what = f"no label {strange[0]}" if len(names) > 1 else f"the only label {few(names)}"

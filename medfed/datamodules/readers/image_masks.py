@@ -21,7 +21,7 @@ from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.csv_files import csv_rows
+from medfed.datamodules.readers.csv_files import Sheet, listed_columns
 from medfed.datamodules.readers.image_folder import search_name
 from medfed.datamodules.readers.pictures import SUFFIXES, Color
 from medfed.datamodules.readers.samples import channel_names
@@ -99,51 +99,15 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
 
 
 def _from_csv(index: Path, columns: Mapping[str, str]) -> list[Pair]:
-    with csv_rows(index) as rows:
-        header = [name.strip() for name in next(rows, [])]
-        places = _places(index, header, columns)
-        listed = []
-        for number, row in enumerate(rows, start=2):
-            if len(row) != len(header):
-                raise DataError(
-                    f"{index}, row {number}: {len(row)} cells, but {len(header)} columns."
-                )
-            cells = {role: row[at].strip() for role, at in places.items()}
-            for role, cell in cells.items():
-                if not cell:
-                    raise DataError(
-                        f"{index}, row {number}: {columns[role]} is empty; fill it in or "
-                        "leave the row out."
-                    )
-            image, mask = index.parent / cells["image"], index.parent / cells["mask"]
-            who = cells.get("patient", cells["image"])
-            centre = cells.get("centre")
-            listed.append(Pair(image, mask, who, centre, f"{index}, row {number}"))
-    if not listed:
-        raise DataError(f"{index} lists no pictures; add a row for each.")
-    return listed
-
-
-def _places(index: Path, header: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
-    """Finds the columns; patients and centres may be missing unless the user named them."""
-    columns_of = {}
-    for role, name in columns.items():
-        if header.count(name) == 1:
-            columns_of[role] = header.index(name)
-        elif header.count(name) > 1:
-            raise DataError(f"{index} has two columns {name}; rename one.")
-        elif role in ("image", "mask") or name != role:
-            raise DataError(
-                f"{index} has no column {name}{did_you_mean(name, header)}; it has "
-                f"{few(header) or 'none'}: set data.reader.{role}=COLUMN."
-            )
-    if "patient" not in columns_of:
-        log.warning(
-            "%s has no column patient: every picture counts as a patient. Where one has "
-            "several, name the column by data.reader.patient=COLUMN.",
-            index,
-        )
-    return columns_of
+    sheet = Sheet.read(index)
+    cells = listed_columns(sheet, columns, ("image", "mask"))
+    patients = cells.get("patient", cells["image"])
+    centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
+    rows = zip(cells["image"], cells["mask"], patients, centres, strict=True)
+    return [
+        Pair(index.parent / image, index.parent / mask, who, centre, f"{index}, data row {number}")
+        for number, (image, mask, who, centre) in enumerate(rows, start=1)
+    ]
 
 
 def _from_folders(path: Path, pattern: str | None) -> list[Pair]:
