@@ -16,7 +16,13 @@ from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import Question, agree
-from medfed.datamodules.tables.columns import Columns, fit, fit_standard, limits
+from medfed.datamodules.tables.columns import (
+    Columns,
+    fit,
+    fit_standard,
+    limits,
+    value_range,
+)
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.overview.table import cohort_record
 from tests.sweeps import sweep
@@ -252,7 +258,10 @@ def test_what_no_feature_can_be_is_left_out_and_said(tmp_path, caplog):
     path = tmp_path / "t.csv"
     rows = [f"{n},P{n:03d},2020-01-{n + 1:02d},yes,{n % 2},{n % 3}" for n in range(20)]
     path.write_text("\n".join([",name,seen,consent,dead,x", *rows]))
-    with caplog.at_level(logging.WARNING), pytest.raises(DataError, match="'2020-01-01' is not a"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(DataError, match="is a date or time, not"),
+    ):
         module(path, label="dead", centre=None, partition=RoundRobin(1))
     path.write_text(path.read_text().replace("2020-01-", "Monday "))
     data = module(path, label="dead", centre=None, partition=RoundRobin(1))
@@ -281,7 +290,11 @@ def test_a_column_that_one_hospital_never_varies_and_copied_rows_are_said(tmp_pa
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"categorical": []}, DataError, "data row 1, column sex: 'f|m' is not a number"),
+        (
+            {"categorical": []},
+            DataError,
+            r"2 columns .*: sex \('f|m' in data row 1\), grade \(",
+        ),
         ({"categorical": ["sax"]}, ConfigError, r"data.categorical: Unknown column sax; .*sex"),
         ({"normalization": "z"}, ConfigError, "data.normalization='z' is unknown"),
         ({"missing_indicator": "no"}, ConfigError, "data.missing_indicator='no' is unknown"),
@@ -336,3 +349,97 @@ def test_who_is_kept_out_is_not_asked(path):
     clipped = np.clip(rows, scaling.low[1], scaling.high[1])
     assert scaling.mean[1] == pytest.approx(clipped.mean(), rel=1e-12)
     assert torch.isfinite(data.kept_out["Chur"].train["image"]).all()
+
+
+def test_all_columns_that_are_no_numbers_are_named_at_once_and_may_be_dropped(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"2019-01-{n + 1:02d},{90 - n},1{n % 6}:30,<{n},{n % 2}" for n in range(12)]
+    path.write_text("\n".join(["Datum,age,arrival,crp,ill", *rows]))
+    with pytest.raises(DataError) as caught:
+        read_csv(path, "ill", categorical="auto")
+    assert str(caught.value) == (
+        f"{path}: 3 columns have cells that are not numbers: Datum ('2019-01-01' a date or time, "
+        "in data row 1), arrival ('10:30' a date or time, in data row 1), crp ('<0' in data row "
+        "1); leave columns such as dates out by 'data.drop=[Datum,arrival,crp]', name those with "
+        "categories in data.categorical, and mend the others."
+    )
+    given = {"label": "ill", "centre": None, "partition": RoundRobin(1)}
+    data = module(path, **given, drop=["Datum", "arrival", "crp"])
+    assert data.channel_names == ("age",)
+    with pytest.raises(ConfigError, match="Unknown column date"):
+        module(path, **given, drop=["date"])
+
+
+@pytest.mark.parametrize(
+    ("no", "yes", "asked"),
+    [("nein", "ja", True), ("NON", "OUI", True), ("no", "sí", True), ("no", "yes", False)],
+)
+def test_yes_and_no_are_asked_where_the_alphabet_does_not_know_them(no, yes, asked, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["age,ill", *(f"{n},{(no, yes)[n % 2]}" for n in range(12))]))
+    if asked:
+        with pytest.raises(DataError, match=rf"look like yes and no; .* data\.positive=\[{yes}\]"):
+            read_csv(path, "ill")
+    labels = read_csv(path, "ill", positive=[yes] if asked else None).labels
+    assert labels.tolist() == [n % 2 for n in range(12)]
+
+
+def test_rows_without_a_label_are_left_out_by_a_key_and_named(tmp_path, caplog):
+    path = tmp_path / "t.csv"
+    cells = [f"{n},{'' if n in (2, 5) else n % 2}" for n in range(12)]
+    path.write_text("\n".join(["age,ill", *cells]))
+    with pytest.raises(DataError, match=r"data row 3, .* by data\.unlabelled=drop"):
+        read_csv(path, "ill")
+    table = read_csv(path, "ill", unlabelled="drop")
+    assert "2 of 12 rows have no ill and are left out: data rows 3, 6." in caplog.text
+    assert table.patients == [f"row_{n}" for n in range(12) if n not in (2, 5)]
+    assert table.features.ravel().tolist() == [n for n in range(12) if n not in (2, 5)]
+    path.write_text("\n".join(["age,ill", *cells[:8], "old,1", *cells[9:]]))
+    with pytest.raises(DataError, match="data row 9, column age: 'old'"):  # the row in the file
+        read_csv(path, "ill", unlabelled="drop")
+    with pytest.raises(ConfigError, match=r"data\.unlabelled='keep' is unknown"):
+        module(path, label="ill", centre=None, partition=RoundRobin(1), unlabelled="keep")
+
+
+def test_columns_that_tell_the_label_or_number_the_rows_are_said(tmp_path):
+    rng = np.random.default_rng(0)
+    dead = rng.random(120) < 0.4
+    columns = {
+        "mrn": rng.permutation(9000)[:120],
+        "age": rng.integers(30, 90, 120),
+        "score": rng.normal(size=120) + dead,  # predicts, but not alone
+        "autopsy": np.where(dead, "done", "not done"),
+        "discharged": [("" if one else n % 9) for n, one in enumerate(dead)],
+        "dead": dead.astype(int),
+    }
+    path = tmp_path / "t.csv"
+    rows = zip(*columns.values(), strict=True)
+    path.write_text("\n".join(",".join(map(str, row)) for row in [columns, *rows]))
+    given = {"label": "dead", "centre": None, "partition": RoundRobin(2)}
+    first, second = module(path, **given).remarks[-2:]
+    assert first == (
+        "Columns that alone predict the label in training, with their AUROC: autopsy (1.000), "
+        "whether discharged is missing (1.000). Leave out what is known only after the outcome: "
+        "'data.drop=[autopsy,discharged]'."
+    )
+    assert second.startswith("Columns with a different whole number in every training row, as id")
+    assert second.endswith("'data.drop=[mrn]'.")
+    clean = module(path, **given, drop=["autopsy", "discharged", "mrn"])
+    assert not [r for r in clean.remarks if r.startswith("Columns")]
+
+
+def test_the_range_of_a_bundle_holds_all_training_rows_but_a_lone_outlier():
+    rng = np.random.default_rng(0)
+    heavy = np.exp(rng.normal(4.5, 0.4, size=(300, 3)))  # like glucose: a long tail
+    heavy[:, 1] = heavy[:, 1].round()
+    heavy[:, 2] = rng.integers(0, 2, 300)
+    low, high = value_range(heavy, share=0)
+    assert ((low <= heavy) & (heavy <= high)).all()
+    assert (value_range(heavy)[1] < heavy.max(0))[:2].all()  # of nearly all values: 11 rows beyond
+    assert (high - low < 1.8 * np.ptp(heavy, axis=0))[:2].all()
+    assert (low[2], high[2]) == (0, 1)
+    heavy[0] = 1e4, 1e4, 7  # no end follows one patient
+    again = value_range(heavy, share=0)[1]
+    assert (again < 1e3).all()
+    assert again[2] == 1
+    assert np.isnan(value_range(heavy[:19], share=0)).all()

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -120,6 +120,9 @@ log = logging.getLogger(__name__)
 _LARGEST = 1e30  # larger numbers overflow when they are scaled
 MISSING = frozenset({"", "?", "nan", "na", "n/a", "none", "null"})
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
+_DATE = re.compile(
+    r"\d{4}[-/]\d\d?[-/]\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d)?"
+)
 # Cells probably meant as numbers: 4,1 and 1'041 and 1_5, <5 and ≥ 90, inf.
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
 
@@ -133,12 +136,14 @@ class Sheet:
         columns: Its column names.
         rows: The cells of every row, as many as there are columns.
         decimal_comma: Whether the separator is not a comma, so that ``27,5`` can only be a number.
+        numbered: The rows' numbers in the file; empty where no row was left out.
     """
 
     path: Path
     columns: list[str]
     rows: list[list[str]]
     decimal_comma: bool = False
+    numbered: Sequence[int] = ()
 
     @classmethod
     def read(cls, path: Path, header: Sequence[str] | None = None) -> Sheet:
@@ -192,7 +197,25 @@ class Sheet:
 
     def bad(self, number: int, what: str) -> DataError:
         """Returns the sentence about a row."""
-        return DataError(f"{self.path}, data row {number}{what}")
+        return DataError(f"{self.path}, data row {self.number(number)}{what}")
+
+    def number(self, row: int) -> int:
+        """The number of a row in the file."""
+        return self.numbered[row - 1] if self.numbered else row
+
+    def labelled(self, name: str) -> Sheet:
+        """The rows that have a label; a line names the others."""
+        kept = [number for number, text in self.cells(name) if text.lower() not in MISSING]
+        if len(kept) == len(self.rows):
+            return self
+        if not kept:
+            raise DataError(f"{self.path}: no row has a {name}; name another column in data.label.")
+        left = [str(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
+        log.warning(
+            "%s: %d of %d rows have no %s and are left out: data rows %s.",
+            *(self.path, len(left), len(self.rows), name, few(left, 10)),
+        )
+        return replace(self, rows=[self.rows[n - 1] for n in kept], numbered=kept)
 
     def cells(self, name: str) -> list[tuple[int, str]]:
         """Number and text of every cell of a column."""
@@ -203,22 +226,27 @@ class Sheet:
         """(N) cells of a column, numbers in one spelling; None for a missing cell."""
         return [None if t.lower() in MISSING else tidy(t) for _, t in self.cells(name)]
 
-    def known(self, name: str) -> list[str]:
+    def known(self, name: str, instead: str = " or remove the row") -> list[str]:
         """The cells of a column that may not be missing: label, patient or centre."""
         for number, text in self.cells(name):
             if text.lower() in MISSING:
-                what = f", column {name}: the cell is missing; fill it in or remove the row."
-                raise self.bad(number, what)
+                raise self.bad(
+                    number, f", column {name}: the cell is missing; fill it in{instead}."
+                )
         return [text for _, text in self.cells(name)]
 
     def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
         """(N, F) feature cells, NaN for a missing cell.
 
         Raises:
-            DataError: Naming the first cell that is not a number, and how many others are not.
+            DataError: Naming the first cell that is not a number, and how many others are not; of
+                several columns the first such cell of each.
         """
         numbers = np.empty((len(self.rows), len(names)))
-        commas = [n for c, n in enumerate(names) if self._read_column(n, numbers[:, c])]
+        wrong: dict[str, list[tuple[int, str]]] = {}
+        commas = [n for c, n in enumerate(names) if self._read_column(n, numbers[:, c], wrong)]
+        if wrong:
+            raise self._no_numbers(wrong)
         if commas:
             first = next(t for _, t in self.cells(commas[0]) if "," in t)
             log.warning(
@@ -230,26 +258,41 @@ class Sheet:
             )
         return numbers
 
-    def _read_column(self, name: str, into: NDArray[np.float64]) -> bool:
+    def _no_numbers(self, wrong: Mapping[str, list[tuple[int, str]]]) -> DataError:
+        """The sentence about cells that are not numbers, by column."""
+        name, cells = next(iter(wrong.items()))
+        number, text = cells[0]
+        drop = f"'data.drop=[{','.join(wrong)}]'" if len(wrong) < 20 else "data.drop"
+        if len(wrong) > 1:
+            first = [
+                f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.number(row)})"
+                for n, ((row, t), *_) in wrong.items()
+            ]
+            return DataError(
+                f"{self.path}: {len(wrong)} columns have cells that are not numbers: "
+                f"{few(first, 8)}; leave columns such as dates out by {drop}, name "
+                "those with categories in data.categorical, and mend the others."
+            )
+        others = f" (nor are {len(cells) - 1} other cells)" if len(cells) > 1 else ""
+        point = " with a decimal point" if "," in text else ""
+        return self.bad(
+            number,
+            f", column {name}: {_dated(text[:40], ' is ')} not a number (below 1e30){others}; "
+            f"write a number{point}, leave it empty, name the column in data.categorical, or leave "
+            f"it out by {drop}.",
+        )
+
+    def _read_column(
+        self, name: str, into: NDArray[np.float64], wrong: dict[str, list[tuple[int, str]]]
+    ) -> bool:
         """Fills in the numbers of a column; returns whether they have decimal commas."""
         cells = [(number, t) for number, t in self.cells(name) if t.lower() not in MISSING]
         into[:] = np.nan
         points = self.with_points([text for _, text in cells])
-        wrong = []
         for (number, text), point in zip(cells, points, strict=True):
             into[number - 1] = value = as_number(point)
             if not abs(value) < _LARGEST:
-                wrong.append((number, text))
-        if wrong:
-            number, text = wrong[0]
-            others = f" (nor are {len(wrong) - 1} other cells)" if len(wrong) > 1 else ""
-            point = " with a decimal point" if "," in text else ""
-            raise self.bad(
-                number,
-                f", column {name}: {text[:40]!r} is not a number (below 1e30){others}; write a "
-                f"number{point}, leave it empty, name the column in data.categorical, or leave it "
-                "out with data.features.",
-            )
+                wrong.setdefault(name, []).append((number, text))
         return any(a != b for (_, a), b in zip(cells, points, strict=True))
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
@@ -308,6 +351,11 @@ def listed_columns(
             sheet.path,
         )
     return cells
+
+
+def _dated(text: str, verb: str) -> str:
+    """A cell with the words that it is a date, if it is one."""
+    return f"{text!r}{verb}a date or time," if _DATE.fullmatch(text) else f"{text!r}{verb.rstrip()}"
 
 
 def like_a_number(text: str) -> bool:

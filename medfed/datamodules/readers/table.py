@@ -196,6 +196,12 @@ def recode(
 log = logging.getLogger(__name__)
 
 Outcome = Literal["classes", "continuous"]
+Unlabelled = Literal["error", "drop"]
+# Of two labels the later one in the alphabet is positive, as yes is in English only.
+_YES = {"ja", "oui", "si", "sí", "sì", "sim", "tak", "da", "igen", "evet", "ano", "kyllä", "да"}
+_YES |= {"j", "o", "s", "wahr", "vrai", "vero"}
+_NO = {"nein", "non", "no", "não", "nao", "nej", "nee", "nei", "nie", "ne", "nem", "hayır", "ei"}
+_NO |= {"нет", "n", "falsch", "faux", "falso"}
 Values = Sequence[str | int | float]
 
 
@@ -224,6 +230,9 @@ class Table:
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+_WITHOUT = ", remove the row, or leave out all rows without a label by data.unlabelled=drop"
+
+
 def read_csv(
     path: Path,
     label: str,
@@ -235,6 +244,8 @@ def read_csv(
     negative: Values | None = None,
     outcome: Outcome = "classes",
     categorical: Sequence[str] | Literal["auto"] = (),
+    drop: Sequence[str] = (),
+    unlabelled: Unlabelled = "error",
 ) -> Table:
     """Reads a CSV file.
 
@@ -253,6 +264,8 @@ def read_csv(
         categorical: Names of the feature columns that hold categories, whatever they are written
             as; ``auto`` takes those that hold texts, and leaves out what cannot be a feature; see
             `find_kinds`.
+        drop: Names of columns that are no features.
+        unlabelled: Whether a row without a label is an error, or left out.
 
     Returns:
         The table.
@@ -268,19 +281,26 @@ def read_csv(
         )
     try:
         used = check_names("column", [c for c in (label, centre, patient) if c], sheet.columns)
-        names = tuple(c for c in sheet.columns if c not in used)
+        dropped = check_names("column", drop, sheet.columns) if drop else ()
+        names = tuple(c for c in sheet.columns if c not in used and c not in dropped)
         if features is not None:
             names = check_names("column", features, sheet.columns)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if unlabelled == "drop":
+        sheet = sheet.labelled(label)
     names, categories = find_kinds(sheet, names, categorical, given=features is not None)
     labels, classes = (
         (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
-        else _classes(sheet, sheet.known(label), positive, negative)
+        else _classes(sheet, sheet.known(label, _WITHOUT), positive, negative)
     )
     count = len(sheet.rows)
-    patients = sheet.known(patient) if patient else [f"row_{i}" for i in range(count)]
+    patients = (
+        sheet.known(patient)
+        if patient
+        else [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
+    )
     centres, files = sheet.known(centre) if centre else (), [path] * count
     cells = read_cells(sheet, names, categories)
     return Table(names, cells, labels, classes, patients, centres, files, categories)
@@ -370,7 +390,7 @@ def with_categories(table: Table, names: Sequence[str]) -> Table:
 
 def _outcomes(sheet: Sheet, name: str) -> NDArray[np.float64]:
     """One number per row."""
-    cells = sheet.known(name)
+    cells = sheet.known(name, _WITHOUT)
     outcomes = np.array([as_number(text) for text in sheet.with_points(cells)])
     if not np.isfinite(outcomes).all():
         worst = int(np.flatnonzero(~np.isfinite(outcomes))[0])
@@ -407,6 +427,13 @@ def _classes(
         )
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
+    words = [name.lower() for name in names]
+    if len(names) == 2 and {*words} & _YES and {*words} & _NO:
+        yes = names[0] if words[0] in _YES else names[1]
+        raise DataError(
+            f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no; say which "
+            f"one is the positive class, such as data.positive=[{yes}]."
+        )
     if len(names) == 2 and as_number(names[1]) == float("inf"):
         log.info(
             "%s: the positive class is %s, not %s; set data.positive to change this.",

@@ -146,6 +146,8 @@ class Columns:
 Normalization = Literal["standard", "minmax", "exact_minmax"]
 _FAR = 3.0  # interquartile ranges
 _CODES = 10  # different values of a column that may be codes
+_TELLS, _FEWEST = 0.99, 10  # AUROC of a possible leak; rows of a class and of all others
+_ROWS = 50  # from which different whole numbers in all rows are remarkable
 _STANDARD = ("low", "high", "median", "mean", "sd")
 
 
@@ -329,7 +331,9 @@ def _limits(values: Array) -> tuple[float, float, float]:
     return float(first - reach), median, float(third + reach)
 
 
-def value_range(train: Array, least: int | None = None) -> tuple[Array, Array]:
+def value_range(
+    train: Array, least: int | None = None, share: float = 0.025
+) -> tuple[Array, Array]:
     """A rounded range of nearly all of (N, P) training values, whose ends are no patient's.
 
     From 2.5 % to 97.5 % of the values, or from the second to the last but one; where these are not
@@ -339,6 +343,7 @@ def value_range(train: Array, least: int | None = None) -> tuple[Array, Array]:
     Args:
         train: The values; NaN is missing.
         least: How many known values a column needs; ``None``: as many as any statistic.
+        share: Of the values below, and above; 0: from the second to the last but one.
 
     Returns:
         (P,) each; NaN where fewer values are known, or a few are equal.
@@ -355,7 +360,7 @@ def value_range(train: Array, least: int | None = None) -> tuple[Array, Array]:
         known = column[~np.isnan(column)]
         if len(known) < (least or LEAST):
             continue
-        cut = min(max(0.025, 1 / max(len(known) - 1, 1)), 0.25)  # no end follows one value alone
+        cut = min(max(share, 1 / max(len(known) - 1, 1)), 0.25)  # no end follows one value alone
         low, high = np.quantile(known, (cut, 1 - cut)).tolist()
         width, few = high - low, len(known) < LEAST
         if few and not width:
@@ -450,6 +455,79 @@ sex at A.']
 def _constant(names: Sequence[str], rows: Array) -> list[str]:
     known = [column[~np.isnan(column)] for column in rows.T]
     return [n for n, c in zip(names, known, strict=True) if len(c) > 1 and np.ptp(c) == 0]
+
+
+def leak_remarks(
+    names: Sequence[str],
+    categories: Mapping[str, Sequence[str]],
+    train: Mapping[str, Array],
+    labels: Mapping[str, Array],
+) -> list[str]:
+    """Remarks on columns that alone predict a class in training, and on those that number the rows.
+
+    Args:
+        names: The names of the columns.
+        categories: Of those that have some.
+        train: (N, F) training rows of every client.
+        labels: (N,) their classes.
+
+    Example:
+        >>> rows = np.array([[n % 7, n % 7 > 2, 100 + 3 * n] for n in range(60)], dtype=float)
+        >>> train, dead = {"A": rows}, {"A": rows[:, 1]}
+        >>> for remark in leak_remarks(["age", "autopsy", "mrn"], {}, train, dead):
+        ...     print(remark)
+        Columns that alone predict the label in training, with their AUROC: age (1.000), autopsy \
+(1.000). Leave out what is known only after the outcome: 'data.drop=[age,autopsy]'.
+        Columns with a different whole number in every training row, as identifiers have: mrn. \
+Leave out those that are none of a patient's measurements: 'data.drop=[mrn]'.
+    """
+    from medfed.common.errors import few
+
+    rows, classes = np.concatenate(list(train.values())), np.concatenate(list(labels.values()))
+    alone: dict[str, str] = {}
+    numbered = []
+    for name, column in zip(names, rows.T, strict=True):
+        known = ~np.isnan(column)
+        cells = column[known]
+        if (found := _auroc(cells, classes[known], name in categories)) >= _TELLS:
+            alone[name] = f"{name} ({found:.3f})"
+        elif (found := _auroc(known.astype(float), classes, False)) >= _TELLS:
+            alone[name] = f"whether {name} is missing ({found:.3f})"
+        different = len(np.unique(cells)) == len(cells) >= _ROWS and (cells % 1 == 0).all()
+        if different and name not in categories:
+            numbered.append(name)
+    said = []
+    if alone:
+        said.append(
+            "Columns that alone predict the label in training, with their AUROC: "
+            f"{few(list(alone.values()), 8)}. Leave out what is known only after the outcome: "
+            f"'data.drop=[{','.join(alone)}]'."
+        )
+    if numbered:
+        said.append(
+            "Columns with a different whole number in every training row, as identifiers have: "
+            f"{few(numbered, 8)}. Leave out those that are none of a patient's measurements: "
+            f"'data.drop=[{','.join(numbered)}]'."
+        )
+    return said
+
+
+def _auroc(cells: Array, classes: Array, categorical: bool) -> float:
+    """The best AUROC of (N,) cells for one class; 0 where a class has too few rows."""
+    from medfed.functional.scores import area  # bundles carry this file without it
+
+    best = 0.0
+    for number in np.unique(classes):
+        positive = classes == number
+        if min(positive.sum(), (~positive).sum()) < _FEWEST:
+            continue
+        scores = cells
+        if categorical:  # the share of the class among the rows of a category
+            codes = np.unique(cells, return_inverse=True)[1]
+            scores = (np.bincount(codes, positive) / np.bincount(codes))[codes]
+        found = float(area(scores, positive, np.ones((1, len(scores))))[0])
+        best = max(best, found, 1 - found)
+    return best
 
 
 def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:

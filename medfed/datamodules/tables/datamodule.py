@@ -32,6 +32,7 @@ from medfed.datamodules.readers.scikit_learn import EMBEDDED
 from medfed.datamodules.readers.table import (
     Outcome,
     Table,
+    Unlabelled,
     read_csv,
     recode,
     with_categories,
@@ -54,6 +55,7 @@ from medfed.datamodules.tables.columns import (
     Standard,
     constant_remarks,
     fit,
+    leak_remarks,
     role_remarks,
     say,
     say_unknown,
@@ -101,6 +103,8 @@ class TabularDataModule(FederatedDataModule):
             everywhere, but clients exchange sums before the first round.
         missing_indicator: Which columns have an input that is 1 if the cell is missing: all
             (True), none, or with ``"auto"`` those in which any client misses a training cell.
+        drop: Columns of a CSV file that are no features.
+        unlabelled: What to do about rows of a CSV file without a label: ``"error"`` or ``"drop"``.
         outcome_scale: Mean and deviation of continuous outcomes, the units of the model; None:
             those of all clients' training rows, for which each client sends three sums. ``(0, 1)``
             does not scale outcomes.
@@ -128,6 +132,8 @@ class TabularDataModule(FederatedDataModule):
     scaling: Literal["client", "pooled"] = "client"
     missing_indicator: Indicator = "auto"
     outcome_scale: Sequence[float] | None = None
+    drop: Sequence[str] = ()
+    unlabelled: Unlabelled = "error"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,6 +165,8 @@ class TabularDataModule(FederatedDataModule):
                 self.negative,
                 self.outcome,
                 "auto" if self.categorical is None else self.categorical,
+                self.drop,
+                self.unlabelled,
             )
         if path is None:
             check_known("data.embedded", self.embedded, EMBEDDED)
@@ -210,7 +218,8 @@ class TabularDataModule(FederatedDataModule):
             return []
         with csv_rows(path) as rows:
             columns = [c.strip() for c in self.header or next(rows)]
-        free = [c for c in columns if c.lower() != self.label.lower()]
+        other = {name.lower() for name in (self.label, *self.drop)}
+        free = [c for c in columns if c.lower() not in other]
         return role_remarks(free, self.centre, self.patient)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
@@ -275,6 +284,10 @@ class TabularDataModule(FederatedDataModule):
             clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
         say(columns, self.train_rows, self.scalings)
         self.remarks += constant_remarks(table.names, self.train_rows)
+        if not self.samples.continuous:
+            self.remarks += leak_remarks(
+                table.names, table.categories, self.train_rows, self.train_outcomes
+            )
         say_unknown(columns, rows)
         return clients
 
@@ -359,7 +372,7 @@ class TabularDataModule(FederatedDataModule):
         scaling, plan = self.scalings[client], self.plans[client]
         ends = [
             [None if np.isnan(value) else value for value in end.tolist()]
-            for end in value_range(self._numbers(client))
+            for end in value_range(self._numbers(client), share=0)
         ]
         has = set(plan.record(self.plan_names)["channels"])
         return {
