@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from omegaconf import DictConfig, OmegaConf
@@ -90,6 +90,9 @@ def checked(config: Any) -> Section:
     return Section(values)
 
 
+_Keys = TypeVar("_Keys", bound=msgspec.Struct)
+
+
 class LacksKeyError(ConfigError):
     """The configuration does not describe a run."""
 
@@ -152,15 +155,31 @@ class ExampleKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
+class ClientKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How all of a client's patients together are protected.
+
+    Attributes:
+        sigma: Standard deviation of the noise in a sum over clients, in multiples of ``clip``.
+        delta: The chance that the bound fails.
+        clip: The longest displacement of a client.
+    """
+
+    sigma: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    clip: Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+
+
 @dataclass(frozen=True)
 class Privacy:
     """What protects patients by noise.
 
     Attributes:
         example: Each patient or row, at its client.
+        client: All patients of a client together, in sums over clients.
     """
 
     example: ExampleKeys | None = None
+    client: ClientKeys | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Privacy:
@@ -169,16 +188,22 @@ class Privacy:
         Raises:
             ConfigError: If a key is unknown or missing, or a value cannot be used.
         """
-        given = values.get("example")
-        try:
-            return cls(None if given is None else fit(given.plain(), ExampleKeys))
-        except (AttributeError, ValueError) as error:
-            keys = ", ".join(ExampleKeys.__struct_fields__)
-            raise ConfigError(
-                f"privacy.example={given if not isinstance(given, Section) else given.plain()} "
-                f"cannot be used ({first_line(error)}); write "
-                f"privacy.example={{epsilon:4,delta:1e-3,clip:1.0}}. Its keys are {keys}."
-            ) from error
+        return cls(
+            _keys(values, "example", ExampleKeys, "{epsilon:4,delta:1e-3,clip:1.0}"),
+            _keys(values, "client", ClientKeys, "{sigma:1.0,delta:1e-3,clip:1.0}"),
+        )
+
+
+def _keys(values: Mapping[str, Any], name: str, kind: type[_Keys], such: str) -> _Keys | None:
+    given = values.get(name)
+    given = given.plain() if isinstance(given, Section) else given
+    try:
+        return None if given is None else fit(given, kind)
+    except ValueError as error:
+        raise ConfigError(
+            f"privacy.{name}={given} cannot be used ({first_line(error)}); write "
+            f"privacy.{name}={such}. Its keys are {', '.join(kind.__struct_fields__)}."
+        ) from error
 
 
 @dataclass(frozen=True)

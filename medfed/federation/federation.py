@@ -24,6 +24,7 @@ from medfed.federation.algorithm import (
     ServerRound,
 )
 from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
@@ -55,6 +56,7 @@ class Federation:
     Attributes:
         memory: The state of the server's end of the channel, by direction and client.
         client_start: The initial state of every client.
+        noise: What clients add to their replies, if the run protects them.
         absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
         arrived: The missing values of this process's clients, sent by a server elsewhere.
         far: Parts of replies that were far longer than those of the other clients.
@@ -87,6 +89,7 @@ class Federation:
         self.far: list[Far] = []
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.absent_folder: Path | None = None
+        self.noise: ClientPrivacy | None = None
         self.channel.seed = seed
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may change buffers; every client has the same model.
@@ -162,6 +165,9 @@ class Federation:
             local.begin(number, packet.phase, position)
             reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply)
+            if self.noise is not None:
+                count = len(self.members(number))
+                reply = self.noise.protect(reply, count, client, number, position, "noise")
             place = Place(client, number, position, self.share(client))
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
             # Only now: a client that fails earlier keeps the state on which both ends agree.

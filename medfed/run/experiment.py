@@ -54,7 +54,7 @@ from medfed.run.federating import federate, statistics_of
 from medfed.run.intervals import Examined
 from medfed.run.loggers import NO_LOGGER, remember
 from medfed.run.overview.table import cohort_record, print_cohort
-from medfed.run.privacy import print_protections, protections
+from medfed.run.privacy import print_hidden, print_protections, protections
 from medfed.run.start import Account, Start
 
 
@@ -161,6 +161,8 @@ def build_experiment(config: RunDescription) -> Experiment:
             start.write(folder, begun.entries, begun.account)
             if local.gradients.private is not None:
                 print_protections(config, protections(config, data.clients, federation))
+            if federation.noise is not None:
+                print_hidden(config, federation)
         steps = {c: data.preprocessing(c) for c in data.plans}
         RunFolder(folder).open(config, data.splits(), steps, cohort)
     if trainer.logger and rank() == 0:

@@ -31,7 +31,7 @@ from medfed.federation.wire.codecs.base import Codec
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.models.task import TaskModule
-from medfed.run.privacy import protect
+from medfed.run.privacy import hide_clients, protect
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ def federate(
     federation.absent_folder = folder_of_absent(federation, Path(config.folder))
     local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
+    hide_clients(config, federation, across=everyone is not None)
     if config.privacy.example is not None:
         sent = statistics_of(federation.algorithm, data)
         protect(config, data.clients, task, federation, local, sent, across=everyone is not None)

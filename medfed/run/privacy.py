@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from msgspec import to_builtins
 from rich.table import Table
 
 from medfed.common.console import cell, say, wide_console
@@ -19,10 +20,16 @@ from medfed.common.floors import Statistic
 from medfed.config.compose import build
 from medfed.config.description import ExampleKeys, RunDescription
 from medfed.datamodules.client_data import ClientData
+from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.card import Touches
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.engine.private import ExamplePrivacy, PrivateGradients, rate_of
+from medfed.federation.engine.private import (
+    ClientPrivacy,
+    ExamplePrivacy,
+    PrivateGradients,
+    rate_of,
+)
 from medfed.federation.federation import Federation
 from medfed.functional.privacy import epsilon, noise_for
 from medfed.models.task import TaskModule, l2_penalty
@@ -110,6 +117,62 @@ def protect(
     privacy = ExamplePrivacy(keys.clip, noises, keys.unit, keys.chunk, system=across)
     penalty = (lambda: l2_penalty(task.network, task.l2)) if task.l2 else None
     local.gradients.private = PrivateGradients(task.network, task.data_loss, privacy, penalty)
+
+
+def hide_clients(config: RunDescription, federation: Federation, across: bool) -> None:
+    """Makes the replies of all clients of this process noisy, if the run asks for it.
+
+    Args:
+        config: The run's description.
+        federation: The federation.
+        across: Whether this process is a hospital's.
+
+    Raises:
+        ConfigError: If the method or the channel does not allow it.
+    """
+    keys, method = config.privacy.client, federation.algorithm
+    if keys is None:
+        return
+    name, up = type(method).__name__, federation.channel.links["up"]
+    fits = set(method.leaves) == set(method.averaged) and method.leaves and not method.pools
+    for wrong, reason, way in (
+        (not fits, f"{name} sends more than what is averaged over clients", "algorithm=fedavg"),
+        (method.weighting != "uniform", "clients weigh unequally", "algorithm.weighting=uniform"),
+        (method.mask_aware, "clients weigh unequally", "algorithm.mask_aware=false"),
+        (type(method.aggregation) is not Aggregation, "it bounds sums", "aggregation=mean"),
+        (up.feedback, "errors carry over to later rounds", "channel.up.feedback=false"),
+        (up.shift is not None, "shifts carry over to later rounds", "channel.up.shift=null"),
+    ):
+        if wrong:
+            raise ConfigError(f"privacy.client cannot protect this run: {reason}; set {way}.")
+    seed = None if across else config.seed
+    federation.noise = ClientPrivacy(keys.clip, keys.sigma, seed)
+
+
+def client_epsilon(config: RunDescription, federation: Federation) -> float:
+    """Returns the epsilon of ``privacy.client`` for the client that takes part most often."""
+    keys, rounds = config.privacy.client, rounds_of(federation.cohort, federation.ids, config)
+    assert keys is not None
+    phases = max(len(federation.algorithm.phases(n)) for n in range(config.rounds))
+    return epsilon(1.0, keys.sigma, phases * max(rounds.values()), keys.delta)
+
+
+MANY = 50
+"""Clients, below which noise for whole clients is usually too much."""
+
+
+def print_hidden(config: RunDescription, federation: Federation) -> None:
+    """Prints the epsilon of whole clients before training."""
+    count, keys = len(federation.ids), config.privacy.client
+    assert keys is not None
+    few = f"; for {count} clients this is seldom useful, and for at least {MANY} it may be"
+    masks = "" if federation.channel.sums else " (not from the server: set channel.secure=masks)"
+    say(
+        wide_console(),
+        f"Noise hides each client as a whole in the sums over clients{masks}: epsilon is "
+        f"{client_epsilon(config, federation):.3g} at delta {keys.delta:g}{few * (count < MANY)}. "
+        "Personal parts, which stay with their clients, get no such noise.",
+    )
 
 
 def protections(
@@ -249,23 +312,31 @@ def exact(config: RunDescription) -> list[str]:
 
 def record(
     config: RunDescription,
+    federation: Federation,
     planned: Mapping[str, Protection],
     gradients: Mapping[str, int],
-    private: bool = False,
 ) -> dict[str, object]:
     """Returns the content of ``privacy.json``.
 
     Args:
         config: The run's description.
-        planned: The noise of each client.
+        federation: The federation.
+        planned: The noise of each client for its patients.
         gradients: How many noisy gradients each client has taken so far.
-        private: Whether nobody can repeat the noise.
     """
-    keys = config.privacy.example
-    assert keys is not None
-    clients = {
-        name: {**asdict(one), "gradients": gradients[name], "epsilon": one.epsilon(gradients[name])}
-        for name, one in planned.items()
-    }
-    example = {"clip": keys.clip, "unit": keys.unit, "private": private, "clients": clients}
-    return {"example": example, "exact": exact(config)}
+    noise, made = federation.noise, federation.trainer and federation.trainer.gradients.private
+    private = not (noise and noise.seed is not None) and not (made and not made.privacy.system)
+    kept: dict[str, object] = {"private": private, "exact": exact(config)}
+    if (keys := config.privacy.example) is not None:
+        clients = {
+            name: {
+                **asdict(one),
+                "gradients": gradients[name],
+                "epsilon": one.epsilon(gradients[name]),
+            }
+            for name, one in planned.items()
+        }
+        kept["example"] = {"clip": keys.clip, "unit": keys.unit, "clients": clients}
+    if (whole := config.privacy.client) is not None:
+        kept["client"] = {**to_builtins(whole), "epsilon": client_epsilon(config, federation)}
+    return kept

@@ -14,6 +14,7 @@ from medfed.common.console import evenly
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.scores import Record, failed, metrics_csv, undefined_in
+from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.collect import gather_named, rank
@@ -126,10 +127,11 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
     summary |= findings(examined(experiment), experiment.config.seed)
     if "intervals" in summary:
         write_text(run.intervals_csv, to_csv(summary))
-    if experiment.module.local.gradients.private is not None:
-        config, federation = experiment.config, experiment.module.federation
+    config, federation = experiment.config, experiment.module.federation
+    if config.privacy != Privacy():
         planned = protections(config, experiment.data.clients, federation)
-        write_json(run.privacy_json, record(config, planned, summary["gradient_passes"]))
+        taken = summary["gradient_passes"]
+        write_json(run.privacy_json, record(config, federation, planned, taken))
     write_json(run.summary_json, summary)
 
 

@@ -248,7 +248,7 @@ class SiteFolder:
         results.write_tables(experiment, summary, best)
         if (by := self._protection) is not None:
             taken = {self.name: by.uses * self.spending.draws(folder.name)}
-            kept = record(config, {self.name: by}, taken, private=True)
+            kept = record(config, module.federation, {self.name: by}, taken)
             write_json(RunFolder(folder).privacy_json, kept)
         self._draw(experiment, best)
         try:

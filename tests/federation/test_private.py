@@ -13,6 +13,7 @@ from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import (
+    ClientPrivacy,
     ExamplePrivacy,
     FromSystem,
     PrivateGradients,
@@ -20,6 +21,7 @@ from medfed.federation.engine.private import (
 )
 from medfed.federation.local_client import LocalClient
 from medfed.federation.split import ParameterSplit
+from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
 
 CASES = [0, 0, 0, 1, 2, 2, 3, 4, 5, 5]  # patients of ten rows
@@ -213,3 +215,30 @@ def test_a_hospital_that_was_not_planned_gets_no_noise():
     one = client(ExamplePrivacy(0.5, {"b": 1.0}))
     with pytest.raises(ConfigError, match=r"Client a was not part of the run, so priv"):
         one.train(one.weights)
+
+
+def update(*sizes: float) -> Message:
+    parts = {f"p{k}": {"w": torch.full((500,), s)} for k, s in enumerate(sizes)}
+    return Message("fit", parts, kinds=dict.fromkeys(parts, "update"))
+
+
+def test_a_client_is_clipped_over_all_parts_and_adds_its_share_of_noise():
+    short, long = update(1e-3, 1e-3), update(3.0, 4.0)
+    exact = ClientPrivacy(clip=1.0, sigma=0.0, seed=0)
+    for name, part in exact.protect(short, 9).parts.items():
+        assert torch.equal(part["w"], short.parts[name]["w"])
+    parts = exact.protect(long, 9).parts
+    whole = torch.cat([part["w"] for part in parts.values()])
+    assert whole.norm().item() == pytest.approx(1.0)
+    assert (parts["p1"]["w"] / parts["p0"]["w"]).mean().item() == pytest.approx(4 / 3)
+    noisy = ClientPrivacy(clip=1.0, sigma=6.0, seed=0)
+    replies = [noisy.protect(long, 9, f"c{k}") for k in range(9)]
+    each = torch.cat([part["w"] for part in replies[0].parts.values()]) - whole
+    assert each.std().item() == pytest.approx(2.0, rel=0.08)
+    sums = sum(reply.parts["p0"]["w"] for reply in replies) - 9 * parts["p0"]["w"]
+    assert sums.std().item() == pytest.approx(6.0, rel=0.1)
+    system = ClientPrivacy(clip=1.0, sigma=6.0)
+    first, second = (system.protect(long, 9).parts["p0"]["w"] for _ in range(2))
+    assert not torch.equal(first, second)
+    with pytest.raises(ConfigError, match="the part p0 holds weights"):
+        noisy.protect(Message("fit", long.parts), 9)

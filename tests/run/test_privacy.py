@@ -60,6 +60,37 @@ def test_pooled_scaling_is_refused():
         federate(config, data, task)
 
 
+CLIENT = "privacy.client={sigma:2.0,delta:1e-3,clip:1.0}"
+UNIFORM = "algorithm.weighting=uniform"
+CLIENTS = [
+    ([], "clients weigh unequally; set algorithm.weighting=uniform"),
+    (["algorithm=pfednet", "model=mlp"], "PFedNet sends more than what is averaged"),
+    ([UNIFORM, "aggregation=median"], "it bounds sums; set aggregation=mean"),
+    ([UNIFORM, "codec@codec.up=topk"], "errors carry over to later rounds"),
+    ([UNIFORM, "channel.up.shift=auto", "codec@codec.up=qsgd"], "shifts carry over"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), CLIENTS, ids=lambda v: str(v)[:40])
+def test_noise_for_whole_clients_needs_plain_means(table, overrides, message):
+    config, task = task_for(described([*TABLE, CLIENT, *overrides]), table)
+    with pytest.raises(ConfigError, match=f"privacy.client cannot protect this run: .*{message}"):
+        federate(config, table, task)
+
+
+def test_a_run_hides_whole_clients_in_its_sums(tmp_path, capsys):
+    folder = tmp_path / "run"
+    run(folder, *TABLE[:-1], CLIENT, UNIFORM, KEYS)
+    printed = capsys.readouterr().out
+    wanted = epsilon(1.0, 2.0, 3, 1e-3)
+    hides = f"(not from the server: set channel.secure=masks): epsilon is {wanted:.3g}"
+    assert hides in printed
+    assert "clients this is seldom useful, and for at least 50 it may be" in printed
+    kept = json.loads((folder / "privacy.json").read_text())
+    assert kept["client"] == {"sigma": 2.0, "delta": 1e-3, "clip": 1.0, "epsilon": wanted}
+    assert set(kept["example"]["clients"]) == set(read_data(described(TABLE)).clients)
+
+
 class Mine(FedAvg):
     """A method without a card of its own may do anything."""
 
@@ -150,7 +181,7 @@ def test_a_run_records_and_prints_its_noise(tmp_path, capsys):
     assert "This is a simulation: its noise follows from the seed" in told
     assert "Exact in spite of the noise: the numbers of patients" in told
     kept = json.loads((folder / "privacy.json").read_text())
-    assert kept["example"]["private"] is False
+    assert kept["private"] is False
     for client, one in kept["example"]["clients"].items():
         assert one["gradients"] == one["draws"] == summary["steps"][client] == 6
         assert one["epsilon"] == epsilon(one["rate"], one["noise"], 6, 1e-3)

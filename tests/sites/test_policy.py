@@ -8,7 +8,7 @@ from medfed.common.errors import ConfigError, SiteError
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.deploying import EXAMPLE
+from medfed.sites.deploying import filled
 from medfed.sites.flare_processes import encoded, start_site
 from medfed.sites.policy import NO_LIMITS, AskedModels, Policy, VetoError
 from medfed.sites.run import coordinate
@@ -183,10 +183,11 @@ def test_a_mistake_in_the_file_is_one_sentence(lines, tmp_path):
 
 
 def test_the_example_in_a_kit_can_be_copied(tmp_path):
-    (tmp_path / "medfed.yaml").write_text(EXAMPLE.format(site="Bern"))
+    example = filled("medfed.yaml.example", site="Bern")
+    (tmp_path / "medfed.yaml").write_text(example)
     file = SiteFile.read(tmp_path / "medfed.yaml")
     assert (file.site, file.approved, file.policy.least) == ("Bern", None, 20)
-    assert all(f"  {key}: " in EXAMPLE for key in Policy.__struct_fields__[1:])
+    assert all(f"  {key}: " in example for key in Policy.__struct_fields__[1:])
 
 
 def test_a_file_without_a_policy_has_no_limits(tmp_path):

@@ -70,9 +70,9 @@ def test_noise_is_the_sites_and_its_spending_is_kept(tmp_path):
         assert entry["draws"] == 4
         assert 3.9 < epsilon(entry["rate"], entry["noise"], 4, 1e-3) <= 4
     (folder,) = (tmp_path / "first" / "Basel" / "medfed").glob("clinical*/privacy.json")
-    kept = json.loads(folder.read_text())["example"]
+    kept = json.loads(folder.read_text())
     assert kept["private"] is True
-    assert kept["clients"]["Basel"]["gradients"] == 4
+    assert kept["example"]["clients"]["Basel"]["gradients"] == 4
 
 
 def test_repeated_rounds_spend_again(tmp_path):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -24,6 +24,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors
 from medfed.federation.client import Batch
+from medfed.federation.wire.message import Message
 
 Unit = Literal["patient", "row"]
 ROOM = 1 << 26  # numbers of single gradients that are kept at once, unless a chunk is given
@@ -113,6 +114,55 @@ class ExamplePrivacy:
     def randomness(self, *key: object) -> Randomness:
         """Returns random numbers of a purpose."""
         return FromSystem() if self.system else FromSeed(derive_seed(*key))
+
+
+@dataclass(frozen=True)
+class ClientPrivacy:
+    """Clips what a client sends and adds its share of the noise of a sum.
+
+    McMahan, Ramage, Talwar, Zhang: Learning differentially private recurrent language models, ICLR
+    2018, Algorithm 1, with fixed denominators.
+
+    Deviations: every client adds noise, so that no server needs to be trusted with it: the noises
+    of N clients with 1/N of the variance add up to that of the sum. The cohort follows from the
+    run's seed, so that its choice hides nobody.
+
+    Attributes:
+        clip: The longest displacement of a client, over all its parts.
+        sigma: Standard deviation of the noise of a sum, in multiples of ``clip``.
+        seed: Seed of the run; ``None``: the noise comes from the operating system.
+    """
+
+    clip: float
+    sigma: float
+    seed: int | None = None
+
+    def protect(self, reply: Message, clients: int, *key: object) -> Message:
+        """Returns a reply with bounded and noisy parts.
+
+        Args:
+            reply: The client's.
+            clients: How many clients answer in this round.
+            key: Client, round and phase.
+
+        Raises:
+            ConfigError: If a part holds weights, which bounds would destroy.
+        """
+        if states := [part for part in reply.parts if reply.kind(part) != "update"]:
+            raise ConfigError(
+                f"privacy.client bounds displacements, and the part {states[0]} holds weights; "
+                "choose algorithm=fedavg or fedper."
+            )
+        tensors = [t for named in reply.parts.values() for t in named.values()]
+        norm = torch.stack(torch._foreach_norm(tensors)).norm() if tensors else torch.zeros(())
+        kept = float((self.clip / norm).clamp(max=1.0))
+        noise = self.clip * self.sigma / math.sqrt(clients)
+        random = FromSystem() if self.seed is None else FromSeed(derive_seed(self.seed, *key))
+        parts = {
+            part: {n: kept * t + noise * random.normal(t) for n, t in named.items()}
+            for part, named in reply.parts.items()
+        }
+        return replace(reply, parts=parts)
 
 
 class PrivateGradients:
