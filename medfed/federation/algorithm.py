@@ -25,7 +25,7 @@ from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.card import Card
-from medfed.federation.client import Client, ClientData
+from medfed.federation.client import Client, ClientData, share_of
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
@@ -382,6 +382,13 @@ class Algorithm(ABC):
             client: The client; its state is read only.
             message: The message from :meth:`broadcast`.
         """
+
+    def least_steps(self, steps: int) -> int:
+        """Returns the fewest of a client's steps in a round that one of its messages follows from.
+
+        By default an equal share for each phase.
+        """
+        return share_of(steps, 0, len(self.phases(0)))
 
     def draws(self, steps: int, epoch: int) -> int:
         """Returns the most batches that a client draws in a round, where noise protects patients.

@@ -19,7 +19,7 @@ from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
+from medfed.federation.client import Client, share_of
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -64,6 +64,10 @@ class Ditto(KeepsModel, OnboardingRules, FedAvg):
     def tie(self, client: Client, w: Tensors) -> Proximity:
         """(λ/2)‖v − w‖² over the shared parameters."""
         return Proximity(self.strength, select(w, client.split.parameters("shared")))
+
+    def least_steps(self, steps: int) -> int:
+        """The model that is sent has half of them."""
+        return share_of(steps, 0, 2)
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Half of the budget goes to the global model."""

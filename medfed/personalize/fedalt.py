@@ -52,6 +52,10 @@ class FedAlt(FedAvg):
         touches="gradients",
     )
 
+    def least_steps(self, steps: int) -> int:
+        """Those of the shared part."""
+        return max(1, steps - round(self.personal_share * steps))
+
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """The personal part first."""
         own, rest = client.shares(self.personal_share)

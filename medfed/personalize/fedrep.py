@@ -40,6 +40,10 @@ class FedRep(FedAvg):
         touches="gradients",
     )
 
+    def least_steps(self, steps: int) -> int:
+        """Those of the body."""
+        return max(1, steps - round(self.head_share * steps))
+
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains the head first, then the body."""
         head, body = client.shares(self.head_share)

@@ -85,6 +85,10 @@ class L2GD(MixtureMethod):
         replies = yield {c: Message("fit", {"shared": server["shared"]}, scalars) for c in cohort}
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
+    def least_steps(self, steps: int) -> int:
+        """By coins there may be one."""
+        return 1 if self.coins == "random" else steps
+
     def fit(self, client: Client, message: Message) -> Message:
         """Takes the last round's heads, now that xbar has arrived, then this round's tails."""
         chance, scalars = 1 / (client.steps + 1), message.scalars

@@ -52,7 +52,7 @@ from medfed.federation.algorithm import (
     sent_by_each,
 )
 from medfed.federation.card import Card, Range
-from medfed.federation.client import Client, ClientData, with_statistics
+from medfed.federation.client import Client, ClientData, share_of, with_statistics
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit, Update
 from medfed.federation.wire.message import Message
@@ -141,6 +141,10 @@ class PFedNet(OnboardingRules, Algorithm):
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """The sketch that clients send before the first round."""
         return self.graph.summaries(data)
+
+    def least_steps(self, steps: int) -> int:
+        """Those of a phase."""
+        return self.local_steps or share_of(steps, 0, self._phases_per_round)
 
     def draws(self, steps: int, epoch: int) -> int:
         """Those of all phases, and of each reach; a sketch may be a trained model."""

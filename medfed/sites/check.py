@@ -269,7 +269,8 @@ def warnings(
     """
     plan, every = data.plans[file.site].patients, statistics_of(federation.algorithm, data)
     lines = [line for one in every if (line := one.too_few(file.policy.least))]
-    if (patients := patients_of_message(config, len(plan["train"]))) < FEW:
+    patients, noise = patients_of_message(config, data, file.site), config.privacy.example
+    if noise is None and patients < FEW:
         lines.append(f"{behind_a_message(patients)}; gradients of so few can be undone.")
     counts = {split: len(plan[split]) for split in ("val", "test")}
     if small := [f"{count} {split}" for split, count in counts.items() if 0 < count < FEW]:

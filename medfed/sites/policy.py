@@ -19,11 +19,13 @@ Both stand in the site's file, which a person of the hospital writes; no command
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -34,11 +36,11 @@ from medfed.common.schemas import Count, fit
 from medfed.common.untrusted import read_json
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
-from medfed.federation.client import share_of
 from medfed.functional.privacy import ORDERS, epsilon_of, renyi
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule
+    from medfed.datamodules.tables.datamodule import TabularDataModule
     from medfed.run.privacy import Protection
 
 MESSAGE_KEYS = "local.steps and data.batch_size"
@@ -193,25 +195,50 @@ def check_study(policy: Policy, config: RunDescription) -> None:
         )
 
 
-def patients_of_message(config: RunDescription, patients: int) -> int:
-    """Returns how many patients stand behind one message, at most.
+def patients_of_message(config: RunDescription, data: FederatedDataModule, site: str) -> int:
+    """Returns how many patients stand behind one message, at least.
+
+    Steps take batches without replacement until an epoch ends, so the fewest patients are those
+    with the most samples. Where noise protects patients, chance decides who is in a step; there may
+    be nobody.
 
     Args:
         config: The run's description.
-        patients: The site's training patients; an epoch sees all of them.
+        data: The site's, or at least the rows of its table.
+        site: Its name.
     """
-    per_step: int = config.local.accumulate * config.data.batch_size
-    if fixed := config.algorithm.get("local_steps"):
-        return min(patients, int(fixed) * per_step)
-    steps: int | None = config.local.get("steps")
-    samples = patients if steps is None else steps * per_step
-    phases = len(build(config.algorithm).phases(1)) if config.local.budget == "equal" else 1
-    return min(patients, share_of(samples, 0, phases))
+    if config.privacy.example is not None:
+        return 0
+    if site in data.clients:
+        units = data.clients[site].units("patient").tolist()
+    else:
+        units = cast("TabularDataModule", data).train_patients[site].tolist()
+    count, batch, budget = len(units), int(config.data.batch_size), build(config.local)
+    steps = build(config.algorithm).least_steps(budget.of(count, batch))
+    # A last batch of one sample is left out where BatchNorm needs more.
+    epoch = count - (count > batch > 1 and count % batch == 1)
+    taken = min(epoch, steps * batch * budget.accumulate)
+    return fewest_patients(list(Counter(units).values()), taken)
+
+
+def fewest_patients(samples: Sequence[int], taken: int) -> int:
+    """Returns the fewest patients that so many different samples can be of.
+
+    Args:
+        samples: How many each patient has.
+        taken: How many are taken.
+
+    Example:
+        >>> [fewest_patients([1, 6, 2], taken) for taken in (1, 6, 7, 9)]
+        [1, 1, 2, 3]
+    """
+    most = accumulate(sorted(samples, reverse=True))
+    return 1 + sum(together < taken for together in most)
 
 
 def behind_a_message(patients: int) -> str:
     """Says how many patients stand behind one message."""
-    return f"Patients behind one message ({MESSAGE_KEYS}): at most {patients}"
+    return f"Patients behind one message ({MESSAGE_KEYS}): at least {patients}"
 
 
 def check_data(
@@ -233,7 +260,8 @@ def check_data(
     counts = {split: len(patients) for split, patients in data.plans[site].patients.items()}
     for split, count in counts.items():
         policy.check_split(names.get(split, split), count)
-    policy.check_message(patients_of_message(config, counts["train"]))
+    if policy.privacy is None:  # otherwise it limits what the noise of all messages lets through
+        policy.check_message(patients_of_message(config, data, site))
     if tells:
         policy.check_parts(["preprocessing"])
         policy.check_statistics(data.summaries(site))

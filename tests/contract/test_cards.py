@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.card import elements
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
@@ -156,3 +157,17 @@ def test_who_needs_everybody_refuses_less(name):
 def test_methods_without_local_steps_say_so(name):
     card = algorithm(name).card
     assert (card.passes == 0 and bool(card.up)) == (card.note == GRADIENT)
+
+
+def test_no_message_follows_from_fewer_steps_than_the_method_declares(name, monkeypatch):
+    """What a hospital counts the patients behind a message by."""
+    method, calls, run = algorithm(name), [], LocalTrainer.run
+
+    def counted(trainer, data, start, key, rate, steps, memory, **how):
+        calls.append(steps)
+        return run(trainer, data, start, key, rate, steps, memory, **how)
+
+    monkeypatch.setattr(LocalTrainer, "run", counted)
+    _, federation, _ = toy_federation(method, task(name), rounds=ROUNDS, steps=12, lr=0.01)
+    run_reference(federation, ROUNDS)
+    assert 1 <= method.least_steps(12) <= min(calls, default=12)

@@ -63,8 +63,8 @@ def test_what_could_single_out_a_patient_is_red(hospital, tmp_path, monkeypatch,
     said = look(tmp_path, capsys)
     red = re.findall("\x1b\\[31m(.*?)\x1b", said)
     assert red == [
-        "Patients behind one message (local.steps and data.batch_size): at most 1; gradients of so "
-        "few can be undone.",
+        "Patients behind one message (local.steps and data.batch_size): at least 1; gradients of "
+        "so few can be undone.",
         "With 3 test patients a metric reveals something about each of them; set "
         "data.val_fraction and data.test_fraction higher if that is too much.",
     ]

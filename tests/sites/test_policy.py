@@ -71,7 +71,7 @@ def test_a_site_that_approves_nothing_is_warned(start, agreed, tmp_path):
 VETOES = {
     "parts: [personal]": "sends the part shared, which policy.parts",
     "parts: [shared]": "sends the part preprocessing, which policy.parts",
-    "least: 10": "Patients behind one message (local.steps and data.batch_size): at most 8, and",
+    "least: 10": "Patients behind one message (local.steps and data.batch_size): at least 8, and",
     "least: 10, least_per_message: 9": "and policy.least_per_message of this site's file asks",
     "least: 17": "There are 16 validation patients, and policy.least of this site's file asks for",
     "least: 60": "There are 48 training patients, and policy.least of this site's file asks for 60",
