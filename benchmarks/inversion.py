@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +34,7 @@ from medfed.federation.wire.codecs.stc import STC
 RATE, SMOOTH = 0.01, 0.001
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """What a client sends.
 
     Attributes:

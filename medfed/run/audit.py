@@ -24,12 +24,11 @@ from medfed.common.checks import check_count, check_positive
 from medfed.common.console import Steps, say, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.common.tensors import Tensors, select
+from medfed.common.tensors import Tensors, flatten, select
 from medfed.config.description import RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import trained_patients, with_patients
 from medfed.datamodules.splits import Split
-from medfed.federation.algorithm import HasCenters
 from medfed.federation.federation import Federation
 from medfed.federation.wire.message import Message
 from medfed.functional import leakage
@@ -162,25 +161,20 @@ class _Audited:
                 models["shared model"] = select(known["shared"], personal)
         # As a bundle quantises: all weights but those of the first and the last layer.
         middle = layer_weights(self.task.network)[1:-1]
-        for bits in BITS if middle and not self._quantised else ():
+        done = isinstance(self.task.network, Canonical) or federation.centers(client)
+        for bits in BITS if middle and not done else ():
             models[f"personal model, {bits} bits"] = {
                 name: quantize(t, initial_centers(t, bits)) if name in middle else t
                 for name, t in personal.items()
             }
         return models
 
-    @property
-    def _quantised(self) -> bool:
-        """Whether no further quantisation is tried: by the method, or of canonical models."""
-        method, network = self.federation.algorithm, self.task.network
-        return isinstance(method, HasCenters) or isinstance(network, Canonical)
-
     def kinds(self) -> list[str]:
         """Returns which models are attacked, and notes why others are not."""
         models = self.models(self.federation, next(iter(self.data)))
         if "shared model" not in models:
             self.notes.append("What the server sends is no whole model, so none is attacked.")
-        elif _equal(models["shared model"], models["personal model"]):
+        elif torch.equal(*(flatten(models[f"{kind} model"]) for kind in ("shared", "personal"))):
             del models["personal model"]
             self.notes.append("All clients use the shared model; there is no personal one.")
         if not any("bits" in kind for kind in models):
@@ -258,10 +252,6 @@ class _Audited:
             np.add.at(sums, case, leakage.confidence(losses))
             np.add.at(counts, case, 1)
         return np.asarray(sums[counts > 0] / counts[counts > 0])
-
-
-def _equal(first: Tensors, second: Tensors) -> bool:
-    return all(torch.equal(first[name], t) for name, t in second.items())
 
 
 def attack(
