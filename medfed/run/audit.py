@@ -126,7 +126,8 @@ class _Audited:
         """Returns a federation at the run's initial weights, on its device."""
         self.local.model.load(self.start)
         federation, local = federation_of(config, self.task, clients)
-        protect(config, {c.id: c for c in clients}, self.task, federation, local, (), False)
+        if config.privacy.example is not None:
+            protect(config, {c.id: c for c in clients}, self.task, federation, local, (), False)
         federation.to(self.local.model.device)
         return federation
 
