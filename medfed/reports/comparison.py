@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as Printed
 
-from medfed.common.console import cell, in_markdown, say, shown, size, wide_console
+from medfed.common.console import in_markdown, say, shown, size, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
 from medfed.common.scores import interval, number, smaller_is_better
+from medfed.reports.files import print_tables
 from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.runs import common_folder, find_runs
 from medfed.reports.tables import Table
@@ -56,13 +55,8 @@ class Row(NamedTuple):
     ends: tuple[tuple[float, float] | None, ...] = ()
     brackets: bool = False
 
-    def texts(self, best: str = "{}", other: str = "{}") -> list[str]:
-        """Returns the cells in their unit.
-
-        Args:
-            best: The format of the best cells.
-            other: The format of all others.
-        """
+    def texts(self, best: str) -> list[str]:
+        """Returns the cells in their unit; `best` is the format of the best ones."""
         values = [value for value, _ in self.cells]
         if self.brackets:
             texts = [interval(ends) for ends in self.ends]
@@ -77,7 +71,7 @@ class Row(NamedTuple):
                 number(value) + f" ± {spread}" * several
                 for value, spread in zip(values, spreads, strict=True)
             ]
-        return [(best if i in self.best else other).format(text) for i, text in enumerate(texts)]
+        return [best.format(text) if i in self.best else text for i, text in enumerate(texts)]
 
 
 def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
@@ -190,48 +184,24 @@ def said(comparison: Comparison) -> list[str]:
 def print_table(comparison: Comparison, console: Console | None = None) -> None:
     """Prints the table, with a mark at the best number of each line, and the verdict.
 
-    With many methods it prints a line for each method, without the clients; the files have all.
+    Of many methods it prints the table of a report, with a line for each; the files have all.
     """
     console = console or wide_console()
-    many = len(comparison.methods) > _COLUMNS
-    console.print(_line_per_method(comparison) if many else _column_per_method(comparison))
+    if len(comparison.methods) > _COLUMNS:
+        print_tables(comparison.report, console)
+    else:
+        console.print(_table(comparison, "* {}").printed(_TITLE))
     say(console, *said(comparison))
 
 
-def _column_per_method(comparison: Comparison) -> Printed:
-    table = Printed("metric", "client", title=_TITLE)
-    for name in _names(comparison):
-        table.add_column(escape(name), justify="right")
-    previous = ""
+def _table(comparison: Comparison, best: str) -> Table:
+    """A column per method and constant; `best` is the format of the best number of a line."""
+    names, lines = _names(comparison), []
     for row in shown_rows(comparison):
-        alone = row.metric in comparison.others
-        group = "others" if alone else "cost" if row.place == "total" else row.metric
-        if previous and (group != previous or (row.place == "mean" and not alone)):
-            table.add_section()
-        label = row.metric if group in ("cost", "others") or group != previous else ""
-        table.add_row(label, "" if group == "cost" else cell(row.place), *_marked(row))
-        previous = group
-    return table
-
-
-def _line_per_method(comparison: Comparison) -> Printed:
-    wanted = [
-        row
-        for row in shown_rows(comparison)
-        if row.place in (*STATISTICS, "total") and row.metric not in comparison.others
-    ]
-    table = Printed("method", title=_TITLE)
-    for row in wanted:
-        title = row.metric if row.place == "total" else f"{row.metric} {row.place}"
-        table.add_column(title.replace("_", " "), justify="right")
-    columns = [_marked(row) for row in wanted]
-    for i, name in enumerate(_names(comparison)):
-        table.add_row(escape(name), *(column[i] if i < len(column) else "" for column in columns))
-    return table
-
-
-def _marked(row: Row) -> list[str]:
-    return row.texts("[bold]{} *[/bold]", "{}  ")
+        texts = row.texts(best)
+        place = "" if row.place == "total" else shown(row.place)
+        lines.append([row.metric, place, *texts, *[""] * (len(names) - len(texts))])
+    return Table.of(("metric", "client", *names), lines, prose=(0, 1))
 
 
 def to_markdown(comparison: Comparison, finding: Finding) -> str:
@@ -241,19 +211,12 @@ def to_markdown(comparison: Comparison, finding: Finding) -> str:
         comparison: The methods and their numbers.
         finding: The content that findings add.
     """
-    names = _names(comparison)
-    lines = []
-    for row in shown_rows(comparison):
-        texts = row.texts("**{}**")
-        place = "" if row.place == "total" else shown(row.place)
-        lines.append([row.metric, place, *texts, *[""] * (len(names) - len(texts))])
-    table = Table.of(("metric", "client", *names), lines, prose=(0, 1))
     clients, captions = len(comparison.clients), in_markdown(finding.captions)
     parts = [
         f"{_HEAD}\n",
         f"Test metrics of the rounds that validation selected, {clients} clients. The best number "
         "of each line is **bold**, which is no verdict; the verdict is below.\n",
-        *table.markdown(),
+        *_table(comparison, "**{}**").markdown(),
         "",
         *(f"- {sentence}" for sentence in in_markdown(said(comparison))),
         "",

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+
 from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
 from medfed.federation.card import REFERENCES
@@ -159,9 +161,9 @@ def latex(report: Report) -> str:
     return "\n".join(lines)
 
 
-def print_tables(report: Report) -> None:
+def print_tables(report: Report, console: Console | None = None) -> None:
     """Prints a table for each task."""
-    console = wide_console()
+    console = console or wide_console()
     for task, verdicts in report.tasks:
         table = methods_table(task, verdicts).only(BRIEF)
         console.print(table.printed(f"{task.name}: {task.metric}"))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from medfed.common.console import cell, say, shown, size, wide_console
 from medfed.common.figures import save_figures
@@ -25,6 +24,7 @@ from medfed.common.scores import (
 from medfed.records.evaluations import Onboarding, Row
 from medfed.records.folder import RunFolder
 from medfed.reports.charts import Point, curves, looks_in_order, stacked
+from medfed.reports.tables import Table
 
 
 def by_rule(onboarding: Onboarding) -> dict[str, list[Row]]:
@@ -40,22 +40,20 @@ def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | No
     console = console or wide_console()
     metric = onboarding.summary["selection"][0]
     names = list(dict.fromkeys(row.client for row in onboarding.rows))
-    table = Table(
-        title=f"{cell(onboarding.summary['name'])}, {onboarding.summary['algorithm']}: "
+    title = (
+        f"{cell(onboarding.summary['name'])}, {onboarding.summary['algorithm']}: "
         f"{len(names)} client"
         f"{'s' * (len(names) != 1)} onboarded, test {label_of(metric)}, up to {onboarding.steps} "
         "gradient steps"
     )
-    for name in ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down"):
-        table.add_column(name, justify="left" if name == "rule" else "right")
-    for k in dict.fromkeys(row.k for row in onboarding.rows):
-        label = str(k)
-        for rule, rows in by_rule(onboarding).items():
-            if these := [row for row in rows if row.k == k]:
-                table.add_row(label, rule, *_texts(these, metric))
-                label = ""
-        table.add_section()
-    console.print(table)
+    lines = [
+        [str(k), rule, *_texts(these, metric)]
+        for k in dict.fromkeys(row.k for row in onboarding.rows)
+        for rule, rows in by_rule(onboarding).items()
+        if (these := [row for row in rows if row.k == k])
+    ]
+    head = ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down")
+    console.print(Table.of(head, lines, prose=(1,)).printed(title))
     written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
     say(
         console,

@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from medfed.common.console import caption, cell, say, wide_console
 from medfed.common.figures import save_figures
@@ -25,6 +24,7 @@ from medfed.common.untrusted import read_rows, reading
 from medfed.records.evaluations import Subsets
 from medfed.records.folder import Run, RunFolder
 from medfed.reports.methods import Cell, Comparison, Finding
+from medfed.reports.tables import Table
 
 _FEW = 8  # clients with a column each
 
@@ -47,20 +47,16 @@ def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None
     clients = list(subsets.metrics)
     for metric in shown_metrics(subsets):
         values = table_of(subsets, metric)
-        table = Table(
-            title=f"{cell(subsets.summary['name'])}, {subsets.summary['algorithm']}: "
-            f"{subsets.split} {label_of(metric)} on subsets of the channels"
-        )
-        table.add_column("channels")
-        for name in [*map(cell, clients[: _FEW + 1 if len(clients) <= _FEW else 0]), "mean", "of"]:
-            table.add_column(name, justify="right", overflow="fold")
+        shown, rows = clients if len(clients) <= _FEW else [], []
         for column, subset in enumerate(subsets.subsets):
-            column_values = values[: len(clients) if len(clients) <= _FEW else 0, column]
-            texts = ["" if np.isnan(v) else number(v) for v in column_values]
+            texts = ["" if np.isnan(v) else number(v) for v in values[: len(shown), column]]
             having = sum(subset in by_subset for by_subset in subsets.metrics.values())
             row = [*texts, number(values[-1, column]), f"{having} of {len(clients)}"]
-            table.add_row("+".join(map(cell, subset)), *row)
-        console.print(table)
+            rows.append(["+".join(subset), *row])
+        title = f"{subsets.split} {label_of(metric)} on subsets of the channels"
+        run = f"{cell(subsets.summary['name'])}, {subsets.summary['algorithm']}"
+        table = Table.of(["channels", *shown, "mean", "of"], rows, prose=(0,))
+        console.print(table.printed(f"{run}: {title}"))
     say(
         console,
         "A client is measured on what it has; means are over the clients of the last column.",

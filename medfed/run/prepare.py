@@ -29,7 +29,6 @@ from medfed.records.places import Places, refuse_full
 from medfed.run.overview.table import (
     cohort_record,
     print_cohort,
-    summarise_clients,
     to_csv,
 )
 
@@ -131,17 +130,17 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
         intensities,
     )
 
-    clients, cohort = summarise_clients(data), cohort_record(data)
-    print_cohort(cohort, lines=len(clients))
+    cohort = cohort_record(data)
+    print_cohort(cohort, lines=len(cohort.clients))
     with writing(folder, "set folder to another folder"):
-        figures = {"clients": client_bars(clients, data)}
+        figures = {"clients": client_bars(cohort, data.plan_names)}
         if sheet := contact_sheet(data):
             figures |= {"patches": sheet, "intensities": intensities(data)}
             if altered := augmentation_sheet(data):
                 figures["augmentation"] = altered
         else:
             figures["features"] = feature_means(data)
-        write_text(folder / "clients.csv", to_csv(clients, data.class_names))
+        write_text(folder / "clients.csv", to_csv(cohort))
         save_figures(folder / Places.pictures_folder, figures, kind)
         write_json(folder / Places.cohort_json, cohort.record())
         write_json(folder / Places.splits_json, data.splits())

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
-from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.errors import ConfigError, few
@@ -28,6 +27,7 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
+from medfed.reports.tables import Table
 from medfed.run.assembly import task_for, unread_data
 from medfed.run.experiment import read_start
 from medfed.run.federating import federate, statistics_of
@@ -170,19 +170,12 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
     }
     for way, title in titles.items():
         rows = [t for t in traffic if t.direction == way]
-        table = Table(title=title, title_justify="left")
-        table.add_column("part")
-        for column in ("first round", "each further one", f"{rounds} rounds, about"):
-            table.add_column(column, justify="right")
-        table.add_column("what it is")
-        for t in rows:
-            sizes = (size(count) for count in (t.first, t.further, t.total(rounds)))
-            table.add_row(t.part, *sizes, t.meaning)
+        counts = [(t.first, t.further, t.total(rounds)) for t in rows]
+        lines = [[t.part, *map(size, n), t.meaning] for t, n in zip(rows, counts, strict=True)]
         if len(rows) > 1:
-            sums = (sum(t.first for t in rows), sum(t.further for t in rows))
-            total = sum(t.total(rounds) for t in rows)
-            table.add_section()
-            table.add_row("all", *map(size, (*sums, total)), "")
+            lines.append(["all", *(size(sum(column)) for column in zip(*counts, strict=True)), ""])
+        head = ("part", "first round", "each further one", f"{rounds} rounds, about", "what it is")
+        table = Table.of(head, lines, prose=(0, 4)).printed(title)
         console.print(table) if rows else say(console, f"{title}: nothing in the rounds.")
 
 

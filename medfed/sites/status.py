@@ -15,7 +15,6 @@ from pathlib import Path
 from threading import Lock
 
 from rich.console import Console, Group
-from rich.table import Table
 
 from medfed.common.console import shown, size
 from medfed.common.errors import ConfigError
@@ -23,6 +22,7 @@ from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.schemas import Count
 from medfed.common.untrusted import read_json, read_rows
 from medfed.records.folder import RunFolder
+from medfed.reports.tables import Table
 from medfed.sites.wire import RoundNumber
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")
@@ -148,22 +148,23 @@ def tables(run: RunFolder) -> Group:
     status, traffic = read_json(run.status_json, Status), Traffic()
     traffic.read(run.traffic_csv)
     title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
-    sites = Table(title=f"{title}, since {status.since}", title_justify="left")
-    for column in ("site", "state", "since", "rounds", "sent to it", "received from it"):
-        sites.add_column(column)
+    sites, kinds = [], []
     for name, site in status.sites.items():
         counts = [c for (known, _), c in traffic.counts.items() if known == name]
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
-        sites.add_row(shown(name), shown(site.state, 200), site.since, str(site.round + 1), *sizes)
-    kinds = Table(title="What left and reached all sites", title_justify="left")
-    for column in ("request", "how many", "to sites", "from sites", "what it is"):
-        kinds.add_column(column)
+        line = [shown(name), shown(site.state, 200), site.since, str(site.round + 1)]
+        sites.append([*line, *sizes])
     for kind, meaning in _MEANING.items():
         counts = [c for (_, known), c in traffic.counts.items() if known == kind]
         if counts:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))
-            kinds.add_row(kind, f"{requests:,}", size(down), size(up), meaning)
-    return Group(sites, kinds)
+            kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])
+    of_sites = ("site", "state", "since", "rounds", "sent to it", "received from it")
+    of_kinds = ("request", "how many", "to sites", "from sites", "what it is")
+    return Group(
+        Table.of(of_sites, sites, prose=(0, 1, 2)).printed(f"{title}, since {status.since}"),
+        Table.of(of_kinds, kinds, prose=(0, 4)).printed("What left and reached all sites"),
+    )
 
 
 def show(folder: Path, page: Path | None = None) -> None:

@@ -12,7 +12,7 @@ from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule
-from medfed.run.overview.table import summarise_clients
+from medfed.run.overview.table import cohort_record
 from tests.sweeps import sweep
 
 CSV = """id,site,age,score
@@ -66,9 +66,9 @@ def test_a_csv_with_a_continuous_outcome(tmp_path):
     _, y = rows_of(data.clients["Bern"])
     assert sorted(y.tolist()) == [-2.0, 1.5, 4.0, 30.0]
     assert all(p.label is None and p.counts is None for p in data.list_patients())
-    (bern, _) = summarise_clients(data)[::-1]
-    assert bern.counts["train"].labels == (bern.counts["train"].samples,)
-    assert not any("only" in note for note in bern.notes)
+    bern = cohort_record(data).clients["Bern"]
+    assert bern.after == [sum([-2.0, 1.5, 4.0, 30.0]) / 4]
+    assert (bern.samples, bern.missing) == (4, {})
 
 
 @pytest.mark.parametrize("cell", ["high", "inf", "1,5"])

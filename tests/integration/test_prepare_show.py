@@ -9,7 +9,6 @@ import logging
 import re
 from collections import Counter
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -31,7 +30,7 @@ from medfed.run.overview.pictures import (
     feature_means,
     intensities,
 )
-from medfed.run.overview.table import cohort_record, print_cohort, summarise_clients
+from medfed.run.overview.table import cohort_record, print_cohort
 from medfed.run.prepare import prepare, train_command
 from tests.integration.runs import left_in
 
@@ -70,9 +69,9 @@ def show(cohort_root, tmp_path_factory):
 
 
 def table(folder):
-    """The lines of clients.csv by client and split."""
+    """The lines of clients.csv by client."""
     lines = csv.DictReader((folder / "clients.csv").read_text().splitlines())
-    return {(line["client"], line["split"]): line for line in lines}
+    return {line["client"]: line for line in lines}
 
 
 def is_drawn(path):
@@ -87,12 +86,13 @@ def test_counts_of_scans_are_those_of_the_csv(show):
     expected = Counter((row["seriesuid"], int(row["class"])) for row in rows)
     found, splits = table(folder), json.loads((folder / "splits.json").read_text())
     for client, parts in splits["clients"].items():
-        for split, series in parts.items():
-            line = found[client, split]
-            assert int(line["patients"]) == len(series)
-            for k, name in enumerate(("non-nodule", "nodule")):
-                assert int(line[f"label {name}"]) == sum(expected[s, k] for s in series)
-            assert int(line["samples"]) == sum(n for (s, _), n in expected.items() if s in series)
+        line = found[client]
+        assert [int(line[split]) for split in SPLITS] == [len(parts[split]) for split in SPLITS]
+        mine = {name for series in parts.values() for name in series}
+        counts = [sum(expected[name, k] for name in mine) for k in (0, 1)]
+        assert int(line["samples"]) == sum(counts)
+        shares = [float(line[f"share {name}"]) for name in ("non-nodule", "nodule")]
+        assert shares == pytest.approx([count / sum(counts) for count in counts])
     assert sum(int(line["samples"]) for line in found.values()) == len(rows)
     assert splits == json.loads(json.dumps(data.splits()))
     assert left_in(folder) == [
@@ -107,20 +107,15 @@ def test_counts_of_scans_are_those_of_the_csv(show):
     assert all(is_drawn(path) for path in (folder / "pictures").iterdir())
 
 
-def test_counts_of_voxels_are_those_of_the_masks(show):
+def test_shares_of_voxels_are_those_of_the_patches(show):
     regions = "data.reader.regions=[whole,enhancing]"
     data, folder = show(*BRATS, regions, "partition=channel_missing")
     found = table(folder)
-    for client, plan in data.plans.items():
-        masks = [
-            np.asarray(nib.load(data._patients[i].files["label"]).dataobj)
-            for i in plan.patients["val"]
-        ]
-        line = found[client, "val"]
-        assert int(line["label whole"]) == sum(int((mask > 0).sum()) for mask in masks)
-        assert int(line["label enhancing"]) == sum(int((mask == 3).sum()) for mask in masks)
-        assert int(line["units"]) == int(line["samples"]) * 32 * 32
-        assert len(line["channels"].split()) == 3
+    for name, client in data.clients.items():
+        labels = client.samples(torch.arange(client.num_samples))["label"]
+        shares = [float(found[name][f"share {region}"]) for region in ("whole", "enhancing")]
+        assert shares == pytest.approx(labels.transpose(0, 1).flatten(1).float().mean(1).tolist())
+        assert len(found[name]["channels removed"].split()) == 1
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -210,14 +205,14 @@ def test_tables_show_how_features_differ(show):
 def test_twenty_clients_with_ten_classes():
     data = prepare(described(["data=digits", "partition=label_groups"], "prepare"))
     data.setup()
-    clients = summarise_clients(data)
+    cohort = cohort_record(data)
     console = Console(record=True, width=140, file=io.StringIO())
-    print_cohort(cohort_record(data), console, lines=20)
+    print_cohort(cohort, console, lines=20)
     text = console.export_text()
     assert "group_3_hospital_4" in text
     assert "1,097 / 350 / 350" in text
-    bars = client_bars(clients, data).axes[1].patches
-    assert sum(bar.get_width() for bar in bars) == 1097
+    bars = client_bars(cohort, data.plan_names).axes[1].patches
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(1797)
     assert {text.get_text() for text in contact_sheet(data).axes[0].texts} == set("0123456789")
     rows = intensities(data).axes[0].get_yticklabels()
     assert [row.get_text() for row in rows] == list(data.clients)
@@ -232,10 +227,11 @@ def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):
     settings = ("data=csv", f"data.path={path}", "data.label=outcome", "data.centre=place")
     folder = tmp_path / "shown"
     prepare(described([*settings, "show=true", f"folder={folder}"], "prepare"))
-    notes = {client: line["notes"] for (client, _), line in table(folder).items()}
+    notes = {client: line["notes"] for client, line in table(folder).items()}
     assert notes["Basel"] == ""
-    assert notes["Bern"] == "only 1"
-    assert notes["Chur"].startswith("trains on one patient; no val data")
+    assert notes["Bern"] == "no 0"
+    assert notes["Chur"].startswith("no patient in val")
+    assert notes["Chur"].endswith("trains on one patient")
     assert "Client Bern trains on a single class." in caplog.messages
 
 

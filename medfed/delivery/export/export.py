@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from medfed.common.console import cell, file_names, say, shown, size, wide_console
+from medfed.common.console import file_names, say, shown, size, wide_console
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import csv_text, write_text
 from medfed.common.scores import mean_of_known
@@ -26,6 +25,7 @@ from medfed.delivery.bundle.onnx_file import import_extra
 from medfed.delivery.export.client_model import FULL, choose_bits
 from medfed.delivery.export.finetuning import STAGES, Quantised, falls, open_data, quantise_and_tune
 from medfed.delivery.export.run_record import RunRecord, finite
+from medfed.reports.tables import Table
 
 _log = logging.getLogger(__name__)
 _NAMES = {
@@ -209,30 +209,21 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
         tolerance: See :func:`medfed.delivery.export.finetuning.falls`.
     """
     console = wide_console()
-    table = Table(title="Exported bundles")
-    for name in ("client", "bits", "model.pt", "fp32", "ratio", "entropy bound"):
-        table.add_column(name, justify="left" if name == "client" else "right")
     stages = [
         s for s in STAGES if s != "statistics" or any(_scores(r)[s] is not None for r in rows)
     ]
-    for name in stages:
-        table.add_column(f"val {metric}\n{_NAMES[name]}", justify="right")
-    for name in _TEST:
-        table.add_column(f"test {metric}\n{name}", justify="right")
+    head = ["client", "bits", "model.pt", "fp32", "ratio", "entropy bound"]
+    head += [f"val {metric}\n{_NAMES[name]}" for name in stages]
+    head += [f"test {metric}\n{name}" for name in _TEST]
+    lines = []
     for row in rows:
-        sizes = row["sizes"]
-        table.add_row(
-            cell(row["client"]),
-            bits_text(row["bits"].values()),
-            size(sizes["packed"]),
-            size(sizes["fp32"]),
-            f"{sizes['fp32'] / sizes['packed']:.2f}",
-            size(sizes["entropy_bound"]),
-            *(number(_scores(row)[n]) for n in stages),
-            *(number(value) for value in tested(row, metric)),
-        )
-    _add_means(table, rows, metric, mode, len(stages))
-    console.print(table)
+        packed, whole, bound = (row["sizes"][n] for n in ("packed", "fp32", "entropy_bound"))
+        line = [row["client"], bits_text(row["bits"].values()), size(packed), size(whole)]
+        line += [f"{whole / packed:.2f}", size(bound)]
+        lines.append([*line, *map(number, [_scores(row)[n] for n in stages])])
+        lines[-1] += map(number, tested(row, metric))
+    lines += _means(rows, metric, mode, len(stages))
+    console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles"))
     _say_more(console, rows, metric, mode, tolerance)
 
 
@@ -276,8 +267,8 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _add_means(table: Table, rows: Sequence[Facts], metric: str, mode: str, stages: int) -> None:
-    """Adds the mean and the worst client, for each width of several clients."""
+def _means(rows: Sequence[Facts], metric: str, mode: str, stages: int) -> Iterator[list[str]]:
+    """The mean and the worst client, for each width of several clients."""
     widths = dict.fromkeys(bits_text(r["bits"].values()) for r in rows)
     for width in widths:
         same = [r for r in rows if bits_text(r["bits"].values()) == width]
@@ -286,10 +277,9 @@ def _add_means(table: Table, rows: Sequence[Facts], metric: str, mode: str, stag
         pairs = np.array([[_nan(v) for v in tested(r, metric)] for r in same])
         worst = np.fmin.reduce(pairs) if mode == "max" else np.fmax.reduce(pairs)
         between = [""] * (4 + stages)
-        table.add_section()
         for name, values in (("mean", mean_of_known(pairs, axis=0)), ("worst", worst)):
             known = [None if math.isnan(v) else float(v) for v in values]
-            table.add_row(f"[italic]{name}[/]", width, *between, *map(number, known))
+            yield [f"({name})", width, *between, *map(number, known)]
 
 
 def _nan(value: float | None) -> float:

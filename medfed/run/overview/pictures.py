@@ -28,7 +28,7 @@ from medfed.datamodules.splits import SPLITS
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
-from medfed.run.overview.table import ClientSummary
+from medfed.run.overview.table import CohortRecord
 
 Pixels = NDArray[np.float32]
 Scale = tuple[float, float]
@@ -286,35 +286,34 @@ _CHANNELS = 8  # more are not drawn one by one
 _LEGEND = 12  # entries with distinguishable colours
 
 
-def client_bars(clients: Sequence[ClientSummary], data: FederatedDataModule) -> Figure:
-    """Draws patients per split, labels of the training samples, and channels: a row per client.
+def client_bars(cohort: CohortRecord, channels: Sequence[str]) -> Figure:
+    """Draws patients per split, labels of the samples, and channels: a row per client.
 
     Args:
-        clients: The counts.
-        data: The clients' data.
+        cohort: What the clients have.
+        channels: The names of all channels.
     """
-    class_names, channels = data.class_names, data.plan_names
+    clients, names = cohort.clients, cohort.names
     few = 1 < len(channels) <= _CHANNELS
     ratios = [1.0, 1.3, 0.14 + 0.14 * len(channels)][: 2 + few]
     figure = Figure(figsize=(9.6, 1.5 + 0.3 * len(clients)), layout="constrained")
     panels = figure.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
-    _stack(
-        panels[0], {s: {c.client: c.counts[s].patients for c in clients} for s in SPLITS}, _SPLITS
-    )
+    patients = {str(s): {client: had.splits[s] for client, had in clients.items()} for s in SPLITS}
+    _stack(panels[0], patients, _SPLITS)
     panels[0].set(xlabel="patients")
-    train = {c.client: c.counts["train"] for c in clients}
-    if all(n.units == n.samples for n in train.values()):
-        counts = {
-            name: {client: n.labels[k] for client, n in train.items()}
-            for k, name in enumerate(class_names)
-        }
-        _stack(panels[1], counts, class_colours(len(class_names)))
-        panels[1].set(xlabel="training samples")
+    if cohort.kind == "regions":
+        shares = np.array([[100 * share for share in had.after] for had in clients.values()])
+        _regions(panels[1], shares.T, names)
     else:
-        shares = [100 * np.array(n.labels) / n.units for n in train.values()]
-        _regions(panels[1], np.stack(shares, axis=1), class_names)
+        parts = {c: had.after if cohort.kind == "classes" else [1.0] for c, had in clients.items()}
+        counts = {
+            name: {c: (had.samples or 0) * parts[c][k] for c, had in clients.items() if parts[c]}
+            for k, name in enumerate(names)
+        }
+        _stack(panels[1], counts, class_colours(len(names)))
+        panels[1].set(xlabel="samples")
     if few:
-        _presence(panels[2], clients, channels)
+        _presence(panels[2], cohort, channels)
     panels[0].set_ylim(len(clients) - 0.5, -0.5)
     return figure
 
@@ -333,14 +332,14 @@ def _regions(axes: Axes, shares: Array, names: Sequence[str]) -> None:
     for r, (share, colour) in enumerate(zip(shares, region_colours(len(names)), strict=True)):
         offset = (r - (len(names) - 1) / 2) * height
         axes.barh(places + offset, share, height=height, label=names[r], color=colour)
-    axes.set(xlabel="% of training voxels")
+    axes.set(xlabel="% of voxels in training patches")
     _legend_above(axes, len(names))
 
 
-def _presence(axes: Axes, clients: Sequence[ClientSummary], channels: Sequence[str]) -> None:
+def _presence(axes: Axes, cohort: CohortRecord, channels: Sequence[str]) -> None:
     for x, channel in enumerate(channels):
-        for y, client in enumerate(clients):
-            has = channel in client.channels
+        for y, had in enumerate(cohort.clients.values()):
+            has = channel not in had.removed
             axes.plot(x, y, "s", ms=9, mfc=_INK if has else "white", mec=_INK if has else "0.6")
     axes.set_xticks(range(len(channels)), channels, rotation=45, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()

@@ -1,16 +1,15 @@
 """Counts what every client has before training, and which samples occur twice.
 
 ``medfed train``, ``medfed prepare show=true`` and ``medfed site check`` print the table. A run
-folder has it as ``cohort.json``; ``medfed prepare`` also writes all counts as CSV.
+folder has it as ``cohort.json``; ``medfed prepare`` also writes it as CSV.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,85 +33,6 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.records.places import Places
 
 _COLUMNS = 6  # classes with a column each; more share one column
-
-
-class Count(NamedTuple):
-    """What a client has in one split.
-
-    Attributes:
-        patients: Number of patients.
-        samples: Number of patches, rows or images; in an evaluation, slices or volumes.
-        units: Number of all samples or voxels, of which `labels` are parts.
-        labels: Samples of each of K classes, or voxels of each of R regions.
-    """
-
-    patients: int
-    samples: int
-    units: int
-    labels: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ClientSummary:
-    """One client, counted.
-
-    Attributes:
-        client: Its name.
-        counts: What it has in each split.
-        channels: The channels that it has.
-        lacks: The channels that it lacks.
-        centres: The centres of its patients, if they are known.
-        scanner: The changes that its scanner makes; empty without any.
-        notes: Warnings for the user, such as ``one class``.
-    """
-
-    client: str
-    counts: Mapping[Split, Count]
-    channels: tuple[str, ...]
-    lacks: tuple[str, ...]
-    centres: tuple[str, ...]
-    scanner: Mapping[str, Any]
-    notes: tuple[str, ...]
-
-
-def summarise_clients(data: FederatedDataModule) -> list[ClientSummary]:
-    """Counts every client's patients, samples and labels, in all splits.
-
-    Args:
-        data: A data module, after `setup`. Blocks that stay on disk are read once.
-
-    Returns:
-        A summary per client, in the partition's order.
-    """
-    return [_summarise(data, client) for client in data.clients.values()]
-
-
-def _summarise(data: FederatedDataModule, client: ClientData) -> ClientSummary:
-    plan = data.plans[client.id]
-    counts: dict[Split, Count] = {}
-    for split in SPLITS:
-        labels, samples, units = torch.zeros(data.num_classes, dtype=torch.int64), 0, 0
-        for block in [client.train] if split == "train" else client.evaluation[split]:
-            block_labels, of = count_labels(block, data.num_classes)
-            labels, samples, units = (
-                labels + block_labels,
-                samples + block["image"].shape[0],
-                units + of,
-            )
-        counts[split] = Count(len(client.patients[split]), samples, units, tuple(labels.tolist()))
-    has = list(zip(data.plan_names, plan.channels.tolist(), strict=True))
-    held = {i for ids in plan.patients.values() for i in ids}
-    centres = {data.patients[i].centre for i in held} - {None}
-    regions = label_of(client.train).ndim > 1
-    return ClientSummary(
-        client=client.id,
-        counts=counts,
-        channels=tuple(name for name, present in has if present),
-        lacks=tuple(name for name, present in has if not present),
-        centres=tuple(sorted(str(c) for c in centres)),
-        scanner=changes_of(plan.scanner),
-        notes=tuple(_table_notes(counts, data.class_names, regions)),
-    )
 
 
 def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
@@ -145,41 +65,6 @@ def label_of(block: Block) -> Tensor:
     """Returns the labels of a block; reads them if they are not in memory."""
     label = block["label"]
     return label if isinstance(label, Tensor) else label.take(torch.arange(label.shape[0]))
-
-
-def _table_notes(
-    counts: Mapping[Split, Count], names: Sequence[str], regions: bool
-) -> Iterable[str]:
-    if counts["train"].patients == 1:
-        yield "trains on one patient"
-    for split in ("val", "test"):
-        if not counts[split].samples:
-            yield f"no {split} data"
-    present = [n for n, count in zip(names, counts["train"].labels, strict=True) if count]
-    if regions and len(present) < len(names):
-        yield f"no {', '.join(name for name in names if name not in present)} to train on"
-    elif not regions and len(present) == 1 < len(names):
-        yield f"only {present[0]}"
-
-
-def to_csv(clients: Sequence[ClientSummary], class_names: Sequence[str]) -> str:
-    """Writes a line per client and split.
-
-    Args:
-        clients: The summaries.
-        class_names: Names of the classes or regions.
-
-    Returns:
-        The text of ``clients.csv``; labels are samples of classes, or voxels of regions.
-    """
-    columns = ("client", "split", "patients", "samples", "units")
-    more = ("channels", "centres", "scanner", "notes")
-    rows = []
-    for c in clients:
-        lists = [" ".join(c.channels), " ".join(c.centres)]
-        shared = [*lists, json.dumps(dict(c.scanner)), "; ".join(c.notes)]
-        rows += [[c.client, s, *n[:3], *n.labels, *shared] for s, n in c.counts.items()]
-    return csv_text([*columns, *(f"label {name}" for name in class_names), *more], rows)
 
 
 def changes_of(scanner: Scanner | None) -> dict[str, Any]:
@@ -267,6 +152,19 @@ class CohortRecord:
             "remarks": self.remarks,
             "duplicates": self.duplicates.record(),
         }
+
+
+def to_csv(cohort: CohortRecord) -> str:
+    """Returns a line per client: patients and samples, shares of classes or regions, and notes."""
+    what = "mean" if cohort.kind == "outcome" else "share"
+    head = ["client", "patients", "of", *SPLITS, "samples", *(f"{what} {n}" for n in cohort.names)]
+    rows = []
+    for name, had in cohort.clients.items():
+        shares: Sequence[object] = had.after or [""] * len(cohort.names)
+        counts = [had.patients, had.of, *(had.splits[s] for s in SPLITS), had.samples]
+        notes = "; ".join([*_missing(had), *had.notes])
+        rows.append([name, *counts, *shares, " ".join(had.removed), notes])
+    return csv_text([*head, "channels removed", "notes"], rows)
 
 
 def cohort_record(data: FederatedDataModule) -> CohortRecord:
