@@ -219,5 +219,5 @@ def test_few_patients_are_drawn_from_alone(make):
 
 
 def test_another_word_is_refused(make_brats):
-    with pytest.raises(ConfigError, match=r"data\.patches=new must be fresh or fixed"):
+    with pytest.raises(ConfigError, match=r"data\.patches=.new. is unknown; choose fresh or fixed"):
         make_brats(patches="new")
