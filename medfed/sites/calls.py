@@ -207,6 +207,8 @@ def refusal(reply: Reply) -> str:
     if reply.status == "refused" and reply.reason == "policy":
         what = "its policy, or the least number of patients behind a statistic, does not allow this"
         return f"{what}; see the log of {reply.site}"
+    if reply.status == "refused" and reply.reason == "sums":
+        return "it has given its share to a sum of other sites in this round; see the log there"
     known = {"busy": BUSY, "unready": UNREADY}
     return known.get(reply.status, f"it refused the request ({reply.reason})")
 

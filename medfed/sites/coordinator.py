@@ -20,15 +20,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from medfed.common.console import shown
-from medfed.common.errors import CodecError, NonFiniteError, SiteError
+from medfed.common.errors import CodecError, NonFiniteError, SiteError, first_line
 from medfed.common.scores import limits_of
+from medfed.common.tensors import State
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import Passes
-from medfed.federation.federation import Federation
-from medfed.federation.wire.ledger import Ledger
+from medfed.federation.federation import Federation, Round
+from medfed.federation.wire.fixed_point import FEWEST
+from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.sites.calls import (
@@ -42,7 +44,8 @@ from medfed.sites.calls import (
     other_samples,
     sentence,
 )
-from medfed.sites.wire import START, Facts, Reply, Request
+from medfed.sites.masks import context_of, needed, unmasked
+from medfed.sites.wire import START, Facts, Kind, Reply, Request
 
 
 @dataclass
@@ -104,6 +107,25 @@ class Lost(Exception):  # noqa: N818 - it leads to another attempt
         self.why = dict(why)
 
 
+class _Masks(NamedTuple):
+    """What the coordinator knows of the masks of one phase: nothing that unmasks a site.
+
+    Attributes:
+        context: See :func:`medfed.sites.masks.context_of`.
+        keys: What each site has announced.
+        boxes: Of each site the shares for each other, encrypted.
+    """
+
+    context: str
+    keys: dict[str, dict[str, str]]
+    boxes: dict[str, dict[str, str]]
+
+    def for_site(self, site: str) -> dict[str, Any]:
+        """What a site is sent with its message."""
+        boxes = {other: given[site] for other, given in self.boxes.items() if other != site}
+        return {"boxes": boxes} if boxes else {}
+
+
 class Coordinator:
     """Runs rounds across sites.
 
@@ -145,6 +167,7 @@ class Coordinator:
         self._probes: dict[str, Future[str | None]] = {}
         self._planned: Cohort = federation.cohort
         self._turn = 0
+        self._summed: tuple[str, ...] = ()  # sites of a sum of this round, which stays the only one
         self._faults: Counter[str] = Counter()
         self._largest = ""  # the site whose last message was far larger than those of the others
         self._metrics: dict[str, frozenset[str]] = {}  # names, by split
@@ -193,6 +216,7 @@ class Coordinator:
         """
         end = time.monotonic() + self.terms.patience
         attempt = 0
+        self._summed = ()
         out: dict[str, str] = {}  # of this round, unless there is no quorum otherwise
         self.readmit(list(self.away))
         while True:
@@ -224,12 +248,17 @@ class Coordinator:
         """Returns the sites that take part, and marks the others as absent."""
         federation = self.federation
         planned = self._planned.of(federation.ids, federation.seed, number)
-        full = federation.algorithm.card.full_cohort
-        able = [c for c in planned if c not in self.withdrawn]
-        least = len(planned) if full else max(1, math.ceil(self.terms.quorum * len(able)))
-        least = min(len(planned), max(least, federation.algorithm.aggregation.least))
+        least = self._least(planned)
+        if self._summed:  # a sum of other sites would show the difference
+            planned, least = self._summed, len(self._summed)
         while len([c for c in planned if c not in self.away]) < least:
             if time.monotonic() >= end:
+                if self._summed:
+                    raise SiteError(
+                        f"Round {number + 1} has a sum of {', '.join(map(shown, planned))}, and "
+                        "one of fewer sites would reveal the others' numbers: "
+                        f"{sentence(self.away)}. Resume the run when they are back."
+                    )
                 raise SiteError(
                     f"Round {number + 1} needs {least} of its {len(planned)} sites, but too few "
                     f"answer: {sentence(self.away)}. Resume the run when they are back."
@@ -239,7 +268,22 @@ class Coordinator:
                 time.sleep(min(1.0, self.terms.probe))
             self.readmit(list(self.away))
         self._say("trains", number)
-        missing = [c for c in planned if c in self.away]
+        return self._cohort(number, [c for c in planned if c not in self.away])
+
+    def _least(self, planned: Sequence[str]) -> int:
+        """The smallest cohort of a round for which these sites are planned."""
+        federation = self.federation
+        able = [c for c in planned if c not in self.withdrawn]
+        full = federation.algorithm.card.full_cohort
+        least = len(planned) if full else max(1, math.ceil(self.terms.quorum * len(able)))
+        fewest = 1 if federation.channel.sums is None else FEWEST
+        return min(len(planned), max(least, federation.algorithm.aggregation.least, fewest))
+
+    def _cohort(self, number: int, there: Sequence[str]) -> tuple[str, ...]:
+        """Continues a round with some of the sites that are planned for it."""
+        federation = self.federation
+        planned = self._planned.of(federation.ids, federation.seed, number)
+        missing = [c for c in planned if c not in there]
         absent = {n: names for n, names in self.progress.absent.items() if n != number}
         self.progress.absent = absent | ({number: missing} if missing else {})
         federation.cohort = replace(
@@ -307,28 +351,28 @@ class Coordinator:
 
     def _train(self, where: dict[str, int], cohort: tuple[str, ...]) -> list[str]:
         """Runs all phases with the cohort; returns the sites that were sent anything."""
-        federation = self.federation
+        federation, memory = self.federation, dict(self.federation.memory)
         current = federation.open(where["round"])
         trained: set[str] = set()
         is_open = True
         while is_open:
             bodies = dict[bytes, bytes]()  # sites that are sent the same share it
+            masks = self._keys(current, where)
             asked = {
-                c: self.caller.request(
+                c: self._asked(
                     "fit",
                     c,
-                    phase=current.position,
-                    at=self.progress.at[c],
-                    body=bodies.setdefault(body := current.sent(c).to_bytes(), body),
-                    content={"cohort": list(cohort)},
-                    **where,
+                    current,
+                    where,
+                    bodies.setdefault(body := current.sent(c).to_bytes(), body),
+                    cohort=list(cohort),
+                    **masks.for_site(c),
                 )
                 for c in current.recipients
             }
-            replies = self._needed(asked)
-            trained.update(asked)
+            replies, wrong = self._answers(asked)
             del asked, bodies  # which may be large, as the replies are
-            packets, wrong, forms = {}, {}, dict[str, Any]()
+            packets, forms = {}, dict[str, Any]()
             for site in list(replies):
                 reply = replies.pop(site)
                 try:
@@ -339,7 +383,9 @@ class Coordinator:
                     wrong[site] = f"its message cannot be used: {str(error).rstrip('.')}"
                 self._note(site, reply)
             if wrong:
-                raise Lost(wrong)
+                current = self._reopened(current, packets, wrong, memory)
+            packets = self._unmasked(current, where, masks, packets)
+            trained.update(packets)
             try:
                 is_open = current.exchange(packets, self._check_sizes)
             except CodecError as error:
@@ -354,6 +400,100 @@ class Coordinator:
                     raise
                 raise Lost(dict.fromkeys(lacking, f"its message has no {name!s:.60}")) from error
         return [c for c in federation.ids if c in trained]
+
+    def _asked(
+        self,
+        kind: Kind,
+        site: str,
+        current: Round,
+        where: Mapping[str, int],
+        body: bytes = b"",
+        **content: Any,
+    ) -> Request:
+        """A request to a site in the open phase of a round."""
+        at = self.progress.at[site]
+        place = {"phase": current.position, "at": at, **where}
+        return self.caller.request(kind, site, body=body, content=content, **place)
+
+    def _keys(self, current: Round, where: Mapping[str, int]) -> _Masks:
+        """Lets the sites of a phase make keys for masks, and share their secrets.
+
+        Raises:
+            Lost: If a site does not; also where the sites have given their shares to a sum of
+                others of this round, before the coordinator was restarted.
+        """
+        sites = current.recipients
+        if self.federation.channel.sums is None or len(sites) < FEWEST:
+            return _Masks("", {}, {})
+        asked = {c: self._asked("keys", c, current, where, cohort=sites) for c in sites}
+        keys = {c: dict(reply.content) for c, reply in self._needed(asked).items()}
+        for before in {tuple(key.pop("given")) for key in keys.values()}:
+            if not self._summed and len(before) >= FEWEST and {*before} < {*sites}:
+                self._summed = before
+                raise Lost({})
+        asked = {c: self._asked("shares", c, current, where, keys=keys) for c in sites}
+        boxes = {c: reply.content["boxes"] for c, reply in self._needed(asked).items()}
+        wrong = {c: "its shares are not for all sites" for c in sites if {*boxes[c], c} != {*sites}}
+        if wrong:
+            raise Lost(wrong)
+        head = asked[sites[0]]
+        return _Masks(context_of(head, sites), keys, boxes)
+
+    def _reopened(
+        self,
+        current: Round,
+        packets: Mapping[str, Packet],
+        lost: Mapping[str, str],
+        memory: dict[Direction, State],
+    ) -> Round:
+        """Continues a round without sites that sent nothing usable, if the sum can be unmasked.
+
+        Raises:
+            Lost: If it cannot; or if the other sites would have been sent something else in a round
+                without these, so that a simulation would differ.
+        """
+        federation, number, there = self.federation, current.number, list(packets)
+        least = self._least(self._planned.of(federation.ids, federation.seed, number))
+        least = max(least, needed(len(current.recipients)))
+        if federation.channel.sums is None or current.position or self._summed:
+            raise Lost(lost)
+        if len(there) < least:
+            raise Lost(lost)
+        sent = {c: current.sent(c).to_bytes() for c in there}
+        self._cohort(number, there)
+        federation.memory = memory
+        again = federation.open(number)
+        if again.recipients != there or any(again.sent(c).to_bytes() != sent[c] for c in there):
+            raise Lost(lost)
+        self.leave_out(lost, number)
+        return again
+
+    def _unmasked(
+        self, current: Round, where: Mapping[str, int], masks: _Masks, packets: dict[str, Packet]
+    ) -> dict[str, Packet]:
+        """Returns packets whose sum has no mask; each of them still has.
+
+        Raises:
+            Lost: If too few sites give their shares.
+            SiteError: If the shares do not fit together.
+        """
+        sums, sites = self.federation.channel.sums, current.recipients
+        if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
+            return packets
+        asked = {c: self._asked("unmask", c, current, where, sent=sites) for c in sites}
+        self._summed = current.cohort
+        replies, why = self.caller.all(asked, self.terms.timeout)
+        if len(replies) < needed(len(masks.keys)):
+            raise Lost(why)
+        shares = {c: reply.content["shares"] for c, reply in replies.items()}
+        try:
+            rest = unmasked(masks.context, masks.keys, sites, shares, length)
+        except ValueError as error:
+            raise SiteError(
+                f"Round {current.number + 1} cannot be summed ({first_line(error)}): a site gives "
+                "wrong shares of its masks. Resume the run without it, or set channel.secure=null."
+            ) from error
+        return {**packets, sites[0]: sums.added(packets[sites[0]], rest)}
 
     def _check(self, packet: Packet, phase: str, forms: dict[str, Any]) -> None:
         """Checks a site's reply against what it may send, and against earlier replies of others."""
@@ -370,6 +510,11 @@ class Coordinator:
             if not known and (part in ("shared", "personal") or forms.get(part, form) != form):
                 raise CodecError(f"Its part {part:.60} has other names or shapes than it should.")
             forms.setdefault(part, form)
+        if (sums := federation.channel.sums) is not None:
+            sums.read(packet)
+            summed = [(p, e.layout) for p, e in sorted(packet.parts.items()) if p in sums.parts]
+            if forms.setdefault("", summed) != summed:
+                raise CodecError("Its summed parts are not those of the other sites.")
 
     def _check_sizes(self, replies: Mapping[str, Message]) -> None:
         """Leaves out sites whose numbers are so large that sums of all would overflow.
@@ -392,6 +537,13 @@ class Coordinator:
 
     def _needed(self, asked: Mapping[str, Request]) -> dict[str, Reply]:
         """Sends a request to sites that must all answer."""
+        replies, why = self._answers(asked)
+        if why:
+            raise Lost(why)
+        return replies
+
+    def _answers(self, asked: Mapping[str, Request]) -> tuple[dict[str, Reply], dict[str, str]]:
+        """Sends a request to sites, and returns the replies, and reasons where there are none."""
         replies, why = self.caller.all(asked, self.terms.timeout)
         for site, reason in why.items():
             if f"({NonFiniteError.__name__})" in reason:
@@ -405,9 +557,7 @@ class Coordinator:
                     f"Site {shown(site)}, round {request.round + 1}: a loss or reply is not "
                     f"finite, or {reason}; lower optimizer.lr or set local.clip.{hint}"
                 )
-        if why:
-            raise Lost(why)
-        return replies
+        return replies, why
 
     def _evaluate(self, where: dict[str, int], trained: Sequence[str]) -> Metrics:
         """Evaluates all sites that answer; those that have trained must answer."""

@@ -38,6 +38,7 @@ from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_s
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.split import float_entries
+from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
@@ -47,12 +48,14 @@ from medfed.run.federating import federate
 from medfed.run.loggers import NO_LOGGER
 from medfed.run.start import Start
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
+from medfed.sites.masks import Half, Signer
 from medfed.sites.newcomers import Newcomer
 from medfed.sites.policy import NO_LIMITS, Policy, VetoError, check_data, check_study
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
 MODELS = 10
 """Models of one round that may be evaluated, in addition to one for each site."""
+SUMS = "sums.json"  # the sites of the sums under masks that this site took part in
 FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
 Kept = dict[str, Any]
 
@@ -135,17 +138,26 @@ class Site:
         folder: The folder of kept rounds of one federation; with a keeper the prefix of the folders
             of all federations.
         keeper: Keeps results other than rounds.
+        signer: Signs the keys of masks; ``None``: they are not signed.
 
     Attributes:
         module: The federation at this site, once a session has started.
         metrics: Of the last evaluation, with all digits, which stay here.
     """
 
-    def __init__(self, workplace: Workplace, folder: Path, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        workplace: Workplace,
+        folder: Path,
+        keeper: Keeper | None = None,
+        signer: Signer | None = None,
+    ) -> None:
         self.workplace = workplace
         self.name = workplace.name
         self.folder = self._root = Path(folder)
         self.keeper = keeper
+        self.signer = signer
+        self._half: Half | None = None  # of the sum under masks that is being made
         self.log = logging.getLogger(f"{__name__}.{self.name}")
         self.module: FederatedModule | None = None
         self.metrics: dict[str, float] = {}
@@ -201,6 +213,9 @@ class Site:
             "hello": self._hello,
             "agree": self._agree,
             "begin": self._begin,
+            "keys": self._keys,
+            "shares": self._shares,
+            "unmask": self._unmask,
             "fit": self._fit,
             "evaluate": self._evaluate,
             "commit": self._commit,
@@ -260,7 +275,8 @@ class Site:
             self.keeper.begin(self, asked)
         return Reply.to(asked, content={"rounds": self.rounds()})
 
-    def _fit(self, asked: Request) -> Reply:
+    def _enter(self, asked: Request) -> None:
+        """Starts a phase with a cohort, or refuses it."""
         if asked.round >= self.workplace.rounds:
             raise Refusal("round")
         if self._tested:  # a run that trains on after the test would select by it
@@ -274,13 +290,56 @@ class Site:
             raise Refusal("replay")
         if any(phase > asked.phase for phase in self._phases):
             raise Refusal("order")
-        module = self._module
+
+    def _keys(self, asked: Request) -> Reply:
+        self._enter(asked)
+        cohort = asked.content["cohort"]
+        if len({*cohort}) < max(FEWEST, len(cohort)):
+            raise Refusal("message")
+        self._half = Half(self.name, asked, cohort, self.signer)
+        given = self._given().get(f"{asked.round}/{asked.phase}", [])
+        return Reply.to(asked, content={**self._half.announced(), "given": given})
+
+    def _shares(self, asked: Request) -> Reply:
+        keys = asked.content["keys"]
+        return Reply.to(asked, content={"boxes": self._half_of(asked).boxes(keys)})
+
+    def _unmask(self, asked: Request) -> Reply:
+        """Gives shares for one set of sites in each phase of a round, and for no other."""
+        half, sent, given = self._half_of(asked), sorted(asked.content["sent"]), self._given()
+        if asked.phase not in self._phases:
+            raise Refusal("order")
+        if given.setdefault(f"{asked.round}/{asked.phase}", sent) != sent:
+            raise Refusal("sums")
+        shares = half.shares(sent)
+        write_json(self.folder / SUMS, given)  # before the reply leaves
+        return Reply.to(asked, content={"shares": shares})
+
+    def _given(self) -> dict[str, list[str]]:
+        """The sites of the sums to which this site has given shares, by round and phase."""
+        path = self.folder / SUMS
+        return read_json(path, dict[str, list[str]]) if path.is_file() else {}
+
+    def _half_of(self, asked: Request) -> Half:
+        self._turn_to(asked)
+        if self._half is None or self._half.phase != asked.phase:
+            raise Refusal("order")
+        return self._half
+
+    def _fit(self, asked: Request) -> Reply:
+        self._enter(asked)
+        module, sums = self._module, self._module.federation.channel.sums
+        half = self._half_of(asked) if asked.content.get("boxes") else None
         packet = self._packet(asked)
         if self._here is not None:
             self._base, self._base_at = self._state(self._here), self._here
         self._here = None
         module.next_round = asked.round
         reply = module.federation.answer(self.name, packet, asked.round, asked.phase)
+        if sums is not None and len(sums.read(reply)):
+            if half is None:
+                raise Refusal("sums")
+            reply = half.masked(sums, reply, asked.content["boxes"])
         self._phases.append(asked.phase)
         return Reply.to(asked, content=self._spent(), body=reply.to_bytes())
 
@@ -427,7 +486,7 @@ class Site:
                 self._go_to(asked.at)
             return
         self._go_to(asked.at)
-        self._latest, self._phases = turn, []
+        self._latest, self._phases, self._half = turn, [], None
         self._replies.clear()
 
     def _go_to(self, number: int) -> None:

@@ -13,7 +13,10 @@ from another site, is recognised.
 | hello | what must be equal everywhere | | hashes of agreed keys, facts of the data, versions |
 | agree | its message about its data (phase: the message's number) | answer | message, or Facts |
 | begin | a session: who takes part | clients, job | rounds that it can go back to |
-| fit | training in one phase of a round | message | steps and passes, message |
+| keys | keys for a sum under masks ([masks](masks.py)) | cohort | public keys |
+| shares | shares of its secrets | keys of all | a box for each other site |
+| fit | training in one phase of a round | boxes, message | steps and passes, message |
+| unmask | its shares for the sum | sites in the sum | shares |
 | evaluate | metrics of the present model | split, trained, message | metrics, whether it diverges |
 | commit | to keep the round that was trained | rounds still needed | steps and passes |
 | load | to go back to the round ``at`` | | hash of what it keeps |
@@ -59,11 +62,14 @@ HEAD_LIMIT = 1 << 24
 """Bytes of the largest head."""
 START = -1
 """Where a site is before its first round."""
-Kind = Literal["hello", "agree", "begin", "fit", "evaluate", "commit", "load", "onboard"]
+Kind = (
+    Literal["hello", "agree", "begin", "keys", "shares", "fit", "unmask"]
+    | Literal["evaluate", "commit", "load", "onboard"]
+)
 Status = Literal["ok", "busy", "unready", "refused", "failed"]
 REASONS = (
     *("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message"),
-    *("agreed", "policy"),
+    *("agreed", "policy", "sums"),
 )
 RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -84,8 +90,40 @@ class _Begin(_Content):
     job: str
 
 
-class _Fit(_Content):
+class _Cohort(_Content):
     cohort: list[str]
+
+
+class _Keys(_Content):
+    mask: str
+    box: str
+    seal: str
+    certificate: str = ""
+    signature: str = ""
+
+
+class _Announced(_Keys):
+    given: list[str] = []
+
+
+class _AllKeys(_Content):
+    keys: dict[str, _Keys]
+
+
+class _Boxes(_Content):
+    boxes: dict[str, str]
+
+
+class _Fit(_Cohort):
+    boxes: dict[str, str] = {}
+
+
+class _Sent(_Content):
+    sent: list[str]
+
+
+class _Shares(_Content):
+    shares: dict[str, str]
 
 
 class _Evaluate(_Content):
@@ -141,7 +179,10 @@ _CONTENTS: dict[Kind, tuple[type[_Content], type[_Content]]] = {
     "hello": (_Content, _Greeted),
     "agree": (_Content, _AgreedOn),
     "begin": (_Begin, _Begun),
+    "keys": (_Cohort, _Announced),
+    "shares": (_AllKeys, _Boxes),
     "fit": (_Fit, _Spent),
+    "unmask": (_Sent, _Shares),
     "evaluate": (_Evaluate, _Measured),
     "commit": (_Commit, _Committed),
     "load": (_Content, _Loaded),

@@ -48,7 +48,7 @@ class Toy:
 
     def __init__(self, name: str, method: str, settings: Settings = plain) -> None:
         self.name, self.method, self.settings = name, method, settings
-        _, fed, local = federation(method)
+        _, fed, local = federation(method, **settings())
         self.samples = fed.clients[name].num_samples
         self.weights = digest(local.model.initial())
 

@@ -1,0 +1,306 @@
+"""Masks that cancel in a sum, so that the coordinator learns the sum and no site's numbers.
+
+Bonawitz et al.: Practical secure aggregation for privacy-preserving machine learning, CCS 2017,
+with double masking. A sum takes four requests, each to all sites of a phase:
+
+| request | a site |
+|---|---|
+| keys | makes two new X25519 keys and a seed b; sends the public keys and the hash of b |
+| shares | divides its secret key s and b among all (Shamir), each share encrypted for its holder |
+| fit | adds a stream from b, and one of each pair: of two sites one adds it, one subtracts it |
+| unmask | gives its share of b of the sites that sent numbers, its share of s of the others |
+
+Streams are ChaCha20's; keys come from X25519 by HKDF-SHA256 and are bound to session, round,
+attempt, phase and sites. More than two thirds of the sites must give their shares. A site never
+gives both shares of one peer: with both, the coordinator could unmask a message that came late.
+
+Deviations: keys live for one phase of one attempt. A site gives shares for one set of sites per
+phase of a round, also after a restart: sums with and without a site would reveal its numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from medfed.common.errors import CodecError, ConfigError
+from medfed.federation.wire.fixed_point import FEWEST, FixedPoint, Whole
+from medfed.federation.wire.packet import Packet
+from medfed.sites.wire import Head
+
+Keys = Mapping[str, Mapping[str, str]]
+"""Of each site the hexadecimal digits of what it has announced."""
+_PRIME = 2**521 - 1
+_SHARE = 66  # bytes of a number below the prime
+
+
+class Signer(Protocol):
+    """A site's certificate, which the other sites can check."""
+
+    def sign(self, data: bytes) -> dict[str, str]:
+        """Returns the entries ``certificate`` and ``signature``."""
+
+    def check(self, site: str, data: bytes, entries: Mapping[str, str]) -> None:
+        """Raises CodecError if another than this site has signed."""
+
+
+def needed(sites: int) -> int:
+    """Returns how many of some sites must give their shares: more than two thirds, at least three.
+
+    Example:
+        >>> [needed(n) for n in (3, 4, 6, 20)]
+        [3, 3, 5, 14]
+    """
+    return max(FEWEST, 2 * sites // 3 + 1)
+
+
+def divided(secret: bytes, holders: int, least: int) -> list[bytes]:
+    """Returns Shamir's shares of up to 64 bytes, of which any ``least`` give the secret.
+
+    Args:
+        secret: The bytes.
+        holders: How many shares.
+        least: How many of them are needed.
+
+    Example:
+        >>> shares = divided(b"secret", 5, 3)
+        >>> joined({5: shares[4], 1: shares[0], 3: shares[2]}, 6)
+        b'secret'
+    """
+    terms = [secrets.randbelow(_PRIME) for _ in range(least - 1)] + [int.from_bytes(secret)]
+    shares = []
+    for x in range(1, holders + 1):
+        value = 0
+        for term in terms:
+            value = (value * x + term) % _PRIME
+        shares.append(value.to_bytes(_SHARE))
+    return shares
+
+
+def joined(shares: Mapping[int, bytes], length: int) -> bytes:
+    """Returns the secret of :func:`divided`, by Lagrange's polynomial at 0.
+
+    Args:
+        shares: As many as are needed, by number from 1.
+        length: Bytes of the secret.
+
+    Raises:
+        CodecError: If the shares are of no secret of this length.
+    """
+    secret = 0
+    for x, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != x:
+                above, below = above * other % _PRIME, below * (other - x) % _PRIME
+        secret += int.from_bytes(share) * above * pow(below, -1, _PRIME)
+    if (secret % _PRIME).bit_length() > 8 * length:
+        raise CodecError("Shares of a mask do not fit together.")
+    return (secret % _PRIME).to_bytes(length)
+
+
+def context_of(head: Head, sites: Sequence[str]) -> str:
+    """Returns what the keys of one sum are bound to."""
+    return json.dumps([head.session, head.round, head.attempt, head.phase, sorted(sites)])
+
+
+class Half:
+    """A site's half of one sum.
+
+    Args:
+        name: The site's.
+        asked: The request for its keys.
+        signer: Its certificate; ``None``: the keys are not signed.
+    """
+
+    def __init__(self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None) -> None:
+        self.name, self.phase, self.sites = name, asked.phase, sorted(sites)
+        self._context = context_of(asked, sites)
+        self._signer = signer
+        self._mask, self._box = (_curve().X25519PrivateKey.generate() for _ in range(2))
+        self._seed = secrets.token_bytes(32)
+        self._keys: Keys = {}
+        self._kept: dict[str, tuple[bytes, bytes]] = {}  # shares of each site's key and seed
+
+    def announced(self) -> dict[str, str]:
+        """Returns what all other sites must know."""
+        mine = {
+            "mask": self._mask.public_key().public_bytes_raw().hex(),
+            "box": self._box.public_key().public_bytes_raw().hex(),
+            "seal": hashlib.sha256(self._seed).hexdigest(),
+        }
+        return mine | (self._signer.sign(self._signed(self.name, mine)) if self._signer else {})
+
+    def _signed(self, site: str, keys: Mapping[str, str]) -> bytes:
+        return json.dumps(
+            [self._context, site, *(keys[k] for k in ("mask", "box", "seal"))]
+        ).encode()
+
+    def boxes(self, keys: Keys) -> dict[str, str]:
+        """Returns each other site's shares, encrypted for it.
+
+        Args:
+            keys: What all sites have announced.
+
+        Raises:
+            CodecError: If a key is missing, occurs twice, or is not signed by its site.
+        """
+        public = [one["mask"] for one in keys.values()]
+        mine = {k: v for k, v in self.announced().items() if k in ("mask", "box", "seal")}
+        if sorted(keys) != self.sites or len({*public}) < len(public):
+            raise CodecError("The keys are not those of all sites of this sum.")
+        if any(keys[self.name][k] != v for k, v in mine.items()):
+            raise CodecError("The keys are those of another sum.")
+        for site, one in keys.items():
+            if self._signer is not None:
+                self._signer.check(site, self._signed(site, one), one)
+        self._keys, least = keys, needed(len(self.sites))
+        both = (self._mask.private_bytes_raw(), self._seed)
+        pairs = zip(*(divided(secret, len(self.sites), least) for secret in both), strict=True)
+        shares = dict(zip(self.sites, pairs, strict=True))
+        self._kept = {self.name: shares.pop(self.name)}
+        return {
+            site: self._lock(self.name, site).encrypt(bytes(12), b"".join(pair), None).hex()
+            for site, pair in shares.items()
+        }
+
+    def _lock(self, sender: str, receiver: str) -> Any:
+        """The cipher of one message from a site to another; each has a key of its own."""
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+        other = receiver if sender == self.name else sender
+        return ChaCha20Poly1305(
+            _derived(self._box, self._keys[other]["box"], self._context, "box", sender, receiver)
+        )
+
+    def masked(self, sums: FixedPoint, packet: Packet, boxes: Mapping[str, str]) -> Packet:
+        """Returns the site's message with masks on what is summed.
+
+        Args:
+            sums: Says which parts are.
+            packet: The message.
+            boxes: The other sites' shares for this site.
+
+        Raises:
+            CodecError: If the shares of a site are missing or were not encrypted by it.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        if sorted([*boxes, self.name]) != self.sites or not self._keys:
+            raise CodecError("The shares are not those of all sites of this sum.")
+        for site, box in boxes.items():
+            try:
+                both = self._lock(site, self.name).decrypt(bytes(12), bytes.fromhex(box), None)
+            except (InvalidTag, ValueError) as error:
+                raise CodecError("A share was not encrypted by its site.") from error
+            self._kept[site] = both[:_SHARE], both[_SHARE:]
+        length = len(sums.read(packet))
+        total = stream(self._seed, length)
+        for site in boxes:
+            total += _pair(self._mask, self._keys, self._context, self.name, site, length)
+        return sums.added(packet, total)
+
+    def shares(self, sent: Sequence[str]) -> dict[str, str]:
+        """Returns one share for each site: of its seed if it has sent numbers, of its key if not.
+
+        Args:
+            sent: The sites whose numbers are summed.
+
+        Raises:
+            CodecError: If they are too few, or not sites of this sum.
+        """
+        there = {*sent}
+        if len(there) < needed(len(self.sites)) or not {self.name} <= there <= {*self.sites}:
+            raise CodecError("A sum of these sites is not to be unmasked.")
+        shares = {site: pair[site in there].hex() for site, pair in self._kept.items()}
+        self._kept = {}  # never the other kind
+        return shares
+
+
+def unmasked(
+    context: str,
+    keys: Keys,
+    sent: Sequence[str],
+    shares: Mapping[str, Mapping[str, str]],
+    length: int,
+) -> Whole:
+    """Returns what to add to the sum of the sites' numbers, so that no mask is left in it.
+
+    Args:
+        context: From :func:`context_of`.
+        keys: What all sites have announced.
+        sent: The sites whose numbers are summed.
+        shares: What each of those that answered has given, at least :func:`needed` of them.
+        length: How many numbers.
+
+    Raises:
+        CodecError: If the shares do not give the secrets whose hashes or public keys are known.
+    """
+    sites, least = sorted(keys), needed(len(keys))
+    total = np.zeros(length, np.uint32)
+    for site in sites:
+        given = {
+            sites.index(giver) + 1: bytes.fromhex(one[site])
+            for giver, one in list(shares.items())[:least]
+            if site in one
+        }
+        secret = joined(given, 32)
+        if site in sent:
+            if hashlib.sha256(secret).hexdigest() != keys[site]["seal"]:
+                raise CodecError("Shares of a mask do not fit together.")
+            total -= stream(secret, length)
+            continue
+        key = _curve().X25519PrivateKey.from_private_bytes(secret)
+        if key.public_key().public_bytes_raw().hex() != keys[site]["mask"]:
+            raise CodecError("Shares of a key do not fit together.")
+        for other in sent:
+            # What the missing site would have added, so that those of the others cancel.
+            total += _pair(key, keys, context, site, other, length)
+    return total
+
+
+def stream(key: bytes, length: int) -> Whole:
+    """Returns numbers from 0 to 2^32 that follow from a key of 32 bytes, ``(length,)``.
+
+    Example:
+        >>> stream(bytes(32), 2)
+        array([2917185654, 2419978656], dtype=uint32)
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), None)
+    data = cipher.encryptor().update(bytes(4 * length))
+    return np.frombuffer(data, "<u4").astype(np.uint32)
+
+
+def _pair(key: Any, keys: Keys, context: str, site: str, other: str, length: int) -> Whole:
+    """What a site adds for another; the other adds the negative."""
+    names = sorted((site, other))
+    numbers = stream(_derived(key, keys[other]["mask"], context, "mask", *names), length)
+    return numbers if site == names[0] else np.negative(numbers)
+
+
+def _derived(key: Any, public: str, *about: str) -> bytes:
+    """A key of 32 bytes that two sites share."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    there = _curve().X25519PublicKey.from_public_bytes(bytes.fromhex(public))
+    info = json.dumps(["medfed", *about]).encode()
+    return HKDF(SHA256(), 32, None, info).derive(key.exchange(there))
+
+
+def _curve() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import x25519
+    except ImportError as error:
+        raise ConfigError(
+            "channel.secure=masks across sites needs the package cryptography: "
+            'pip install "medfed[sites]".'
+        ) from error
+    return x25519
