@@ -119,6 +119,27 @@ class _Summary(TypedDict):
     memberships: NotRequired[dict[str, float | dict[str, Any] | None]]  # of canonical models
 
 
+class _Protected(TypedDict):
+    """The noise for a client's patients."""
+
+    noise: float
+    delta: float
+    epsilon: float
+    gradients: Count
+
+
+class _Example(TypedDict):
+    unit: str
+    clients: dict[str, _Protected]
+
+
+class _Privacy(TypedDict):
+    """The keys of ``privacy.json`` that readers of a run use."""
+
+    private: bool
+    example: NotRequired[_Example]
+
+
 def git_commit(folder: Path) -> str:
     """Returns the commit of a clone, marked if it has changes; otherwise ``unknown``."""
     if not (folder / ".git").exists():
@@ -308,6 +329,16 @@ class RunFolder(Places):
         """Patient ids per client and split."""
         clients: dict[str, dict[str, list[str]]] = self.splits["clients"]
         return clients
+
+    def protection(self, client: str) -> dict[str, Any] | None:
+        """Returns the noise for a client's patients, its unit, and whether nobody can repeat it."""
+        if not self.privacy_json.is_file():
+            return None
+        kept = read_json(self.privacy_json, _Privacy)
+        if "example" not in kept or client not in kept["example"]["clients"]:
+            return None
+        unit, private = kept["example"]["unit"], kept["private"]
+        return {**kept["example"]["clients"][client], "unit": unit, "private": private}
 
     @cached_property
     def preprocessing(self) -> dict[str, dict[str, Any]]:

@@ -95,7 +95,7 @@ def protect(
     statistics: Sequence[Statistic],
     across: bool,
 ) -> None:
-    """Makes the gradients of all clients of this process noisy.
+    """Makes the gradients of all clients of this process noisy, if the run asks for it.
 
     Args:
         config: The run's description.
@@ -110,7 +110,8 @@ def protect(
         ConfigError: If something of the run would leave a client without noise.
     """
     keys = config.privacy.example
-    assert keys is not None
+    if keys is None:
+        return
     _check(config, federation.algorithm, task, local, statistics)
     planned = protections(config, clients, federation)
     noises = {name: one.noise for name, one in planned.items()}

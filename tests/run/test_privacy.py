@@ -9,6 +9,7 @@ import pytest
 
 from medfed.common.errors import ConfigError
 from medfed.config.compose import described
+from medfed.delivery.main import keep_bundle
 from medfed.functional.privacy import epsilon
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.assembly import read_data, task_for
@@ -186,6 +187,10 @@ def test_a_run_records_and_prints_its_noise(tmp_path, capsys):
         assert one["gradients"] == one["draws"] == summary["steps"][client] == 6
         assert one["epsilon"] == epsilon(one["rate"], one["noise"], 6, 1e-3)
         assert 2.99 < one["epsilon"] <= 3
+    keep_bundle(folder)
+    card = next((folder / "bundle").glob("*/docs/model_card.md")).read_text()
+    assert re.search(r"protects each training patient: epsilon 3 at delta 0.001 in this", card)
+    assert "the model is not private. Metrics and numbers of patients are exact." in card
     again, first = tmp_path / "again", outcome(folder)
     run(again, *TABLE[:-1], KEYS, "model.l2=0.01")
     assert outcome(again) == first  # a simulation can be repeated

@@ -205,6 +205,7 @@ class RunRecord:
             "notes": had.get("notes", []),
             "intervals": intervals if ends else None,
             "means": finite(means),
+            "privacy": self.files.protection(client),
             "hashes": self._hashes(client),
         }
 
