@@ -56,16 +56,16 @@ class ChannelDropout:
 
         Args:
             image: ``(B, C, ...)``, zero where a channel is missing.
-            present: ``(C,)`` bool, the channels that the client has.
+            present: ``(C,)`` bool, the channels that the client has, or ``(B, C)``, each sample's.
             seed: The batch's seed.
 
         Returns:
             The image and each sample's remaining channels, ``(B, C)`` bool.
         """
-        rng, there = torch_rng(seed, "channel_dropout"), present[:: self.planes].cpu()
+        rng, there = torch_rng(seed, "channel_dropout"), present[..., :: self.planes].cpu()
         coins, counts = torch.rand(len(image), generator=rng), torch.rand(len(image), generator=rng)
-        places = torch.rand(len(image), len(there), generator=rng)
-        lost = (counts * int(there.sum())).long() * (coins < self.chance)
+        places = torch.rand(len(image), there.shape[-1], generator=rng)
+        lost = (counts * there.sum(-1)).long() * (coins < self.chance)
         # Of the present channels those with the smallest random numbers are dropped.
         rank = torch.where(there, places, torch.inf).argsort(1).argsort(1)
         kept = there & (rank >= lost[:, None])
@@ -78,11 +78,12 @@ class ChannelDropout:
         Args:
             image: ``(B, C, ...)``.
             kept: ``(B, C)`` bool, at least one per sample.
-            present: ``(C,)`` bool, the channels that the client has.
+            present: As above.
         """
         factor = kept.to(image.dtype)
         if self.rescale == "sqrt":
-            factor *= (onto(present.sum(), image.device) / kept.sum(1, keepdim=True)).sqrt()
+            before = onto(present.sum(-1, keepdim=True), image.device)
+            factor *= (before / kept.sum(1, keepdim=True)).sqrt()
         return image * factor.view(*factor.shape, *[1] * (image.ndim - 2))
 
 

@@ -262,6 +262,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return self.channel_names
 
     @property
+    def absent(self) -> list[str]:
+        """The channels of which no case has a file; known after `plan`."""
+        return []
+
+    @property
     def num_classes(self) -> int:
         """Classes K of a classification, or regions R of a segmentation."""
         return len(self.class_names)
@@ -290,16 +295,18 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
         Returns:
             ``channels`` (all, in order), ``present`` (which of them the client has; the others are
-            0), ``labels`` in the order of the network's outputs, and a subclass's facts:
-            ``spacing`` and ``spacing_range`` in mm of the training scans, ``orientation``,
-            ``normalization`` by ``name``, and ``input``: the ``kind`` of input with what is needed
-            to read one as in training.
+            0), ``channels_of_cases`` (see `ClientPlan.record`; left out if no case lacks one),
+            ``labels`` in the order of the network's outputs, and a subclass's facts: ``spacing``
+            and ``spacing_range`` in mm of the training scans, ``orientation``, ``normalization``
+            by ``name``, and ``input``: the ``kind`` of input with what is needed to read one as in
+            training.
         """
         plan = self.plans[client]
         order = plan.label_order or range(self.num_classes)
         return {
             "channels": list(self.channel_names),
             "present": plan.record(self.plan_names)["channels"],
+            **plan.of_cases(),
             "labels": [self.class_names[list(order).index(k)] for k in range(self.num_classes)],
             "spacing": None,
             "spacing_range": None,

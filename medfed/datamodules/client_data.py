@@ -107,10 +107,12 @@ class ClientData:
     A *block* maps names to tensors (or `Rows`, whose samples stay on disk) with the same first
     dimension: ``image`` (N, C, *spatial) or (N, F) float32; ``label`` (N, R, *spatial) for regions
     (any dtype; batches carry float32) or (N,) int64 for classes; ``case`` (N,) int64, the index of
-    the patient in ``patients[split]``. Blocks for evaluation may also have ``spacing`` (N, 3)
-    float32, the mm between voxels along the three axes, including the distance of slices; if a
-    patient has several scans, ``scan`` (N,) int64, the scan's number; and if label and image have
-    different voxels, ``grid`` (N, d + 1, d + 1) float64, from the label's voxels to the image's.
+    the patient in ``patients[split]``. Where some samples lack a channel that the client has,
+    ``present`` (N, C) bool says which channels each one has. Blocks for evaluation may also have
+    ``spacing`` (N, 3) float32, the mm between voxels along the three axes, including the distance
+    of slices; if a patient has several scans, ``scan`` (N,) int64, the scan's number; and if label
+    and image have different voxels, ``grid`` (N, d + 1, d + 1) float64, from the label's voxels to
+    the image's.
 
     Attributes:
         id: The client's name, such as ``"hospital_0"``.
@@ -198,7 +200,7 @@ class ClientData:
             device: The device of the batches from `train_batches`. They equal those of main memory,
                 which still provides their order and all random numbers.
         """
-        kept = {name: self.train[name] for name in ("image", "label")}
+        kept = {n: self.train[n] for n in ("image", "label", "present") if n in self.train}
         kept |= {"channels": self.channels, "class_weights": self.class_weights}
         self._near = {n: onto(t, device) for n, t in kept.items() if isinstance(t, Tensor)}
 
@@ -211,8 +213,7 @@ class ClientData:
         Returns:
             ``{"image", "label", "channels"}``, and ``class_weights`` (B, K) if they are balanced.
         """
-        image, label = gather(self.train["image"], index), gather(self.train["label"], index)
-        return self._training_batch(image, label)
+        return self._training_batch(*self._picked(self.train, index))
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """One epoch over the training samples; the last, short batch is kept.
@@ -257,20 +258,18 @@ class ClientData:
         Returns:
             As `samples`, augmented.
         """
-        block = self._samples_of(seed)
-        image, label = gather(block["image"], index), gather(block["label"], index)
+        image, label, present = self._picked(self._samples_of(seed), index)
         if not len(index):  # of patients drawn by chance, there may be none
-            return self._training_batch(image, label)
+            return self._training_batch(image, label, present)
         if self.augment is not None:
             key = derive_seed(seed, "augment", number)
             image, label = augmented(self.augment, image, label, key)
             # Otherwise an intensity transform would fill the channels that the hospital lacks.
-            present = self._beside("channels", image).view(1, -1, *[1] * (image.ndim - 2))
-            image = image * present
-        batch = self._training_batch(image, label)
+            image = image * present.view(*present.shape, *[1] * (image.ndim - 2))
+        batch = self._training_batch(image, label, present)
         if self.channel_dropout is not None:
             key = derive_seed(seed, "channels", number)
-            image, kept = self.channel_dropout(image, self.channels, key)
+            image, kept = self.channel_dropout(image, present, key)
             batch |= {"image": image, "channels": kept}
         return batch
 
@@ -315,18 +314,27 @@ class ClientData:
             count = block["image"].shape[0]
             for start in range(0, count, self.eval_batch_size):
                 index = torch.arange(start, min(start + self.eval_batch_size, count))
-                taken = {name: consecutive(block[name], index) for name in ("image", "label")}
+                names = [n for n in ("image", "label", "present") if n in block]
+                taken = {name: consecutive(block[name], index) for name in names}
                 more = {n: consecutive(block[n], index) for n in _BESIDE if n in block}
                 yield {**self._batch(**taken), **more}
 
-    def _batch(self, image: Tensor, label: Tensor) -> Batch:
+    def _picked(self, block: Block, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, labels and the channels that are there, (B, C), on the images' device."""
+        image, label = gather(block["image"], index), gather(block["label"], index)
+        if "present" in block:
+            return image, label, onto(gather(block["present"], index), image.device)
+        return image, label, self._beside("channels", image).expand(len(image), -1)
+
+    def _batch(self, image: Tensor, label: Tensor, present: Tensor | None = None) -> Batch:
         if label.ndim > 1 and label.dtype != torch.float32:
             label = label.float()  # stored as uint8: a quarter of the memory
-        channels = self._beside("channels", image).expand(image.shape[0], -1)
-        return {"image": image, "label": label, "channels": channels}
+        if present is None:
+            present = self._beside("channels", image).expand(image.shape[0], -1)
+        return {"image": image, "label": label, "channels": present}
 
-    def _training_batch(self, image: Tensor, label: Tensor) -> Batch:
-        batch = self._batch(image, label)
+    def _training_batch(self, image: Tensor, label: Tensor, present: Tensor) -> Batch:
+        batch = self._batch(image, label, present)
         if self.balanced:
             batch["class_weights"] = self._beside("class_weights", image).expand(len(label), -1)
         return batch

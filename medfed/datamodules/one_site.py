@@ -8,6 +8,7 @@ learn of each other:
 what                                   at real sites
 =====================================  ============================================================
 channels, classes, columns, kinds      must be equal: `facts` are compared before the first round
+channels without a file                each site tells the server; refused if all sites name one
 columns with gaps, categories, pooled  sent to the server as counts, sums and names, whose bytes
 scaling                                count (`agreement`)
 the partition's settings for a client  from the agreed partition, for all sites in their order

@@ -22,7 +22,7 @@ from torch import Tensor
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.cache.store import Arrays
-from medfed.datamodules.client_data import Block
+from medfed.datamodules.client_data import Block, Rows
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -149,7 +149,7 @@ class Volume:
         origin: (3,) the box's first voxel.
         shape: (3,) of the whole volume.
         places: Possible patch centres: (n, 3) voxels outside all regions, then of every region.
-        present: (C,) bool, the channels that the client has; the others are 0. None has all.
+        present: (C,) bool, the channels that are there; the others are 0. None has all.
     """
 
     image: NDArray[Any]
@@ -183,11 +183,17 @@ class Volume:
         else:
             for channel, values, codes in zip(out, self.values, stored, strict=True):
                 channel[into] = values.take(codes)
-        if not labels and self.present is not None:
+        if not labels and self.present is not None and not self.present.all():
             out[~self.present] = 0
 
 
-def volume_of(image: Tensor, label: Tensor, inside: Tensor, rng: np.random.Generator) -> Volume:
+def volume_of(
+    image: Tensor,
+    label: Tensor,
+    inside: Tensor,
+    rng: np.random.Generator,
+    present: Tensor | None = None,
+) -> Volume:
     """Keeps a volume in memory, slice by slice, as axial patches are read.
 
     Args:
@@ -195,12 +201,15 @@ def volume_of(image: Tensor, label: Tensor, inside: Tensor, rng: np.random.Gener
         label: (R, H, W, D) uint8.
         inside: (H, W, D) bool, where patches may be centred outside the regions.
         rng: Chooses among possible patch centres if there are many.
+        present: (C,) bool, see `Volume`.
     """
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
     box = bounding_box(marked.numpy())
     origin, shape = tuple(s.start for s in box), tuple(image.shape[1:])
     places = places_of(label.numpy(), inside.numpy(), rng)
-    return Volume(_by_slice(image, box), None, _by_slice(label, box), origin, shape, places)
+    there = None if present is None else present.numpy()
+    boxed = _by_slice(image, box), None, _by_slice(label, box)
+    return Volume(*boxed, origin, shape, places, there)
 
 
 def volume_of_cache(
@@ -336,7 +345,8 @@ class FreshPatches:
             seed: The epoch's.
 
         Returns:
-            ``image``, ``label`` and ``case``, patient by patient.
+            ``image``, ``label``, ``case`` and, where volumes say it, ``present``, patient by
+            patient.
         """
         rng = numpy_rng(seed, "patches")
         volumes = [volume for patient in self.patients for volume in patient]
@@ -347,7 +357,12 @@ class FreshPatches:
         ]
         images = PatchRows(volumes, np.concatenate(at), self.size, slices=self.slices)
         case = torch.arange(len(self.patients)).repeat_interleave(self.count)
-        return {"image": images, "label": replace(images, labels=True), "case": case}
+        block: dict[str, Tensor | Rows] = {"image": images, "label": replace(images, labels=True)}
+        there = [volume.present for volume in volumes if volume.present is not None]
+        if len(there) == len(volumes):
+            of = torch.from_numpy(np.stack(there)[images.at[:, 0]])
+            block["present"] = of.repeat_interleave(self.slices or 1, dim=1)
+        return {**block, "case": case}
 
     def some(self, cases: Sequence[int]) -> FreshPatches:
         """Restricts the patches to some of the patients."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.client_data import Block, ClientData, Rows, gather
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import voxel_counts
-from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.base import Missing, Patient
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patients, warn_small
 
@@ -33,6 +34,8 @@ class ClientPlan:
         shares: (K,) target class proportions, or None.
         scanner: Its scanner, or None.
         label_order: (K,) its number for every class or region, or None for the order of the data.
+        partial: How many of its cases have a channel, and how many cases it has, for each of its
+            channels that some case lacks.
     """
 
     patients: Mapping[Split, list[str]]
@@ -40,6 +43,7 @@ class ClientPlan:
     shares: tuple[float, ...] | None = None
     scanner: Scanner | None = None
     label_order: tuple[int, ...] | None = None
+    partial: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
         """Returns the facts for the record other than the patients, for JSON."""
@@ -48,7 +52,13 @@ class ClientPlan:
             "channels": [name for name, has in present if has],
             "class_shares": None if self.shares is None else list(self.shares),
             "site": None if self.scanner is None else self.scanner.record(),
-        } | ({} if self.label_order is None else {"label_order": list(self.label_order)})
+            **({} if self.label_order is None else {"label_order": list(self.label_order)}),
+            **self.of_cases(),
+        }
+
+    def of_cases(self) -> dict[str, Any]:
+        """Returns `partial` for records, if any channel is: ``channels_of_cases``."""
+        return {"channels_of_cases": dict(self.partial)} if self.partial else {}
 
 
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
@@ -130,6 +140,69 @@ def plan_clients(
         c: ClientPlan(splits[c], present[c], classes_of.get(c), scanners.get(c), orders.get(c))
         for c in clients
     }
+
+
+def match_files(
+    plans: Mapping[str, ClientPlan],
+    cases: Mapping[str, Sequence[Patient]],
+    channels: Sequence[str],
+    missing: Missing,
+) -> dict[str, ClientPlan]:
+    """Removes the channels of which a client's training cases have no file.
+
+    Args:
+        plans: What the partition has decided, by client.
+        cases: The cases of every patient.
+        channels: Names of the C channels.
+        missing: See `readers.base.VolumeReader`.
+
+    Raises:
+        DataError: If a case lacks a channel that its client must have, or has none of its client's.
+
+    Example:
+        >>> case = Patient("p", lacks={"T1": "p/T1.nii.gz is missing."})
+        >>> plans = {"a": ClientPlan({"train": ["p"]}, torch.tensor([True, True]))}
+        >>> match_files(plans, {"p": [case]}, ["FLAIR", "T1"], "zero")["a"].channels.tolist()
+        [True, False]
+    """
+    matched = {}
+    for client, plan in plans.items():
+        of = {split: [c for i in ids for c in cases[i]] for split, ids in plan.patients.items()}
+        every = [case for some in of.values() for case in some]
+        lacking = [(c, n) for c in every for n in compress(channels, plan.channels) if n in c.lacks]
+        if lacking and missing == "error":
+            case, name = lacking[0]
+            raise DataError(
+                f"{case.lacks[name]} If {client} has no {name} of some cases, set "
+                "data.reader.missing=zero."
+            )
+        present = plan.channels.clone()
+        if lacking and of["train"]:
+            present &= torch.stack([has_channels(case, channels) for case in of["train"]]).any(0)
+        for case in every:
+            if not (has_channels(case, channels) & present).any():
+                raise DataError(
+                    f"Case {case.id} of client {client} has none of the channels that the client "
+                    f"trains with ({', '.join(compress(channels, present)) or 'none'}); leave the "
+                    "case out, or give it to another client."
+                )
+        counts = {
+            name: (sum(name not in case.lacks for case in every), len(every))
+            for name in compress(channels, present)
+        }
+        partial = {name: (has, all_) for name, (has, all_) in counts.items() if has < all_}
+        matched[client] = replace(plan, channels=present, partial=partial)
+    return matched
+
+
+def has_channels(case: Patient, channels: Sequence[str]) -> Tensor:
+    """Returns which of the channels a case has, (C,) bool.
+
+    Example:
+        >>> has_channels(Patient("p", lacks={"T1": "p/T1.nii.gz is missing."}), ["FLAIR", "T1"])
+        tensor([ True, False])
+    """
+    return torch.tensor([name not in case.lacks for name in channels])
 
 
 def remarks(partition: Partition, patients: Sequence[Patient]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -220,6 +220,27 @@ def zscore(image: Tensor) -> Tensor:
     return image
 
 
+def among(image: Tensor, there: Sequence[bool]) -> Tensor:
+    """Puts the channels of a normalised image in their places; the others are zero.
+
+    Args:
+        image: (n, *spatial).
+        there: (C,) which channels they are.
+
+    Returns:
+        (C, *spatial).
+
+    Example:
+        >>> among(torch.tensor([[5.0], [7.0]]), [True, False, True]).tolist()
+        [[5.0], [0.0], [7.0]]
+    """
+    if all(there):
+        return image
+    whole = torch.zeros(len(there), *image.shape[1:])
+    whole[torch.tensor(there)] = image
+    return whole
+
+
 _LEAST = 0.01  # mm between voxels; below it a volume does not fit in memory
 
 
@@ -264,6 +285,11 @@ class Preparation:
                 f"data.spacing={list(mm)} must be null, or millimetres along three axes, such as "
                 "[1.5, 1.5, 2.0] (of slices two: [1.5, 1.5])."
             )
+
+    def of(self, there: Sequence[bool]) -> Preparation:
+        """Returns the preparation of some of the channels: each keeps its rule."""
+        kept = zip(self.rules, there, strict=True)
+        return replace(self, rules=tuple(rule for rule, has in kept if has))
 
     @property
     def keeps_grid(self) -> bool:

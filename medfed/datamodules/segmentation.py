@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.checks import check_count, check_not_negative, within
-from medfed.common.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
@@ -27,7 +28,8 @@ from medfed.datamodules.cache.volumes import (
     read_volume,
 )
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
-from medfed.datamodules.duplicates import Sample
+from medfed.datamodules.duplicates import Sample, content
+from medfed.datamodules.one_site import OwnData
 from medfed.datamodules.patches import (
     FreshPatches,
     PatchRows,
@@ -35,10 +37,16 @@ from medfed.datamodules.patches import (
     volume_of,
     volume_of_cache,
 )
-from medfed.datamodules.plans import ClientPlan, by_id
+from medfed.datamodules.plans import (
+    ClientPlan,
+    by_id,
+    has_channels,
+    match_files,
+)
 from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
-from medfed.datamodules.readers.volumes import files_of, files_of_case
+from medfed.datamodules.readers.volumes import files_of, files_of_case, is_volume
+from medfed.datamodules.readers.volumes import read_volume as read_file
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 
@@ -49,9 +57,10 @@ class Seen(NamedTuple):
     """A case as a client's network sees it.
 
     Attributes:
-        image: (C, h, w, d); channels that the client lacks are 0.
+        image: (C, h, w, d); channels that the client or the case lacks are 0.
         label: (R, H, W, D) on the grid of its file.
         brain: (h, w, d) bool, true if any channel is not 0.
+        present: (C,) bool, the channels that are there.
         grid: (4, 4) from the label's voxels to the image's; None if they are the same.
         spacing: (3,) mm between the label's voxels; None if it was not read with the image.
     """
@@ -59,6 +68,7 @@ class Seen(NamedTuple):
     image: Tensor
     label: Tensor
     brain: Tensor
+    present: Tensor
     grid: Tensor | None
     spacing: Tensor | None
 
@@ -168,6 +178,30 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """See the base class; also whether regions exclude each other."""
         return {**super().facts(), "exclusive": self.exclusive}
 
+    def plan(self) -> None:
+        """See the base class; clients lack the channels of which their cases have no files."""
+        super().plan()
+        if any(case.lacks for case in self.cases.values()):
+            of, channels = self._cases_by_patient, self.channel_names
+            self.plans = match_files(self.plans, of, channels, self.scans.missing)
+            if self.absent and not isinstance(self.partition, OwnData):  # other sites may have it
+                raise DataError(
+                    f"No case has a file of {few(self.absent)} (cases with a file, of "
+                    f"{len(self.cases)}: {', '.join(f'{c} {n}' for c, n in self._files.items())}); "
+                    "mend its name or pattern, or leave it out of data.reader.channels."
+                )
+
+    @property
+    def _files(self) -> dict[str, int]:
+        """How many cases have a file, by channel."""
+        cases = self.cases.values()
+        return {name: sum(name not in c.lacks for c in cases) for name in self.channel_names}
+
+    @property
+    def absent(self) -> list[str]:
+        """See the base class."""
+        return [name for name, count in self._files.items() if not count]
+
     def prepare_data(self) -> None:
         """Generates the cohort if no path is given and it does not exist yet."""
         self.channel_names = self.scans.channels
@@ -219,6 +253,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         reader, path = self.scans, given_path(self.source).resolve()
         prepared = self.preparation
         patients = list(self._patients.values()) or reader.patients()
+        if not self.plans and any(case.lacks for p in patients for case in reader.cases_of(p)):
+            self.plan()  # which refuses files that are missing
         cases = [case for patient in patients for case in reader.cases_of(patient)]
         files = [tuple(files_of_case(c.files.values())) for c in cases]
         pairs = zip(cases, files, strict=True)
@@ -267,10 +303,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             image = plan.scanner.apply(image * 2 - 1 if scaled else image, case)
             image = (image + 1) / 2 if scaled else image
         # Last: otherwise the scanner's noise would fill channels that the client lacks.
-        image[~plan.channels] = 0
+        present = plan.channels & has_channels(self.cases[case], self.channel_names)
+        image[~present] = 0
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
-        return Seen(image, label, brain, grid, sample.get("spacing"))
+        return Seen(image, label, brain, present, grid, sample.get("spacing"))
 
     @property
     def millimetres(self) -> bool:
@@ -391,8 +428,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return volume_of_cache(arrays, seen.mask(), seen.brain, plan.channels, rng)
-        return volume_of(seen.image, seen.mask(), seen.brain, rng)
+            return volume_of_cache(arrays, seen.mask(), seen.brain, seen.present, rng)
+        return volume_of(seen.image, seen.mask(), seen.brain, rng, seen.present)
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
@@ -405,11 +442,14 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             for role, path in self._patients[i].files.items()
             if not role.split()[-1].startswith(("label", "mask"))
         ]
-        files = [files_of(path) for _, _, path in images]
-        pairs = [
-            (i, role, file) for (i, role, _), of in zip(images, files, strict=True) for file in of
+        files = [
+            (i, role, path, hashes[str(f)]) for i, role, path in images for f in files_of(path)
         ]
-        return "image files", [Sample(i, f"{i} {role}", hashes[str(f)]) for i, role, f in pairs]
+        counts = Counter(digest for *_, digest in files)
+        repeated = {h: path for *_, path, h in files if counts[h] > 1 and is_volume(path)}
+        # Volumes of one value, such as zeros for a missing contrast, are no copies of each other.
+        empty = {h for h, p in repeated.items() if content(read_file(p).voxels.numpy()) is None}
+        return "image files", [Sample(i, f"{i} {r}", h) for i, r, _, h in files if h not in empty]
 
     def _nth_block(
         self, case: str, at: int, places: list[int], plan: ClientPlan, every: int
@@ -437,7 +477,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             plan: The client's channels and scanner.
 
         Returns:
-            ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,).
+            ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,),
+            ``present`` (P, C) bool.
         """
         seen = self.seen(patient, plan)
         mask = seen.mask()
@@ -455,7 +496,16 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         images = PatchRows([volume], at, self.size, slices=self._slices)
         every = torch.arange(len(at))
         labels = replace(images, labels=True).take(every)
-        return {"image": images.take(every), "label": labels, "case": torch.full_like(every, case)}
+        return {
+            "image": images.take(every),
+            "label": labels,
+            "case": torch.full_like(every, case),
+            "present": self._planes(seen.present, len(at)),
+        }
+
+    def _planes(self, present: Tensor, count: int) -> Tensor:
+        """The channels of samples of a case: a contrast includes its neighbours."""
+        return present.repeat_interleave(self.slices).expand(count, -1)
 
     @property
     def _slices(self) -> int | None:
@@ -473,10 +523,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
         Returns:
             ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,),
-            ``spacing`` (S, 3) or (1, 3) in mm of the label's voxels; and ``grid`` (S, 3, 3) or
+            ``spacing`` (S, 3) or (1, 3) in mm of the label's voxels; ``present`` (S, C) or (1, C)
+            bool, the channels that are there; and ``grid`` (S, 3, 3) or
             (1, 4, 4) where these are not the image's.
         """
-        image, label, brain, grid, spacing = self.seen(patient, plan)
+        image, label, brain, present, grid, spacing = self.seen(patient, plan)
         if spacing is None:
             spacing = torch.tensor(self.scans.spacing(self.cases[patient]))
         mm = spacing.float()
@@ -491,6 +542,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             mm[2] *= every
         count = len(image)
         beside = {"case": torch.full((count,), case), "spacing": mm.expand(count, -1)}
+        beside["present"] = self._planes(present, count)
         if grid is not None:
             beside["grid"] = grid.expand(count, *grid.shape)
         return {"image": image, "label": label, **beside}

@@ -68,7 +68,10 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
         for subset in held[client]:
             keep = torch.tensor([n in subset for n in names]).repeat_interleave(planes[client])
             batches = (to_device(b, module.device) for b in without(data, split, keep))  # type: ignore[arg-type]
-            metrics[client][subset] = module.task.evaluate(batches)
+            first = next(batches, None)  # a split may have no case with all of these channels
+            if first is not None:
+                every = itertools.chain([first], batches)
+                metrics[client][subset] = module.task.evaluate(every)
     return Subsets(summary, split, names, subsets, present, metrics)  # type: ignore[arg-type]
 
 
@@ -110,6 +113,8 @@ def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ..
 def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batch]:
     """Yields a split's batches with all but some channels zero, rescaled as in training.
 
+    Samples that lack one of these channels are left out.
+
     Args:
         client: The client.
         split: The split.
@@ -117,9 +122,13 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
     """
     alter = client.channel_dropout or ChannelDropout()
     for batch in client.eval_batches(split):
+        whole = batch["channels"][:, keep].all(1)
+        if not whole.any():
+            continue
+        batch = {name: values[whole] for name, values in batch.items()}
         kept = batch["channels"] & keep
         yield {
             **batch,
-            "image": alter.only(batch["image"], kept, client.channels),
+            "image": alter.only(batch["image"], kept, batch["channels"]),
             "channels": kept,
         }

@@ -276,6 +276,11 @@ def agree_on_data(
     first, *others = caller.sites
     for site in others:
         compare_models(facts[first], facts[site], first, site)
+    if nowhere := set.intersection(*(set(of.absent) for of in facts.values())):
+        raise SiteError(
+            f"No site has a file of {shown(min(nowhere))}; mend its name or pattern in data.reader "
+            "at all sites, or leave it out of data.reader.channels."
+        )
     return facts, answers, exchanged
 
 

@@ -197,10 +197,12 @@ def sentences(
     every = config.evaluation.every
     when = "each round" if every == 1 else f"every {every} rounds"
     channels, classes = (few(list(n), 8) for n in (data.plan_names, data.class_names))
+    lacks = f"; that there is no file of {few(data.absent)}" if data.absent else ""
     lines = [
         f"Also leaves before the first round: that there are {samples:,} training samples; the "
-        f"names of channels or columns ({channels}) and of classes or regions ({classes}); hashes "
-        "of the agreed keys and of the initial weights; versions of packages, and the device.",
+        f"names of channels or columns ({channels}) and of classes or regions ({classes}){lacks}; "
+        "hashes of the agreed keys and of the initial weights; versions of packages, and the "
+        "device.",
         f"Also leaves after {when}: the metrics, such as {metric}, over {counts['val']} validation "
         "patients, the number of gradient steps and their mean training loss; at the end the "
         f"metrics over {counts['test']} test patients.",

@@ -9,7 +9,6 @@ The module also makes the kits of a new federation.
 
 from __future__ import annotations
 
-import secrets
 import sys
 import tempfile
 import time
@@ -337,47 +336,6 @@ def needs_flare() -> Iterator[None]:
         ) from error
 
 
-def sealed(kit: Path) -> str:
-    """Writes a kit as an archive next to it.
-
-    Args:
-        kit: Its folder.
-
-    Returns:
-        The passphrase, of 125 random bits, with which AES-256 encrypts every file.
-    """
-    import pyzipper  # late: the extra
-
-    letters = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 that look and sound different
-    phrase = "-".join("".join(secrets.choice(letters) for _ in range(5)) for _ in range(5))
-    path = kit.with_name(f"{kit.name}.zip")
-    with pyzipper.AESZipFile(path, "w", pyzipper.ZIP_DEFLATED, encryption=pyzipper.WZ_AES) as to:
-        to.setpassword(phrase.encode())
-        for file in sorted(kit.rglob("*")):
-            if file.is_file():
-                to.write(file, str(file.relative_to(kit.parent)))
-    return phrase
-
-
-def root_ends(root: Path, today: date) -> str:
-    """Says that the root certificate ends within a year; empty: it does not.
-
-    Args:
-        root: The certificate, as each kit has it.
-        today: The date.
-    """
-    from cryptography.x509 import load_pem_x509_certificate  # late: comes with FLARE
-
-    end = load_pem_x509_certificate(root.read_bytes()).not_valid_after_utc.date()
-    if end > today + timedelta(days=365):
-        return ""
-    return (
-        f"The root certificate of these kits ends on {end}, and renew=true keeps it: before that, "
-        "make kits in another folder by provision=FOLDER, and replace all kits, the server's too, "
-        "on one day."
-    )
-
-
 def make_kits(
     folder: Path, sites: Sequence[str], server: str, port: int, renew: bool = False
 ) -> Path:
@@ -408,12 +366,8 @@ def make_kits(
     for name in (server, *sites):
         for file, text in service_files(name).items():
             write_text(kits / name / "service" / file, text)
-    with needs_flare():
-        phrases = {site: sealed(kits / site) for site in sites}
     make_private(folder)
     end = date.today() + timedelta(days=CERTIFICATES)
-    if line := root_ends(kits / sites[0] / "startup" / "rootCA.pem", date.today()):
-        print(line)
     print(
         f"The kits are in {kits}; each holds a key, so that it goes to its owner alone, and\n"
         f"{kits.parent / 'state'} holds all keys, so that it stays here. Nobody else may read "
@@ -421,10 +375,7 @@ def make_kits(
         f"The certificates end after {CERTIFICATES} days, on {end}: before that, repeat this\n"
         "command with renew=true, and replace the folder startup of each kit by the new one.\n"
         f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"
-        f"  {', '.join(sites)}: one for each hospital. Send NAME.zip; 7-Zip, WinZip or bsdtar\n"
-        "    opens it by the passphrase below, which you say by telephone and is kept nowhere:\n"
-        + "".join(f"      {site}.zip  {phrase}\n" for site, phrase in phrases.items())
-        + "    The hospital checks the kit there by\n"
+        f"  {', '.join(sites)}: one for each hospital, which checks it there by\n"
         "    nvflare preflight-check -p KIT, writes local/medfed.yaml by the example there,\n"
         "    approves the study by the line agreed: that medfed site check prints, and runs\n"
         "    startup/start.sh\n"

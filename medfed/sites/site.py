@@ -664,7 +664,8 @@ class ConfiguredSite:
         entries = float_entries(self._task.network)
         self._initial = {n: t.detach().clone() for n, t in entries.items()}
         samples = self.data.clients[self.name].num_samples
-        self._facts = Facts(samples, digest(self._initial), facts_of(self.config, self.data))
+        data = facts_of(self.config, self.data)
+        self._facts = Facts(samples, digest(self._initial), data, self.data.absent)
 
     @property
     def exchanged(self) -> tuple[list[bytes], list[bytes]]:

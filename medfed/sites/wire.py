@@ -305,15 +305,17 @@ class Facts:
         num_samples: Training samples.
         weights: Hash of the initial weights.
         data: Facts that the network must fit, such as numbers of channels and classes, as JSON.
+        absent: The channels of which the site has no file.
     """
 
     num_samples: Samples
     weights: str
     data: Mapping[str, Any]
+    absent: list[str] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
         """Returns them as JSON."""
-        return {"num_samples": self.num_samples, "weights": self.weights, "data": dict(self.data)}
+        return {**vars(self), "data": dict(self.data)}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Facts:

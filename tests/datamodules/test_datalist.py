@@ -287,7 +287,7 @@ def test_nnunet_lacks_a_channel(tmp_path):
     folder = write_nnunet(tmp_path, 1, channels=("CT", "PET"))
     (folder / "imagesTr" / "organ_00_0001.nii.gz").unlink()
     with pytest.raises(DataError, match=r"organ_00_0001\.nii\.gz is missing, but .*labelsTr"):
-        NnunetReader(folder)
+        [NnunetReader(folder).read(patient) for patient in NnunetReader(folder).patients()]
     (folder / "labelsTr" / "organ_00.nii.gz").unlink()
     with pytest.raises(DataError, match=r"has no masks \(\*\.nii\.gz\)"):
         NnunetReader(folder)

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from medfed.common.errors import ConfigError, did_you_mean, few
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from medfed.datamodules.preparation import Preparation
     from medfed.datamodules.splits import Split
+
+
+Missing = Literal["error", "zero"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Patient:
         counts: Samples per class, if it has several samples (nodule candidates of one scan).
         split: Its official split, if the data set has one.
         invented: Whether `centre` is not a hospital from the data; see `with_hospitals`.
+        lacks: The channels of a case that have no file, each with a sentence that says which file
+            is missing. A patient of several cases has none; its cases have.
     """
 
     id: str
@@ -48,6 +53,7 @@ class Patient:
     counts: tuple[int, ...] | None = None
     split: Split | None = None
     invented: bool = False
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
     def class_counts(self, num_classes: int) -> tuple[int, ...]:
         """Returns the samples per class, (K,); a patient with one label is one sample.
@@ -105,11 +111,15 @@ class VolumeReader(Reader):
         normalize: How grey values are normalised if ``data.normalize`` is null: a value of that
             key, null for a choice by the channels' names; ``"own"`` if `read` always normalises.
         any_size: Whether slices may have any size, so that networks process them window by window.
+        missing: Whether a case may lack the file of a channel: ``zero`` fills the channel with
+            zeros after normalisation, ``error`` refuses the case, unless the partition says that
+            its hospital lacks the channel.
     """
 
     regions: tuple[str, ...]
     normalize: object = "own"
     any_size: bool = False
+    missing: Missing = "error"
 
     @property
     def exclusive(self) -> bool:

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
 from medfed.datamodules.readers.datalist import DatalistReader, Regions
-from medfed.datamodules.readers.volumes import FILES, Pattern, find_file
+from medfed.datamodules.readers.volumes import FILES, AbsentFileError, Pattern, find_file
 
 
 class FolderReader(CaseReader):
@@ -36,6 +36,7 @@ class FolderReader(CaseReader):
         channels: Which of the modalities to read, in this order; None reads all.
         hospitals: If no hospital is named: the number of contiguous blocks of cases.
         known_labels: Values that may occur in addition to those of the regions.
+        missing: See `VolumeReader`.
 
     Raises:
         ConfigError: If a channel is unknown.
@@ -50,10 +51,13 @@ class FolderReader(CaseReader):
         channels: Sequence[str] | None = None,
         hospitals: int | None = None,
         known_labels: Sequence[int] = (),
+        missing: Missing = "error",
     ) -> None:
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
-        super().__init__(path, names, regions, sorted(values.union(known_labels)), hospitals)
+        super().__init__(
+            path, names, regions, sorted(values.union(known_labels)), hospitals, missing
+        )
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
 
     def cases(self) -> list[Patient]:
@@ -63,10 +67,18 @@ class FolderReader(CaseReader):
         folders = self.case_folders()
         if not folders:
             raise DataError(f"{self.path} has no case folders; set data.path to their parent.")
-        return [
-            Patient(folder.name, {r: find_file(folder, r, p) for r, p in self._patterns.items()})
-            for folder in sorted(folders, key=lambda folder: folder.name)
-        ]
+        return [self._case(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
+
+    def _case(self, folder: Path) -> Patient:
+        files, lacks = {}, {}
+        for role, pattern in self._patterns.items():
+            try:
+                files[role] = find_file(folder, role, pattern)
+            except AbsentFileError as error:
+                if role == "label":
+                    raise
+                lacks[role] = str(error)
+        return Patient(folder.name, files, lacks=lacks)
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""
@@ -104,6 +116,7 @@ class BratsChallengeReader(FolderReader):
         regions: Any of ``whole``, ``core`` and ``enhancing``.
         hospitals: If no hospital is known: the number of contiguous blocks of cases.
         enhancing: Label value of the enhancing tumour: 4, and 3 since 2023.
+        missing: See `VolumeReader`.
 
     Raises:
         ConfigError: If a region or channel is unknown, or `enhancing` is 0, 1 or 2.
@@ -116,6 +129,7 @@ class BratsChallengeReader(FolderReader):
         regions: Sequence[str] = ("whole",),
         hospitals: int | None = None,
         enhancing: int = 4,
+        missing: Missing = "error",
     ) -> None:
         if enhancing not in (3, 4):
             raise ConfigError(
@@ -124,7 +138,7 @@ class BratsChallengeReader(FolderReader):
             )
         values = {"whole": (1, 2, enhancing), "core": (1, enhancing), "enhancing": (enhancing,)}
         chosen = {name: values[name] for name in check_names("region", regions, list(values))}
-        super().__init__(path, FILES, MASK, chosen, channels, hospitals, values["whole"])
+        super().__init__(path, FILES, MASK, chosen, channels, hospitals, values["whole"], missing)
 
     def case_folders(self) -> list[Path]:
         """Lists the folders here; of one without images, such as ``HGG``, the folders in it."""

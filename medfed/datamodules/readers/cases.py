@@ -11,16 +11,23 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.checks import check_known
 from medfed.common.errors import DataError
 from medfed.common.schemas import parse_json
-from medfed.datamodules.preparation import Preparation, zscore
-from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive, with_hospitals
+from medfed.datamodules.preparation import Preparation, among, zscore
+from medfed.datamodules.readers.base import (
+    Missing,
+    Patient,
+    VolumeReader,
+    are_exclusive,
+    with_hospitals,
+)
 from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.volumes import check_finite, read_geometry, read_together
 
@@ -41,6 +48,7 @@ class CaseReader(VolumeReader):
         regions: Label values of every region, by region name, in the order of the output.
         known_labels: Label values that may occur beside 0; another one stops the run.
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
+        missing: See `VolumeReader`.
     """
 
     normalize: object = "zscore_nonzero"
@@ -52,8 +60,11 @@ class CaseReader(VolumeReader):
         regions: Mapping[str, Sequence[int]],
         known_labels: Sequence[int],
         hospitals: int | None,
+        missing: Missing = "error",
     ) -> None:
+        check_known("data.reader.missing", missing, get_args(Missing))
         self.path = path
+        self.missing = missing
         self.hospitals = hospitals
         self.channels = tuple(channels)
         self.regions = tuple(regions)
@@ -79,6 +90,9 @@ class CaseReader(VolumeReader):
         """See `Reader.patients`."""
         cases = sorted(self.cases(), key=lambda case: case.id)
         centres = self.centres([case.id for case in cases])
+        for case in cases:
+            if set(case.lacks) == set(self.channels):
+                raise DataError(next(iter(case.lacks.values())))
         placed = [replace(case, centre=centres.get(case.id, case.centre)) for case in cases]
         return with_hospitals(self._persons(placed), self.hospitals)
 
@@ -96,19 +110,23 @@ class CaseReader(VolumeReader):
 
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """See `VolumeReader.read`: in RAS, each channel z-scored over its non-zero voxels."""
+        if patient.lacks and self.missing == "error":
+            raise DataError(next(iter(patient.lacks.values())))
         return self.prepared(patient, None)
 
     def prepared(self, patient: Patient, preparation: Preparation | None) -> dict[str, Tensor]:
         """See `VolumeReader.prepared`."""
-        raw = self.raw(patient)
+        raw, there = self.raw(patient), [c not in patient.lacks for c in self.channels]
         if preparation is None:
-            return {**raw, "image": zscore(raw["image"])}
-        image, grid = preparation.apply(raw["image"], raw["spacing"].tolist())
-        prepared = {**raw, "image": image}
+            return {**raw, "image": among(zscore(raw["image"]), there)}
+        image, grid = preparation.of(there).apply(raw["image"], raw["spacing"].tolist())
+        prepared = {**raw, "image": among(image, there)}
         return prepared if preparation.keeps_grid else {**prepared, "grid": grid}
 
     def raw(self, patient: Patient) -> dict[str, Tensor]:
         """Reads one case as `read` does, but with the grey values of its files, and its spacing.
+
+        Channels without a file are left out.
 
         Raises:
             DataError: For a file that is missing, torn, of another shape or affine, or that holds
@@ -128,8 +146,9 @@ class CaseReader(VolumeReader):
         image = loaded[0].voxels
         if len(loaded) > 1:
             image = torch.cat([volume.voxels for volume in loaded])
-        check_finite(image, self.channels, images)
-        self._check_varied(image, images)
+        names = [channel for channel in self.channels if channel not in patient.lacks]
+        check_finite(image, names, images)
+        _check_varied(image, names, images)
         return {"image": image, "label": self._to_regions(label.voxels, mask), "spacing": spacing}
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
@@ -156,20 +175,6 @@ class CaseReader(VolumeReader):
     def _labels(self) -> dict[str, object]:
         return {"regions": {name: list(values) for name, values in self._region_labels.items()}}
 
-    def _check_varied(self, image: Tensor, paths: Sequence[Path]) -> None:
-        """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
-        for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):
-            first = voxels.view(-1)[0].item()
-            if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
-                continue
-            path = paths[channel] if len(paths) > 1 else paths[0]
-            if first:
-                raise DataError(
-                    f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
-                    "again or leave the patient out."
-                )
-            log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
-
     def _to_regions(self, label: Tensor, path: Path) -> Tensor:
         """(1, H, W, D) label values to (R, H, W, D) uint8."""
         if len(label) > 1:
@@ -185,6 +190,21 @@ class CaseReader(VolumeReader):
             )
         masks = [_is_one_of(codes, values) for values in self._region_labels.values()]
         return torch.stack(masks).to(torch.uint8)
+
+
+def _check_varied(image: Tensor, names: Sequence[str], paths: Sequence[Path]) -> None:
+    """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
+    for channel, (name, voxels) in enumerate(zip(names, image, strict=True)):
+        first = voxels.view(-1)[0].item()
+        if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
+            continue
+        path = paths[channel] if len(paths) > 1 else paths[0]
+        if first:
+            raise DataError(
+                f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
+                "again or leave the patient out."
+            )
+        log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
 
 
 def _joined(name: str, cases: Sequence[Patient]) -> Patient:
@@ -205,7 +225,7 @@ def _joined(name: str, cases: Sequence[Patient]) -> Patient:
     if len(cases) == 1:
         return replace(first, id=name)
     files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}
-    return replace(first, id=name, files=files)
+    return replace(first, id=name, files=files, lacks={})
 
 
 def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
-from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.readers.image_folder import search_name
-from medfed.datamodules.readers.volumes import read_geometry, stem_of
+from medfed.datamodules.readers.volumes import is_there, read_geometry, stem_of
 from medfed.datamodules.splits import Split
 
 Regions = dict[str, tuple[int, ...]]
@@ -130,6 +130,7 @@ class DatalistReader(CaseReader):
             id. Otherwise every case is a separate patient.
         centre: The key of an entry that names its hospital, if entries have it.
         fold: The entries whose ``fold`` has this value are the test cases.
+        missing: See `VolumeReader`; an entry may also list null in place of a file.
 
     Raises:
         ConfigError: If a region or channel is unknown.
@@ -152,6 +153,7 @@ class DatalistReader(CaseReader):
         patient_pattern: str | None = None,
         centre: str = "centre",
         fold: int | None = None,
+        missing: Missing = "error",
     ) -> None:
         self._file = path / "dataset.json" if path.is_dir() else path
         if not self._file.exists():
@@ -164,7 +166,7 @@ class DatalistReader(CaseReader):
         listed = self._labels_of(regions)
         chosen = chosen_regions(regions, listed)
         values = {v for each in (*listed.values(), *chosen.values()) for v in each}
-        super().__init__(self._file.parent, names, chosen, sorted(values), hospitals)
+        super().__init__(self._file.parent, names, chosen, sorted(values), hospitals, missing)
         self._select = [known.index(name) for name in names]
         self._known = known
 
@@ -173,16 +175,28 @@ class DatalistReader(CaseReader):
         ids = self._ids()
         patients = []
         for name, (entry, split) in zip(ids, self._entries, strict=True):
-            images = self._images(entry)
-            if len(images) > 1:
-                files = {self._known[n]: images[n] for n in self._select or ()}
-            else:
-                files = {"image": images[0]}
-            centre = entry.get(self._centre)
-            files = {**files, "label": self._place(entry["label"])}
-            patients.append(
-                Patient(name, files, None if centre is None else str(centre), split=split)
-            )
+            images, label = self._images(entry), self._place(entry["label"])
+            if 1 < len(images) != len(self._known):
+                raise DataError(
+                    f"{self._file}: case {name} lists {len(images)} images for "
+                    f"{len(self._known)} channels; list one each, or null for a missing one."
+                )
+            whole = len(images) == 1  # a file with all channels
+            if whole:
+                images *= len(self._known)
+            of = {c: images[self._known.index(c)] for c in self.channels}
+            there = {c: path for c, path in of.items() if path is not None and is_there(path)}
+            lacks = {
+                c: f"{path or f'The {c} of {name}'} is missing, but {label} is there; copy it "
+                "there or remove the mask."
+                for c, path in of.items()
+                if c not in there
+            }
+            if whole and there:
+                there = {"image": there[self.channels[0]]}
+            centre = None if (at := entry.get(self._centre)) is None else str(at)
+            files = {**there, "label": label}
+            patients.append(Patient(name, files, centre, split=split, lacks=lacks))
         if self._pattern is not None:
             self._person = {n: search_name("patient", self._pattern, n, self._file) for n in ids}
         else:
@@ -230,7 +244,8 @@ class DatalistReader(CaseReader):
             names = {str(n): name for n, name in enumerate(names)}
         if names is None:
             images = self._images(self._entries[0][0])
-            count = len(images) if len(images) > 1 else read_geometry(images[0]).channels
+            one = images[0]
+            count = read_geometry(one).channels if one and len(images) == 1 else len(images)
             return [f"channel_{n}" for n in range(count)]
         if isinstance(names, str):
             return [names]
@@ -251,9 +266,11 @@ class DatalistReader(CaseReader):
             return {}
         return listed_labels(self._index.get("labels"), self._file)
 
-    def _images(self, entry: Mapping[str, Any]) -> list[Path]:
+    def _images(self, entry: Mapping[str, Any]) -> list[Path | None]:
         given = entry["image"]
-        return [self._place(one) for one in (given if isinstance(given, list) else [given])]
+        if not isinstance(given, list):
+            return [self._place(given)]
+        return [None if one is None else self._place(one) for one in given]
 
     def _place(self, name: object) -> Path:
         if not isinstance(name, str) or not name:
@@ -262,7 +279,7 @@ class DatalistReader(CaseReader):
 
     def _ids(self) -> list[str]:
         """The stems of the images, with the folder's name if stems repeat."""
-        first = [self._images(entry)[0] for entry, _ in self._entries]
+        first = [self._images(e)[0] or self._place(e["label"]) for e, _ in self._entries]
         stems = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
         if len(set(stems)) == len(stems):
             return stems
@@ -304,12 +321,6 @@ class NnunetReader(DatalistReader):
         for name in names:
             case = name.removesuffix(ending)
             files = [images / f"{case}_{n:04d}{ending}" for n in range(channels)]
-            for file in files:
-                if not file.exists():
-                    raise DataError(
-                        f"{file} is missing, but {labels / name} is there; copy it there or remove "
-                        "the mask."
-                    )
             # As lists have them: from the folder of the list.
             beside = [str(f.relative_to(self._folder)) for f in (*files, labels / name)]
             entries.append(({"image": beside[:-1], "label": beside[-1]}, None))

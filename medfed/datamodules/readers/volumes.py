@@ -104,6 +104,16 @@ def stem_of(path: Path) -> str:
     return path.name[: len(path.name) - len(suffix_of(path))]
 
 
+def is_there(path: Path) -> bool:
+    """Says whether a volume exists: a file, or a folder that holds anything.
+
+    Example:
+        >>> is_there(Path("no_such_scan.nii.gz"))
+        False
+    """
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
 def files_of(path: Path) -> list[Path]:
     """Lists the files that make up a volume: those of a DICOM folder, a header and its voxels.
 
@@ -372,6 +382,10 @@ def _opened(path: Path) -> Any:
         raise corrupt(path, error) from error
 
 
+class AbsentFileError(DataError):
+    """A case has no file for a channel."""
+
+
 Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
 
 
@@ -387,18 +401,19 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
         The file.
 
     Raises:
-        DataError: If there is none, or more than one.
+        AbsentFileError: If there is none.
+        DataError: If there is more than one.
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
     visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
     matches: list[Path] = []
     for one in patterns:
-        matches = matches or [f for f in visible if f.match(one)]
+        matches = matches or [f for f in visible if f.match(one) and is_there(f)]
     if len(matches) != 1:
         what = "mask" if role == "label" else f"modality {role}"
         names = ", ".join(f.name for f in visible[:8])
-        raise DataError(
+        raise (DataError if matches else AbsentFileError)(
             f"{folder}: {len(matches)} files match {' or '.join(patterns)} ({what}), but exactly "
             f"one must; the folder has: {names or 'nothing'}. Add the file, mend data.reader, or "
             "remove the case."

@@ -19,6 +19,8 @@ slices            whether a 2-D model runs over the axial slices of a volume (th
                   non-zero voxel are background, as training never saw one)
 channels          all input channels (or features) in order
 present           those that the hospital was trained with; the others are zero after normalisation
+channels_of_cases  how many of its cases have a channel, of how many, where some lack it: a scan may
+                  come without it
 labels            regions or classes in the order of the output, or the outcome of a regression
 normalization, input, orientation, spacing, spacing_range, resampled_to, crop_foreground
                   what training did to the data: ``FederatedDataModule.preprocessing``
@@ -244,6 +246,9 @@ class Facts(TypedDict):
     slices: Annotated[bool | None, "true or false"]
     channels: Annotated[Names, _DIFFERENT, _distinct]
     present: Annotated[Names, _DIFFERENT, _distinct]
+    channels_of_cases: Annotated[
+        dict[str, tuple[int, int]] | None, "two numbers of cases by channel, or null"
+    ]
     labels: Annotated[Names, _DIFFERENT, _distinct]
     normalization: Annotated[dict[str, Any] | None, "an object or null"]
     input: Annotated[Kind, f"an object whose kind is {', '.join(get_args(_KIND))}"]

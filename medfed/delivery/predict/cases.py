@@ -266,7 +266,7 @@ class Case:
     name: str
     source: Path
     inputs: Callable[[], list[Path]]
-    write: Callable[[], Mapping[str, float]]
+    write: Callable[[], Mapping[str, float | str]]
     targets: tuple[Path, ...]
 
 
@@ -345,7 +345,7 @@ _UNITS = {"ml": "ml", "percent": "% of pixels", "dice": "Dice between bundles"}
 
 
 def columns(committee: Committee, unit: str) -> list[str]:
-    """Names what is measured of a case.
+    """Names what is measured of a case, and its channels if cases may lack some.
 
     Args:
         committee: Who answers.
@@ -353,7 +353,9 @@ def columns(committee: Committee, unit: str) -> list[str]:
     """
     several = ("dice", "spread") if committee.several else ()
     kinds = (unit, "highest_probability", *several)
-    return [f"{label}_{kind}" for kind in kinds for label in committee.first.labels]
+    partial = any(member.facts.get("channels_of_cases") for member in committee.members)
+    named = [f"{label}_{kind}" for kind in kinds for label in committee.first.labels]
+    return [*named, *["channels"] * partial]
 
 
 def _kind(column: str) -> str:

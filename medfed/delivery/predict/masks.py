@@ -184,7 +184,7 @@ def scan_cases(committee: Committee) -> list[Case]:
     return [_case(committee, scan, len(scans) == 1) for scan in scans]
 
 
-def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, float]:
+def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, float | str]:
     """Segments one scan and writes what was asked for.
 
     Args:
@@ -193,18 +193,21 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
         target: The mask's file.
 
     Returns:
-        What `cases.columns` names: the millilitres of every region and more.
+        What `cases.columns` names: the millilitres of every region and more; and the ``channels``
+        that the networks saw.
 
     Raises:
         MedfedError: If the scan cannot be read or used, or the mask not be written.
     """
     options, first = committee.options, committee.first
     reads: list[Scan] = []
+    used: dict[str, None] = {}
 
     def answer(member: Predictor) -> Tensor:
         read = read_scan(scan, member.facts, options.spacing_tolerance)
         reads[1:] = []  # the first one says where its voxels lie
         reads.append(read)
+        used.update(dict.fromkeys(read.channels))
         return committee.in_order(member, regions_of_scan(member, read, scan.path), 0)
 
     decided = segmented(committee, committee.ask(answer))
@@ -231,7 +234,8 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
             image = on_grid(image, read.grid, read.geometry.shape)
         picture = named_after(target, "", ".png")
         _draw_scan(first, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
-    return decided.measured("ml", float(np.prod(spacing)) / 1000)
+    measured = decided.measured("ml", float(np.prod(spacing)) / 1000)
+    return {**measured, "channels": "+".join(used)}
 
 
 def _case(committee: Committee, scan: ScanFiles, alone: bool) -> Case:

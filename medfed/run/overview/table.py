@@ -297,6 +297,7 @@ def _notes(data: FederatedDataModule, client: ClientData, plan: ClientPlan) -> I
         yield f"scanner: {changes}"
     if plan.label_order is not None:
         yield "labels renamed"
+    yield from (f"{name} in {has} of {of} cases" for name, (has, of) in plan.partial.items())
 
 
 _log = logging.getLogger(__name__)

@@ -57,7 +57,7 @@ def prepare(
     chosen = voxels[[names.index(name) for name in given]]
     seen, grid = replace(prepared, rules=rules).apply(chosen, spacing)
     image = torch.zeros(len(channels), *seen.shape[1:])
-    for name in facts["present"]:
+    for name in set(facts["present"]) & set(given):
         image[channels.index(name)] = seen[given.index(name)]
     return Seen(image, (seen != 0).any(dim=0), None if prepared.keeps_grid else grid)
 

@@ -21,6 +21,7 @@ from medfed.datamodules.readers import dicom, pictures
 from medfed.datamodules.readers.volumes import (
     FILES,
     SUFFIXES,
+    AbsentFileError,
     Geometry,
     Pattern,
     check_finite,
@@ -143,6 +144,7 @@ class Scan(NamedTuple):
         grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
         geometry: Where the scan's voxels lie.
         source: A volume with this geometry.
+        channels: Those that the scan has and the network sees.
     """
 
     image: Tensor
@@ -150,6 +152,7 @@ class Scan(NamedTuple):
     grid: Tensor | None
     geometry: Geometry
     source: Path
+    channels: Sequence[str]
 
 
 def find_scans(
@@ -276,7 +279,9 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
         check_finite(loaded, names, paths)
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
-        return Scan(*prepare(loaded, names, facts, geometry.spacing), geometry, paths[0])
+        seen = prepare(loaded, names, facts, geometry.spacing)
+        there = [name for name in facts["present"] if name in names]
+        return Scan(*seen, geometry, paths[0], there)
 
 
 def regions_of_scan(predictor: Predictor, scan: Scan, source: object) -> Tensor:
@@ -369,16 +374,24 @@ def _flat(folder: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Path]]:
 
 
 def _files_by_contrast(scan: ScanFiles, facts: Mapping[str, Any]) -> dict[str, Path]:
-    patterns = _patterns(facts)
+    patterns, partial = _patterns(facts), facts.get("channels_of_cases") or {}
     if not scan.stem:
-        return {c: find_file(scan.path, c, pattern) for c, pattern in patterns.items()}
+        listed = {}
+        for contrast, pattern in patterns.items():
+            try:
+                listed[contrast] = find_file(scan.path, contrast, pattern)
+            except AbsentFileError:
+                if contrast not in partial:
+                    raise
+        return listed
     files = _flat(scan.path, facts).get(scan.stem, {})
-    if lacking := [f"{c} ({' or '.join(p)})" for c, p in patterns.items() if c not in files]:
+    needed = {c: p for c, p in patterns.items() if c not in partial}
+    if lacking := [f"{c} ({' or '.join(p)})" for c, p in needed.items() if c not in files]:
         raise DataError(
             f"{scan.path}: {scan.stem} lacks {', '.join(lacking)}; add the file, or move its "
             "others elsewhere."
         )
-    return {c: files[c] for c in patterns}
+    return {c: files[c] for c in patterns if c in files}
 
 
 def _load(path: Path, count: int) -> Tensor:
