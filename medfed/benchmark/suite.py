@@ -155,14 +155,10 @@ def chosen_arms(
             raise ConfigError(f"suite={suite}: the arm {taken[0]} has the name of a method.")
     if wanted in (True, "all"):
         return {suite: list(arms.values()) for suite, arms in by_suite.items()}
-    names = [] if not wanted else [wanted] if isinstance(wanted, str) else list(wanted)  # type: ignore[arg-type]
     known = list(dict.fromkeys(name for arms in by_suite.values() for name in arms))
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"arms={name} is none of suite={','.join(by_suite)}{did_you_mean(name, known)}; "
-                + (f"they are {', '.join(known)}." if known else "there are none.")
-            )
+    they = f"they are {', '.join(known)}." if known else "there are none."
+    whole = f"arms={{}} is none of suite={','.join(by_suite)}{{}}; {they}"
+    names = chosen(wanted or (), known, whole)  # type: ignore[arg-type]
     return {suite: [a for n, a in arms.items() if n in names] for suite, arms in by_suite.items()}
 
 
@@ -265,18 +261,10 @@ class Suite:
         Raises:
             ConfigError: If one is unknown.
         """
-        if wanted is None:
-            return [self.base]
-        names = [wanted] if isinstance(wanted, str) else list(wanted)
-        if names == ["all"]:
-            return list(self.variants)
-        for name in names:
-            if name not in self.variants:
-                raise ConfigError(
-                    f"variants={name} is none of suite={self.name}"
-                    f"{did_you_mean(name, self.variants)}; it has {', '.join(self.variants)}."
-                )
-        return names
+        whole = (
+            f"variants={{}} is none of suite={self.name}{{}}; it has {', '.join(self.variants)}."
+        )
+        return [self.base] if wanted is None else chosen(wanted, self.variants, whole)
 
     def sized(self, size: str) -> Size:
         """Returns how much is computed.
@@ -309,6 +297,29 @@ class Suite:
             return {"seed": split}
         again, part = divmod(split, self.folds)
         return {"seed": split, "data.seed": again, "data.fold": [part, self.folds]}
+
+
+def chosen(wanted: str | Sequence[str], known: Collection[str], sentence: str) -> list[str]:
+    """Returns the wanted names.
+
+    Args:
+        wanted: A name, names, or ``all``.
+        known: All names.
+        sentence: Of the error, with places for the name and a hint.
+
+    Raises:
+        ConfigError: If one is unknown.
+
+    Example:
+        >>> chosen("all", ["a", "b"], ""), chosen("b", ["a", "b"], "")
+        (['a', 'b'], ['b'])
+    """
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    names = list(known) if names == ["all"] else names
+    for name in names:
+        if name not in known:
+            raise ConfigError(sentence.format(name, did_you_mean(name, known)))
+    return list(dict.fromkeys(names))
 
 
 def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
@@ -462,14 +473,8 @@ def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = (
         ['digits', 'heart']
     """
     known = suites(folders)
-    names = list(known) if wanted == "all" else [wanted] if isinstance(wanted, str) else [*wanted]
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"Unknown suite {name!r}{did_you_mean(name, known)}; the suites are "
-                f"{', '.join(known)}, or all."
-            )
-    return [known[name] for name in dict.fromkeys(names)]
+    whole = f"Unknown suite {{!r}}{{}}; the suites are {', '.join(known)}, or all."
+    return [known[name] for name in chosen(wanted, known, whole)]
 
 
 LR = "optimizer.lr"
@@ -530,14 +535,9 @@ def chosen_methods(
         >>> [m.name for m in chosen_methods(["ditto"], [], ["ditto", "local"])]
         ['local', 'fedavg', 'pooled', 'pooled_finetuned', 'ditto']
     """
-    wanted = usual if wanted is None else wanted
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
-    names = list(known) if names == ["all"] else names
-    for name in names:
-        if name not in {*known, *ALWAYS}:
-            raise ConfigError(
-                f"Unknown method {name!r}{did_you_mean(name, known)}; medfed methods lists them."
-            )
+    asked = usual if wanted is None else wanted
+    whole = "Unknown method {!r}{}; medfed methods lists them."
+    names = chosen(known if asked in ("all", ["all"]) else asked, [*known, *ALWAYS], whole)
     return [Method.of(name) for name in dict.fromkeys([*ALWAYS, *names])]
 
 

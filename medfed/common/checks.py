@@ -36,7 +36,7 @@ def check_fields(section: str, holder: object) -> None:
     dataclass there may be no text, number or list.
 
     Args:
-        section: The section that configures the object.
+        section: The section that configures the object; empty: keys of the top level.
         holder: The object.
 
     Raises:
@@ -60,7 +60,7 @@ def check_fields(section: str, holder: object) -> None:
             limits |= {name: hint for name, hint in hints.items() if _checks(hint)}
     for name, hint in limits.items():
         for check in _checks(hint):
-            check(f"{section}.{name}", getattr(holder, name))
+            check(f"{section}.{name}".lstrip("."), getattr(holder, name))
 
 
 def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -247,9 +247,9 @@ def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("batch_size", "0", "batch_size=0 must be 1 or more"),
-        ("threshold", "1.5", r"threshold=1.5 must lie in \[0, 1\)"),
-        ("spacing_tolerance", "-1", "spacing_tolerance=-1 must be 0 or more"),
+        ("batch_size", "0", "batch_size must be 1 or more, not 0"),
+        ("threshold", "1.5", r"threshold must be in \[0, 1\), not 1.5"),
+        ("spacing_tolerance", "-1", "spacing_tolerance must not be negative, not -1"),
         ("device", "abacus", "device=abacus cannot be used on this machine"),
         ("overwrite", "maybe", "overwrite must be true or false, not 'maybe'"),
         ("treshold", "0.5", r"Unknown key 'treshold' \(did you mean threshold"),

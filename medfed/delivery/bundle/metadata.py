@@ -95,20 +95,11 @@ def monai_metadata(facts: Plain) -> Plain:
         "segmentation": ("image", "labels" if exclusive else "classes"),
         "regression": ("tuples", "raw"),
     }
-    type_, format_ = named.get(facts["task"], ("probabilities", "classes"))
-    image = {
-        "type": "image" if facts["spatial_dims"] else "tuples",
-        "format": "magnitude",
-        "modality": "n/a",
-        **_tensor(facts, _read(facts), _shape(facts)),
-    }
-    background = ["background"] * exclusive
-    pred = {
-        "type": type_,
-        "format": format_,
-        "modality": "n/a",
-        **_tensor(facts, [*background, *facts["labels"]], _shape(facts) if segments else []),
-    }
+    images = "image" if facts["spatial_dims"] else "tuples", "magnitude"
+    answers = named.get(facts["task"], ("probabilities", "classes"))
+    outputs = ["background"] * exclusive + facts["labels"]
+    image = _tensor(facts, images, _read(facts), _shape(facts))
+    pred = _tensor(facts, answers, outputs, _shape(facts) if segments else [])
     return {
         "schema": _SCHEMA,
         "version": "1.0.0",
@@ -157,8 +148,11 @@ def _shape(facts: Plain) -> list[Any]:
     return input_size(facts) or ["*"] * (facts["spatial_dims"] or 0)
 
 
-def _tensor(facts: Plain, names: Sequence[str], shape: list[Any]) -> Plain:
+def _tensor(facts: Plain, kind: tuple[str, str], names: Sequence[str], shape: list[Any]) -> Plain:
     return {
+        "type": kind[0],
+        "format": kind[1],
+        "modality": "n/a",
         "num_channels": len(names),
         "spatial_shape": shape,
         "dtype": "float32",

@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 
+from medfed.common.checks import check_fields, check_not_negative, check_positive
 from medfed.common.console import file_names, say, shown, size, wide_console
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import csv_text, write_text
@@ -51,9 +52,9 @@ class ExportOptions:
     client: str | Sequence[str] = "all"
     bits: int | Sequence[int] | None = None
     layers: Mapping[str, int] | None = None
-    finetune_steps: int = 20
-    finetune_lr: float = 1e-3
-    tolerance: float = 0.02
+    finetune_steps: Annotated[int, check_not_negative] = 20
+    finetune_lr: Annotated[float, check_positive] = 1e-3
+    tolerance: Annotated[float, check_not_negative] = 0.02
     onnx: bool = False
     largest_part: str | Sequence[str] | None = None
     out: str | None = None
@@ -66,13 +67,7 @@ class ExportOptions:
         return list(dict.fromkeys(given))
 
     def __post_init__(self) -> None:
-        steps, rate = self.finetune_steps, self.finetune_lr
-        if steps < 0:
-            raise ConfigError(f"finetune_steps must be a whole number of at least 0, not {steps}.")
-        if rate is None or not rate > 0:
-            raise ConfigError(f"finetune_lr must be a positive number, not {rate}.")
-        if not self.tolerance >= 0:
-            raise ConfigError(f"tolerance must be 0 or more, not {self.tolerance}.")
+        check_fields("", self)
         if not self.widths:
             raise ConfigError("bits=[] names no width; leave it out, or name some: bits=[32,4,2].")
         if self.onnx:

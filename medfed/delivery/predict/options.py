@@ -7,16 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from medfed.common.checks import check_known
+from medfed.common.checks import check_count, check_fields, check_not_negative, within
 from medfed.common.console import Steps
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError, first_line
 from medfed.delivery.bundle.scripts.masks import NIFTI, SEG, WRITTEN
 
 Item = TypeVar("Item")
-BACKENDS = ("torch", "onnx")
-FORMATS = ("nifti", "dicomseg")
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,15 @@ class PredictOptions:
     output: str
     weights: Sequence[float] | None = None
     candidates: str | None = None
-    format: str | None = None
+    format: Literal["nifti", "dicomseg"] | None = None
     probabilities: bool = False
     uncertainty: bool = False
     picture: bool = False
     overwrite: bool = False
-    spacing_tolerance: float | None = 0.25
-    threshold: float | None = None
-    batch_size: int = 16
-    backend: str = "torch"
+    spacing_tolerance: Annotated[float | None, check_not_negative] = 0.25
+    threshold: Annotated[float | None, within("[0, 1)")] = None
+    batch_size: Annotated[int, check_count] = 16
+    backend: Literal["torch", "onnx"] = "torch"
     device: str | None = None
     accept_code: str | Sequence[str] | None = None
 
@@ -54,17 +52,7 @@ class PredictOptions:
         for key in ("input", "output"):  # as of a shell's variable that is not set
             if not str(getattr(self, key)).strip():
                 raise ConfigError(f"{key} is empty; name a file or folder.")
-        check_known("backend", self.backend, BACKENDS)
-        if self.format is not None:
-            check_known("format", self.format, FORMATS)
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size={self.batch_size} must be 1 or more.")
-        if self.threshold is not None and not 0 <= self.threshold < 1:
-            raise ConfigError(f"threshold={self.threshold} must lie in [0, 1).")
-        if self.spacing_tolerance is not None and not self.spacing_tolerance >= 0:
-            raise ConfigError(
-                f"spacing_tolerance={self.spacing_tolerance} must be 0 or more, or null for any."
-            )
+        check_fields("", self)
         self._check_bundles()
 
     def _check_bundles(self) -> None:
