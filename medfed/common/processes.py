@@ -129,16 +129,18 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
         >>> launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
     """
 
-    def told(name: str, otherwise: int) -> int:
+    def variable(name: str, otherwise: int) -> int:
         return int(environ.get(name, otherwise))
 
     if "TORCHELASTIC_RUN_ID" in environ:
-        ranks = told("WORLD_SIZE", 1)
-        return Launched("torchrun", told("RANK", 0), ranks, ranks // told("LOCAL_WORLD_SIZE", 1))
-    ranks = told("SLURM_STEP_NUM_TASKS", 1)  # the step that srun has started
+        ranks = variable("WORLD_SIZE", 1)
+        return Launched(
+            "torchrun", variable("RANK", 0), ranks, ranks // variable("LOCAL_WORLD_SIZE", 1)
+        )
+    ranks = variable("SLURM_STEP_NUM_TASKS", 1)  # the step that srun has started
     if ranks > 1 and "SLURM_PROCID" in environ:
-        machines = told("SLURM_STEP_NUM_NODES", told("SLURM_NNODES", 1))
-        return Launched("srun", told("SLURM_PROCID", 0), ranks, machines)
+        machines = variable("SLURM_STEP_NUM_NODES", variable("SLURM_NNODES", 1))
+        return Launched("srun", variable("SLURM_PROCID", 0), ranks, machines)
     return None
 
 

@@ -20,7 +20,7 @@ from medfed.common.files import csv_text
 
 _TOLD = 10  # clients with a sentence each
 # A user's metrics: whether smaller is better, and the worst value.
-_own: dict[str, tuple[bool, float]] = {}
+_users_metrics: dict[str, tuple[bool, float]] = {}
 
 
 def declare(metric: str, direction: str, worst: float | None = None) -> None:
@@ -32,7 +32,7 @@ def declare(metric: str, direction: str, worst: float | None = None) -> None:
         worst: Its worst possible value; None for infinity.
     """
     falls = direction == "min"
-    _own[metric] = falls, (math.inf if falls else -math.inf) if worst is None else worst
+    _users_metrics[metric] = falls, (math.inf if falls else -math.inf) if worst is None else worst
 
 
 class Record(NamedTuple):
@@ -50,8 +50,8 @@ def smaller_is_better(metric: str) -> bool:
         >>> smaller_is_better("loss"), smaller_is_better("iou/whole")
         (True, False)
     """
-    if metric in _own:
-        return _own[metric][0]
+    if metric in _users_metrics:
+        return _users_metrics[metric][0]
     return metric.split("/")[0] in {"loss", "ece", "brier", "hd95", "rmse", "mae"}
 
 
@@ -62,8 +62,8 @@ def worst_value(metric: str) -> float:
         >>> worst_value("iou/whole"), worst_value("ece"), worst_value("loss"), worst_value("r2")
         (0.0, 1.0, inf, -inf)
     """
-    if metric in _own:
-        return _own[metric][1]
+    if metric in _users_metrics:
+        return _users_metrics[metric][1]
     bounded = (
         *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1", "cpm"),
         *("iou", "dice", "dice_case", "nsd"),
@@ -96,7 +96,7 @@ def limits_of(metric: str) -> tuple[float, float]:
         ((0.0, 1.0), (0.0, inf), (-inf, 1.0))
     """
     worst, falls = worst_value(metric), smaller_is_better(metric)
-    if metric in _own:
+    if metric in _users_metrics:
         best = -math.inf if falls else math.inf
     else:
         best = 0.0 if falls else 1.0 if math.isfinite(worst) or metric == "r2" else math.inf
@@ -144,7 +144,7 @@ def failed(clients: Mapping[str, Mapping[str, float]]) -> list[str]:
     return [
         client
         for client, metrics in clients.items()
-        if any(math.isinf(v) for n, v in metrics.items() if n not in _own)
+        if any(math.isinf(v) for n, v in metrics.items() if n not in _users_metrics)
     ]
 
 

@@ -93,19 +93,19 @@ class OwnData(Wrapped):
 
     def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`; as among all sites."""
-        return self._own(self.assignment.availability(self.sites, channels, seed))
+        return self._of_site(self.assignment.availability(self.sites, channels, seed))
 
     def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """See `Partition.class_shares`; as among all sites."""
-        return self._own(self.assignment.class_shares(self.sites, num_classes, seed))
+        return self._of_site(self.assignment.class_shares(self.sites, num_classes, seed))
 
     def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
         """See `Partition.scanners_of`; as among all sites."""
-        return self._own(self.assignment.scanners_of(self.sites, seed))
+        return self._of_site(self.assignment.scanners_of(self.sites, seed))
 
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """See `Partition.label_orders`; as among all sites."""
-        return self._own(self.assignment.label_orders(self.sites, num_classes, seed))
+        return self._of_site(self.assignment.label_orders(self.sites, num_classes, seed))
 
     def remark(self, patients: Sequence[Patient]) -> str:
         """Says which centres' patients are left out."""
@@ -118,7 +118,7 @@ class OwnData(Wrapped):
             )
         return ""
 
-    def _own(self, by_client: dict[str, _T]) -> dict[str, _T]:
+    def _of_site(self, by_client: dict[str, _T]) -> dict[str, _T]:
         return {client: of for client, of in by_client.items() if client == self.site}
 
 

@@ -291,20 +291,20 @@ class Pool:
     batch is a mixture. All other data are the client's.
 
     Args:
-        own: The client's data.
+        data: The client's data.
         everyone: The data of all clients, including this one.
     """
 
     device_bytes = None  # its batches are of many clients' samples, which it does not hold
 
-    def __init__(self, own: ClientData, everyone: Sequence[ClientData]) -> None:
-        self._own = own
+    def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
+        self._data = data
         self._everyone = list(everyone)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of a copy that is not made yet
             raise AttributeError(name)
-        return getattr(self._own, name)
+        return getattr(self._data, name)
 
     @property
     def num_samples(self) -> int:
@@ -323,5 +323,5 @@ class Pool:
             batches = [next(streams[n]) for n in group]
             joined = {k: torch.cat([b[k] for b in batches]) for k in batches[0]}
             order = torch.randperm(len(next(iter(joined.values()))), generator=random)
-            for index in order.split(self._own.batch_size):
+            for index in order.split(self._data.batch_size):
                 yield {k: v[index.to(v.device)] for k, v in joined.items()}

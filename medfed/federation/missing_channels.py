@@ -173,8 +173,8 @@ def mean_where_present(
         for item, weight, there in zip(items, weights, has, strict=True):
             total += torch.where(there, item[name] * weight, 0)
             share += there.to(share) * weight
-        own = torch.where(share > 0, total / share, 0)
-        mean[name] = torch.where(has.all(0), mean[name], own)
+        over_present = torch.where(share > 0, total / share, 0)
+        mean[name] = torch.where(has.all(0), mean[name], over_present)
     return mean
 
 

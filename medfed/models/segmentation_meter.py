@@ -213,7 +213,7 @@ class SegmentationMeter:
         if spacing is None:  # a distance without a unit would look like one in mm
             self.surfaces[case] = [torch.full((2, len(self.regions)), math.nan).double()]
         elif pred.ndim - 1 == len(spacing):
-            self.surfaces.setdefault(case, []).append(self._measured(pred, truth, spacing))
+            self.surfaces.setdefault(case, []).append(self._surface_metrics(pred, truth, spacing))
         else:
             key = (case, scan, tuple(spacing))
             if self._stack != key:
@@ -229,14 +229,14 @@ class SegmentationMeter:
         case, _, spacing = self._stack
         if len(self._slices) == 1:  # no volume: all of it would be surface
             pred, truth, spacing = pred[..., 0], truth[..., 0], spacing[:2]
-        self.surfaces.setdefault(case, []).append(self._measured(pred, truth, spacing))
+        self.surfaces.setdefault(case, []).append(self._surface_metrics(pred, truth, spacing))
         self._slices, self._stack = [], None
 
     def _surfaces_of(self, case: int) -> Tensor:
         """(2, R) of a case, the mean over its scans."""
         return torch.stack(self.surfaces[case]).mean(0)
 
-    def _measured(self, pred: Tensor, truth: Tensor, spacing: Sequence[float]) -> Tensor:
+    def _surface_metrics(self, pred: Tensor, truth: Tensor, spacing: Sequence[float]) -> Tensor:
         assert self.tolerances is not None
         return torch.stack(surface_metrics(pred, truth, spacing, self.tolerances))
 
@@ -257,8 +257,8 @@ class SegmentationMeter:
         if self.tolerances is not None:
             # (cases, 2, R)
             surfaces = [self._surfaces_of(case) for case in self.surfaces]
-            measured = torch.stack(surfaces or [nowhere[0, :, :2].T])
-            values |= dict(zip(_SURFACE, measured.mean(0), strict=True))
+            of_cases = torch.stack(surfaces or [nowhere[0, :, :2].T])
+            values |= dict(zip(_SURFACE, of_cases.mean(0), strict=True))
         out = {"loss": self.loss_sum / self.images if self.images else math.nan}
         for name, per_region in values.items():
             scores = per_region.tolist()

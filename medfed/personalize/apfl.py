@@ -78,10 +78,10 @@ class APFL(OnboardingRules, FedAvg):
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All v_i start as w."""
         server, client = super().init(weights, split, clients)
-        own = select(weights, split.parameters("all"))
+        model = select(weights, split.parameters("all"))
         alpha = torch.tensor(self.alpha, dtype=torch.float64)
         server["alphas"] = {c.id: alpha for c in clients}
-        return server, {**client, "own": own, "alpha": {"alpha": alpha}}
+        return server, {**client, "own": model, "alpha": {"alpha": alpha}}
 
     def closed(self, server: State, replies: Replies) -> State:
         """As in FedAvg; also records the shares that clients report."""

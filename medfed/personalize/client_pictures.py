@@ -35,14 +35,14 @@ def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
     axes.set_facecolor("0.9")
     most = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     low, colours = (-most, "PuOr") if np.nanmin(values, initial=0.0) < 0 else (0.0, "Blues")
-    drawn = axes.imshow(values, cmap=colours, vmin=low, vmax=most)
+    picture = axes.imshow(values, cmap=colours, vmin=low, vmax=most)
     if named := len(names) <= NAMED:
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel("model of")
     axes.set_ylabel("client" if named else f"{len(names)} clients, in order")
     axes.set_title(title, fontsize=10)
-    figure.colorbar(drawn, ax=axes, shrink=0.8)
+    figure.colorbar(picture, ax=axes, shrink=0.8)
     return figure
 
 

@@ -58,7 +58,7 @@ class FedAlt(FedAvg):
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """The personal part first."""
-        own, rest = client.shares(self.personal_share)
+        first, rest = client.shares(self.personal_share)
         rate = self.personal_rate * client.learning_rate
-        adapted = client.train(start, update="personal", steps=own, rates={"personal": rate})
+        adapted = client.train(start, update="personal", steps=first, rates={"personal": rate})
         return client.train(adapted, update="shared", steps=rest)

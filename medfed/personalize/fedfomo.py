@@ -107,9 +107,9 @@ class FedFomo(TrainsOn, Local):
 
     def mix(self, client: Client, message: Message) -> tuple[Tensors, dict[str, float]]:
         """Returns v + sum_n a_n (theta_n - v), and r_n by client."""
-        v, own = client.state["before"], client.state["model"]
-        received = {p.removeprefix("model_"): {**own, **t} for p, t in message.parts.items()}
-        thetas = {client.id: own, **received}
+        v, theta = client.state["before"], client.state["model"]
+        received = {p.removeprefix("model_"): {**theta, **t} for p, t in message.parts.items()}
+        thetas = {client.id: theta, **received}
         point, before = select(v, client.split.parameters("all")), client.loss_at(v, split="val")
         gained = {n: before - client.loss_at(t, split="val") for n, t in thetas.items()}
         gains = {n: gain_per_distance(gained[n], point, t) for n, t in thetas.items()}
@@ -118,8 +118,8 @@ class FedFomo(TrainsOn, Local):
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """Sends M models, chosen at random."""
         yield from ()
-        drawn = numpy_rng(self.seed, client.id, "models").permutation(list(server["affinity"]))
-        parts = {f"model_{n}": server[f"model/{n}"] for n in drawn[: self.models]}
+        order = numpy_rng(self.seed, client.id, "models").permutation(list(server["affinity"]))
+        parts = {f"model_{n}": server[f"model/{n}"] for n in order[: self.models]}
         return Message("deliver", parts)
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:

@@ -85,10 +85,10 @@ class FineTune(TrainsOn, FedAvg):
         if message.parts and "keep" not in message.scalars:
             return super().fit(client, message)
         if message.parts:
-            own = self.personal_model(client, message)
+            start = self.personal_model(client, message)
         else:
-            own = client.state.get("model", client.weights)
-        client.state["model"] = client.train(own)
+            start = client.state.get("model", client.weights)
+        client.state["model"] = client.train(start)
         return Message("fit")
 
     def broadcast(self, server: State, client: str) -> Message:

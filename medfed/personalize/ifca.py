@@ -99,9 +99,9 @@ class IFCA(CanonicalMethod):
         start = {**at, MEMBERSHIP: one_hot(at[MEMBERSHIP], choice)}
         shared, client.state["personal"] = client.split.split(self.shared_steps(client, start))
         count = at[MEMBERSHIP].numel()
-        common, own = parts_of(client.split.shared, count, choice)
+        common, chosen = parts_of(client.split.shared, count, choice)
         moved = subtract(shared, received)
-        parts = {"common": select(moved, common), "canonical": select(moved, own)}
+        parts = {"common": select(moved, common), "canonical": select(moved, chosen)}
         parts = {part: named for part, named in parts.items() if named}
         scalars = {"choice": float(choice)} if count > 1 else {}
         return Message("fit", parts, scalars, dict.fromkeys(parts, "update"))
@@ -153,12 +153,12 @@ def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], 
         (['common.w', 'canonical.0.mean'], ['canonical.1.v'])
     """
     known = set(names)
-    common, own = [], []
+    common, chosen = [], []
     for name in names:
         match = re.match(r"canonical\.(\d+)\.", name)
         if match and all(f"canonical.{k}.{name[match.end() :]}" in known for k in range(count)):
             if int(match[1]) == choice:
-                own.append(name)
+                chosen.append(name)
         else:
             common.append(name)
-    return common, own
+    return common, chosen

@@ -66,8 +66,8 @@ def _layers(network: nn.Module) -> list[tuple[str, ...]]:
     for name, module in network.named_modules():
         if isinstance(module, _ConvNd | nn.Linear):
             prefix = f"{name}." if name else ""
-            own = (f"{prefix}weight", f"{prefix}parametrizations.weight.")
-            if names := tuple(n for n in trained if n == own[0] or n.startswith(own[1])):
+            weight, inside = f"{prefix}weight", f"{prefix}parametrizations.weight."
+            if names := tuple(n for n in trained if n == weight or n.startswith(inside)):
                 layers.append(names)
     return layers
 
@@ -444,8 +444,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         bits = int(message.scalars.get("bits", self.bits))
         if bits == FULL:
             return {}
-        own = matching(self.layer_bits or {}, self.names, "layer_bits")
-        every = {n: own.get(n, bits) for n in self.names}
+        given = matching(self.layer_bits or {}, self.names, "layer_bits")
+        every = {n: given.get(n, bits) for n in self.names}
         return {n: b for n, b in every.items() if b != FULL}
 
     def present_centers(self, client: Client, message: Message) -> Tensors:

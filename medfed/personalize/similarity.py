@@ -174,8 +174,8 @@ class SimilarityGraph:
             >>> SimilarityGraph(sketch="model", neighbours=2).nearest(torch.tensor([1.5]), known)
             ['b', 'c']
         """
-        own = sketch_vector(sketch.cpu()).double()
-        gaps = {c: float((sketch_vector(s.cpu()).double() - own).norm()) for c, s in known.items()}
+        here = sketch_vector(sketch.cpu()).double()
+        gaps = {c: float((sketch_vector(s.cpu()).double() - here).norm()) for c, s in known.items()}
         return sorted(gaps, key=lambda c: gaps[c])[: self.neighbours]
 
 

@@ -101,21 +101,23 @@ class SuPerFed(OnboardingRules, FedAvg):
         w, rate = select(start, client.split.parameters("all")), client.learning_rate
         mu, nu = self.proximity, self.orthogonality
         rng = torch_rng(self.seed, client.id, "another model")
-        own = client.state["own"] or shuffled(select(client.weights, w), rng)
+        local = client.state["own"] or shuffled(select(client.weights, w), rng)
 
         def direction(w_f: Mapping[str, Tensor], grad_at: GradientAt) -> Tensors:
-            nonlocal own
+            nonlocal local
             share = draw()
-            g = grad_at(mixed(w_f, own, share))
-            to_f, to_own = cosine_slopes(w_f, own)
-            own = add(own, {n: share * g[n] + nu * t for n, t in to_own.items()}, -rate)
+            g = grad_at(mixed(w_f, local, share))
+            to_f, to_local = cosine_slopes(w_f, local)
+            local = add(local, {n: share * g[n] + nu * t for n, t in to_local.items()}, -rate)
             gap = subtract(w_f, w)
             return {n: (1 - share) * g[n] + 2 * mu * gap[n] + nu * t for n, t in to_f.items()}
 
         end = client.train(start, direction=direction)
         shares = [k / (self.grid - 1) for k in range(self.grid)]
-        best = min(shares, key=lambda s: client.loss_at({**end, **mixed(end, own, s)}, split="val"))
-        client.state |= {"own": own, "share": {"share": torch.tensor(best)}}
+        best = min(
+            shares, key=lambda s: client.loss_at({**end, **mixed(end, local, s)}, split="val")
+        )
+        client.state |= {"own": local, "share": {"share": torch.tensor(best)}}
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:

@@ -442,7 +442,7 @@ class Dirichlet(Dealt):
         """
         counts = count_classes(patients)
         for attempt in range(ATTEMPTS):
-            owner = self._drawn(counts, derive_seed(seed, "dirichlet", attempt))
+            owner = self._owners(counts, derive_seed(seed, "dirichlet", attempt))
             if np.bincount(owner, minlength=self.num_clients).min() >= self.min_patients:
                 return owner
         raise ConfigError(
@@ -451,7 +451,7 @@ class Dirichlet(Dealt):
             "use a larger alpha, fewer clients or a smaller min_patients."
         )
 
-    def _drawn(self, counts: Counts, seed: int) -> NDArray[np.int64]:
+    def _owners(self, counts: Counts, seed: int) -> NDArray[np.int64]:
         """The client of every patient, (P,), in one draw of the proportions."""
         # A class's proportions do not depend on the other classes.
         streams = [numpy_rng(seed, "proportions", k) for k in range(counts.shape[1])]

@@ -128,7 +128,7 @@ class ChannelMissing(Wrapped):
         elif self.preset == "rotate":
             missing = {client: [n % len(channels)] for n, client in enumerate(clients)}
         elif self.preset == "random":
-            missing = {c: self._drawn(c, len(channels), seed) for c in clients}
+            missing = {c: self._at_random(c, len(channels), seed) for c in clients}
         elif self.preset == "table":
             missing = self._from_table(clients, channels)
         else:
@@ -148,7 +148,7 @@ class ChannelMissing(Wrapped):
         names = [known.get(client, str(client)) for client in self.clients]
         return {name: [index] for name in check_names("client", names, clients)}
 
-    def _drawn(self, client: str, count: int, seed: int) -> list[int]:
+    def _at_random(self, client: str, count: int, seed: int) -> list[int]:
         rng = torch_rng(seed, "channel_missing", client)
         missing = torch.rand(count, generator=rng) < self.probability
         missing[int(torch.randint(count, (1,), generator=rng))] &= not missing.all()

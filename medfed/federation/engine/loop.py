@@ -301,20 +301,20 @@ class LocalTrainer:
         return float(total) / seen
 
     def _validation(self, data: ClientData, at: Mapping[str, Tensor], batches: int | None) -> float:
-        measured = list(islice(data.eval_batches("val"), batches))
-        if not measured:
+        evaluated = list(islice(data.eval_batches("val"), batches))
+        if not evaluated:
             raise ConfigError(
                 f"Client {data.id} has no validation data, which the algorithm needs; raise "
                 "data.val_fraction, or leave the client out by cohort.clients."
             )
         self.model.load(at)
         if self.measure is not None:
-            self.gradients.forward_passes += len(measured)
-            return self.measure(measured)
+            self.gradients.forward_passes += len(evaluated)
+            return self.measure(evaluated)
         self.network.eval()
-        sizes, device = [size_of(batch) for batch in measured], self.model.device
+        sizes, device = [size_of(batch) for batch in evaluated], self.model.device
         with torch.no_grad():
-            losses = [float(self.gradients.loss_of(to_device(b, device))) for b in measured]
+            losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
 
     def _pass(

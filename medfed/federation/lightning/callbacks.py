@@ -58,7 +58,7 @@ class History(list[Record]):
         super().__init__()
         self.by_round: dict[int, list[Record]] = {}
         self.failures: dict[str, list[int]] = {}  # of clients whose models have failed
-        self.measured = False  # whether any loss is known: without a validation patient none is
+        self.has_losses = False  # whether any loss is known: without a validation patient none is
         self._means: dict[int, dict[tuple[str, str], float]] = {}
         # Of clients the metrics that their data leave undefined, known after one evaluation.
         self.undefined: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ class History(list[Record]):
         self.by_round.setdefault(record.round, []).append(record)
         if failed({record.client: record.metrics}):
             self.failures.setdefault(record.client, []).append(record.round)
-        self.measured |= not math.isnan(record.metrics.get("loss", math.nan))
+        self.has_losses |= not math.isnan(record.metrics.get("loss", math.nan))
         self._means.pop(record.round, None)
         if record.client not in self.undefined:
             self.undefined[record.client] = undefined_in(record.metrics)
@@ -127,7 +127,7 @@ _log = logging.getLogger(__name__)
 FALLBACK = ("loss", "min")  # selects if the data leave the configured metric undefined everywhere
 LOGGED = 100  # the most clients with separate curves in a logger
 SCORE = "val/score"  # the selection score, larger is better, for callbacks that watch it
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 class FederatedRounds(pl.Callback):
@@ -193,7 +193,7 @@ class PersonalEvaluation(pl.Callback):
         undefined, metric = self.history.undefined.values(), self.wanted[0]
         nowhere = all(metric in names for names in undefined)
         # Without any validation patient the loss is undefined, too, and nothing selects.
-        return FALLBACK if nowhere and self.history.measured else self.wanted
+        return FALLBACK if nowhere and self.history.has_losses else self.wanted
 
     @property
     def metric(self) -> str:
@@ -427,7 +427,7 @@ class CommunicationLogger(pl.Callback):
         trainer.logger.log_metrics(metrics, step=number)
 
 
-def _gather(module: FederatedModule, local: dict[str, Found]) -> dict[str, Found]:
+def _gather(module: FederatedModule, local: dict[str, Value]) -> dict[str, Value]:
     """Returns all ranks' records, in the order of clients; clears the local ones."""
     packed = {c: json.dumps(m).encode() for c, m in local.items()}
     gathered = gather_named(packed, module.device)
