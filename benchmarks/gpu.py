@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -92,7 +92,8 @@ def task_of(name: str, size: str) -> TaskModule:
         network = SwinUNETR(channels, 3, feature_size=24 if full else 12, spatial_dims=len(sides))
     else:
         widths = (16, 32, 64, 128) if full else (4, 8)
-        network = unet(len(sides), channels, 3, channels=widths, strides=(2,) * (len(widths) - 1))
+        dims: Literal[2, 3] = 2 if len(sides) == 2 else 3
+        network = unet(dims, channels, 3, channels=widths, strides=(2,) * (len(widths) - 1))
     return SegmentationTask(network, optimizer, regions=["whole", "core", "enhancing"])
 
 

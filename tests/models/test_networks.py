@@ -117,7 +117,7 @@ def test_other_networks_have_no_default():
 @sweep(
     ("build", "words"),
     [
-        (lambda: densenet_bc(4, 1, 2), "spatial_dims must be 2 or 3"),
+        (lambda: densenet_bc(4, 1, 2), "spatial_dims=4 is unknown; choose 2 or 3"),
         (lambda: densenet_bc(2, 1, 2, stem="smal"), "choose imagenet or small"),
         (lambda: unet(2, 1, 1, channels=(4, 8), strides=(2, 2)), "one stride fewer"),
         (lambda: unet(2, 1, 1, norm="bach"), "choose batch or instance"),

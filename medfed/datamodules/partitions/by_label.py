@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -473,29 +473,10 @@ class QuantitySkew(Dealt):
 
     Attributes:
         num_clients: Number of clients.
-        law: ``power``: client n (from 1) has a share in proportion to n^-exponent; ``lognormal``:
-            to exp(sigma·z) with z standard normal; ``shares``: as listed in `shares`.
-        exponent: For ``power``; 0 makes all equal.
-        sigma: For ``lognormal``; 0 makes all equal.
-        shares: For ``shares``, one positive number per client, in any unit.
+        exponent: Client n (from 1) has a share in proportion to n^-exponent; 0 makes all equal.
     """
 
-    law: Literal["power", "lognormal", "shares"] = "power"
     exponent: Annotated[float, within("[0, inf)")] = 1.0
-    sigma: Annotated[float, within("[0, inf)")] = 1.0
-    shares: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.law == "shares" and (
-            self.shares is None
-            or len(self.shares) != self.num_clients
-            or not all(0 < s < np.inf for s in self.shares)
-        ):
-            raise ConfigError(
-                f"partition.law=shares needs partition.shares, {self.num_clients} positive "
-                "numbers, one per client."
-            )
 
     def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
@@ -504,20 +485,13 @@ class QuantitySkew(Dealt):
             >>> np.bincount(QuantitySkew(3).deal([Patient(str(i)) for i in range(11)], seed=0))
             array([6, 3, 2])
         """
-        sizes = list(apportion(len(patients), self._shares(seed).tolist()))
+        sizes = list(apportion(len(patients), self._shares().tolist()))
         while 0 in sizes:  # the largest client gives one patient to each client without any
             giver, taker = sizes.index(max(sizes)), sizes.index(0)
             sizes[giver], sizes[taker] = sizes[giver] - 1, 1
         owner = np.repeat(np.arange(self.num_clients), sizes)
         return numpy_rng(seed, "quantity_skew").permutation(owner)
 
-    def _shares(self, seed: int) -> NDArray[np.float64]:
-        if self.law == "power":
-            logs = -self.exponent * np.log(np.arange(1, self.num_clients + 1))
-        elif self.law == "lognormal":
-            normal = numpy_rng(seed, "quantity_skew", "sizes").standard_normal(self.num_clients)
-            logs = self.sigma * normal
-        else:
-            logs = np.log(np.asarray(self.shares, dtype=np.float64))
-        sizes = np.exp(logs - logs.max())
+    def _shares(self) -> NDArray[np.float64]:
+        sizes = np.exp(-self.exponent * np.log(np.arange(1, self.num_clients + 1)))
         return np.asarray(sizes / sizes.sum())

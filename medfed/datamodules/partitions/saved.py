@@ -67,9 +67,7 @@ class Saved(Partition):
         """See `Partition.availability`; a client without a record has all channels."""
         present = super().availability(clients, channels, seed)
         for client, names in self._recorded(clients, "channels").items():
-            # Older records of tables also name the indicators, which belong to their columns.
-            gone = {f"{channel} missing" for channel in channels} - {*channels}
-            has = check_names("channel", [n for n in names if n not in gone], channels)
+            has = check_names("channel", names, channels)
             present[client] = torch.tensor([channel in has for channel in channels])
         return present
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from monai.networks.nets import DenseNet
 from torch import nn
 
-from medfed.common.checks import check_known
-from medfed.models.networks.small import check_spatial_dims
+from medfed.common.checks import checked
+from medfed.models.networks.small import Dims
+
+Stem = Literal["imagenet", "small"]
 
 
+@checked("model.network")
 def densenet_bc(
-    spatial_dims: int,
+    spatial_dims: Dims,
     in_channels: int,
     out_channels: int,
     *,
@@ -22,7 +25,7 @@ def densenet_bc(
     init_features: int = 12,
     bn_size: int = 4,
     dropout: float = 0.0,
-    stem: str = "imagenet",
+    stem: Stem = "imagenet",
 ) -> nn.Module:
     """Builds a DenseNet with bottlenecks and compression (DenseNet-BC), by default the paper's.
 
@@ -52,8 +55,6 @@ def densenet_bc(
         >>> [sum(p.numel() for p in network.parameters()) for network in networks]
         [198224, 197744]
     """
-    check_spatial_dims(spatial_dims)
-    check_known("stem", stem, ("imagenet", "small"))
     sizes = (init_features, growth_rate, tuple(block_config), bn_size)
     net: nn.Module = DenseNet(spatial_dims, in_channels, out_channels, *sizes, dropout_prob=dropout)
     if stem == "small":
@@ -61,13 +62,14 @@ def densenet_bc(
     return net
 
 
+@checked("model.network")
 def densenet121(
-    spatial_dims: int,
+    spatial_dims: Dims,
     in_channels: int,
     out_channels: int,
     *,
     dropout: float = 0.0,
-    stem: str = "imagenet",
+    stem: Stem = "imagenet",
 ) -> nn.Module:
     """Builds DenseNet-121: growth 32, blocks (6, 12, 24, 16), 64 features after the stem.
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from monai.networks.blocks import Convolution
 from monai.networks.layers import get_pool_layer
 from torch import Tensor, nn
 
-from medfed.common.checks import check_known
+from medfed.common.checks import check_not_negative, checked
 from medfed.common.errors import ConfigError
+
+Dims = Literal[2, 3]
+Spread = Annotated[float, check_not_negative]
 
 
 class LinearRegression(nn.Module):
@@ -39,7 +42,8 @@ class LinearRegression(nn.Module):
 
     personal: ClassVar[tuple[str, ...]] = ("*",)
 
-    def __init__(self, in_channels: int, out_channels: int = 1, spread: float = 0.0) -> None:
+    @checked("model.network")
+    def __init__(self, in_channels: int, out_channels: int = 1, spread: Spread = 0.0) -> None:
         super().__init__()
         if out_channels != 1:
             raise ConfigError(
@@ -80,7 +84,8 @@ class LogisticRegression(nn.Module):
 
     personal: ClassVar[tuple[str, ...]] = ("*",)
 
-    def __init__(self, in_channels: int, out_channels: int = 2, spread: float = 0.0) -> None:
+    @checked("model.network")
+    def __init__(self, in_channels: int, out_channels: int = 2, spread: Spread = 0.0) -> None:
         super().__init__()
         if out_channels < 2:
             raise ConfigError(
@@ -96,8 +101,6 @@ class LogisticRegression(nn.Module):
 
 
 def _spread_linear(features: int, outputs: int, spread: float) -> nn.Linear:
-    if not spread >= 0:
-        raise ConfigError(f"spread must not be negative, not {spread}.")
     layer = nn.Linear(features, outputs)
     for coefficients in layer.parameters():
         nn.init.uniform_(coefficients, -spread, spread)
@@ -106,44 +109,13 @@ def _spread_linear(features: int, outputs: int, spread: float) -> nn.Linear:
 
 Norm = str | tuple[str, dict[str, int | bool]] | None
 GROUPS = 4
-_NORMS: dict[str, Norm] = {
+NORMS: dict[str, Norm] = {
     "batch": "batch",
     # MONAI's bare "instance" has no scale and shift, which leaves FedBN nothing to keep local.
     "instance": ("instance", {"affine": True}),
     "group": ("group", {"num_groups": GROUPS}),
     "none": None,
 }
-
-
-def check_spatial_dims(spatial_dims: int) -> None:
-    """Refuses anything but images (2) and volumes (3).
-
-    Raises:
-        ConfigError: If ``spatial_dims`` is neither 2 nor 3.
-
-    Example:
-        >>> check_spatial_dims(2)
-    """
-    if spatial_dims not in (2, 3):
-        raise ConfigError(f"spatial_dims must be 2 or 3, not {spatial_dims!r}.")
-
-
-def norm_layer(name: str, known: Sequence[str] = ("batch", "instance")) -> Norm:
-    """Returns a normalisation as MONAI's blocks take it.
-
-    Args:
-        name: Its name.
-        known: The names that the network accepts.
-
-    Raises:
-        ConfigError: If it accepts no such norm.
-
-    Example:
-        >>> norm_layer("instance")
-        ('instance', {'affine': True})
-    """
-    check_known("norm", name, known)
-    return _NORMS[name]
 
 
 class SmallCNN(nn.Module):
@@ -178,25 +150,24 @@ class SmallCNN(nn.Module):
 
     personal: ClassVar[tuple[str, ...]] = ("head.*",)
 
+    @checked("model.network")
     def __init__(
         self,
-        spatial_dims: int,
+        spatial_dims: Dims,
         in_channels: int,
         out_channels: int,
         *,
         channels: Sequence[int] = (16, 32, 64),
         strides: Sequence[int] = (1, 2, 2),
-        norm: str = "group",
+        norm: Literal["group", "batch", "instance", "none"] = "group",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_spatial_dims(spatial_dims)
-        layer = norm_layer(norm, ("group", "batch", "instance", "none"))
         _check(channels, strides, norm)
         widths = [in_channels, *channels]
         self.features = nn.Sequential(
             *(
-                Convolution(spatial_dims, *pair, strides=stride, act="relu", norm=layer)
+                Convolution(spatial_dims, *pair, strides=stride, act="relu", norm=NORMS[norm])
                 for pair, stride in zip(pairwise(widths), strides, strict=True)
             ),
             get_pool_layer(("adaptiveavg", {"output_size": 1}), spatial_dims),

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from monai.networks.nets import BasicUNet, UNet
 from monai.networks.nets.basic_unet import UpCat
 from torch import nn
 
+from medfed.common.checks import checked
 from medfed.common.errors import ConfigError
-from medfed.models.networks.small import check_spatial_dims, norm_layer
+from medfed.models.networks.small import NORMS, Dims
 
 
+@checked("model.network")
 def unet(
-    spatial_dims: int,
+    spatial_dims: Dims,
     in_channels: int,
     out_channels: int,
     *,
     channels: Sequence[int] = (8, 16, 32, 64, 128),
     strides: Sequence[int] = (2, 2, 2, 2),
     num_res_units: int = 1,
-    norm: str = "batch",
+    norm: Literal["batch", "instance"] = "batch",
     dropout: float = 0.0,
 ) -> nn.Module:
     """Builds MONAI's recursive U-Net, which halves the resolution in its first convolution.
@@ -51,26 +54,24 @@ def unet(
         >>> sum(p.numel() for p in unet(2, 4, 3).parameters())
         211657
     """
-    check_spatial_dims(spatial_dims)
     if len(channels) < 2 or len(strides) != len(channels) - 1:
         raise ConfigError(
             f"A U-Net needs at least two channels and one stride fewer than channels, "
             f"not channels {list(channels)} with strides {list(strides)}."
         )
     sizes = (spatial_dims, in_channels, out_channels, tuple(channels), tuple(strides))
-    net: nn.Module = UNet(
-        *sizes, num_res_units=num_res_units, norm=norm_layer(norm), dropout=dropout
-    )
+    net: nn.Module = UNet(*sizes, num_res_units=num_res_units, norm=NORMS[norm], dropout=dropout)
     return net
 
 
+@checked("model.network")
 def basic_unet(
-    spatial_dims: int,
+    spatial_dims: Dims,
     in_channels: int,
     out_channels: int,
     *,
     features: Sequence[int] = (8, 16, 32, 64, 128, 8),
-    norm: str = "batch",
+    norm: Literal["batch", "instance"] = "batch",
     dropout: float = 0.0,
     published: bool = False,
 ) -> nn.Module:
@@ -99,11 +100,10 @@ def basic_unet(
         >>> [sum(p.numel() for p in network.parameters()) for network in networks]
         [488394, 486562]
     """
-    check_spatial_dims(spatial_dims)
     if len(features) != 6:
         raise ConfigError(f"A BasicUNet needs six features, not {list(features)}.")
     act = ("LeakyReLU", {"negative_slope": 0.1, "inplace": True})  # MONAI's default
-    blocks = (act, norm_layer(norm), not published, dropout)  # of every convolution
+    blocks = (act, NORMS[norm], not published, dropout)  # of every convolution
     sizes = (spatial_dims, in_channels, out_channels, tuple(features))
     net: nn.Module = BasicUNet(*sizes, *blocks)
     if published:
