@@ -134,15 +134,20 @@ def training_mode(
             network.train()
 
 
-def match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+def match(
+    patterns: Iterable[str],
+    names: Iterable[str],
+    missing: str = "The personal pattern {!r} matches no parameter",
+) -> list[str]:
     """Returns the names that match any of the glob patterns, in the order of ``names``.
 
     Args:
         patterns: Globs such as ``class_layers.*``; ``*`` also spans dots.
         names: Parameter and buffer names.
+        missing: What the error says of a pattern that matches nothing; near misses follow.
 
     Raises:
-        ConfigError: If a pattern matches nothing; the message names near misses.
+        ConfigError: If a pattern matches nothing.
 
     Example:
         >>> match(["head.*"], ["body.weight", "head.weight", "head.bias"])
@@ -152,8 +157,8 @@ def match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(fnmatchcase(n, pattern) for n in known):
             roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
-            hint = did_you_mean(pattern, roots) or f"; the parameters are {_shorten(known)}"
-            raise ConfigError(f"The personal pattern {pattern!r} matches no parameter{hint}.")
+            hint = did_you_mean(pattern, roots) or f"; there are {_shorten(known) or 'none'}"
+            raise ConfigError(f"{missing.format(pattern)}{hint}.")
     return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
 
 

@@ -29,7 +29,7 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Star
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.lightning.collect import rank
 from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit, aliases
+from medfed.federation.split import ParameterSplit, aliases, match
 from medfed.federation.wire.message import Message
 from medfed.functional.kmeans import initial_centers
 from medfed.functional.quantize import (
@@ -114,17 +114,9 @@ def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict
         >>> matching({"a.*": 2, "*": 3}, ["a.weight", "b.weight"], "layer_bits")
         {'a.weight': 2, 'b.weight': 3}
     """
-    known, matches = list(names), {}
-    for pattern, value in patterns.items():
-        hits = [n for n in known if fnmatchcase(n, pattern)]
-        if not hits:
-            hint = did_you_mean(pattern, known) or f"; there are {', '.join(known[:6]) or 'none'}"
-            kind = "quantised weight" if key == "layer_bits" else "parameter"
-            raise ConfigError(
-                f"The pattern {pattern!r} of algorithm.{key} matches no {kind}{hint}."
-            )
-        matches.update({n: value for n in hits if n not in matches})
-    return matches
+    kind = "quantised weight" if key == "layer_bits" else "parameter"
+    matched = match(patterns, names, f"The pattern {{!r}} of algorithm.{key} matches no {kind}")
+    return {n: next(v for p, v in patterns.items() if fnmatchcase(n, p)) for n in matched}
 
 
 def check_bits(value: object, key: str, fractional: bool = False) -> None:

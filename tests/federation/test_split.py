@@ -58,7 +58,7 @@ def test_normalisation_is_found_by_type_and_not_by_name():
         ("heads.*", r"'heads.\*' matches no parameter \(did you mean head.\*"),
         ("head.wieght", r"\(did you mean head.weight"),
         ("head", r"\(did you mean head.\*"),
-        ("zzzzzzzz", r"; the parameters are body.weight, body.bias, .* and 6 more\."),
+        ("zzzzzzzz", r"; there are body.weight, body.bias, .* and 6 more\."),
     ],
 )
 def test_a_pattern_that_matches_nothing_names_near_misses(pattern, hint):

@@ -149,7 +149,7 @@ IMAGING = {
     "partition=centre partition.centres=[Bern]": "Unknown centre Bern; known: hospital_0, hospital",
     "data.patch_size=[15,16]": "The model cannot take the batches of these data (image (4, 4, 15",
     "data.spatial_dims=3": "does not fit data.spatial_dims=3",
-    "algorithm.personal=up": "The personal pattern 'up' matches no parameter; the parameters are",
+    "algorithm.personal=up": "The personal pattern 'up' matches no parameter; there are",
 }
 
 

@@ -27,7 +27,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
 from medfed.common.checks import check_count, check_fields, within
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors
 from medfed.federation.split import float_entries, match
@@ -172,8 +172,8 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
             "adapters=none."
         )
     whole = [_last(network, list(layers))] if adapters.train is None else list(adapters.train)
-    train = set(_matching(whole, entries, "train"))
-    chosen = _matching(adapters.layers, layers, "layers")
+    train = set(match(whole, entries, "adapters.train: {!r} matches no parameter"))
+    chosen = match(adapters.layers, layers, "adapters.layers: {!r} matches no layer")
     chosen = [n for n in chosen if known[id(layers[n].weight)] not in train]
     small = []
     for name in chosen:
@@ -213,18 +213,6 @@ def _last(network: nn.Module, layers: Sequence[str]) -> str:
     if isinstance(network, Canonical) and last.startswith("canonical."):
         last = f"canonical.*.{last.split('.', 2)[2]}"
     return f"{last}.*"
-
-
-def _matching(patterns: Sequence[str], names: Mapping[str, object], key: str) -> list[str]:
-    if not patterns:
-        return []
-    try:
-        return match(patterns, names)
-    except ConfigError:
-        wrong = next(p for p in patterns if not any(fnmatchcase(n, p) for n in names))
-        hint = did_you_mean(wrong, names) or f"; there are {', '.join(list(names)[:_LISTED])}"
-        what = "layer" if key == "layers" else "parameter"
-        raise ConfigError(f"adapters.{key}: {wrong!r} matches no {what}{hint}.") from None
 
 
 def merged(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:

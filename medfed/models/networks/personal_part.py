@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
-from medfed.federation.split import NORMALIZATION, aliases, nothing_personal
+from medfed.federation.split import NORMALIZATION, aliases, match, nothing_personal
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
 # Operations that change no value, or only the grid.
@@ -244,13 +244,8 @@ def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
         (['1'], [''])
     """
     named = dict(network.named_parameters(remove_duplicate=False))
-    names = list(named)
-    for pattern in parts:
-        if not any(fnmatchcase(n, pattern) for n in names):
-            roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in names), *names])
-            hint = did_you_mean(pattern, roots) or f"; the parameters are {', '.join(names[:6])}"
-            raise ConfigError(f"The canonical part {pattern!r} matches no parameter{hint}.")
-    hit = {id(named[n]) for n in names if any(fnmatchcase(n, p) for p in parts)}
+    matched = match(parts, named, "The canonical part {!r} matches no parameter")
+    hit = {id(named[n]) for n in matched}
     if not hit:
         raise nothing_personal(network, "A canonical model")
     whole = {name for name, t in named.items() if id(t) in hit}
