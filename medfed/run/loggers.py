@@ -186,9 +186,9 @@ def end_logging(
     tested = {f"test/{n}": v["mean"] for n, v in over.items()}
     tested |= {f"test/{n}_worst": v["worst"] for n, v in over.items()}
     if isinstance(logger, WandbLogger):
-        columns = ["client", *over]
-        rows = [[c, *(m[n] for n in over)] for c, m in summary["clients"].items()]
-        logger.log_table("test/clients", columns=columns, data=rows)
+        # Not as a table: W&B keeps those in the user's home, and would send that path.
+        each = summary["clients"].items()
+        tested |= {f"test/{client}/{n}": values[n] for client, values in each for n in over}
         for name, path in pictures.items():
             logger.log_image(key=name, images=[str(path)])
         logger.experiment.summary.update(tested | {"selected_round": summary["selected_round"]})

@@ -106,7 +106,10 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     written = record.read_bytes()
     for name in (b"val/hospital_0/auroc", b"bytes/up_total", b"strength"):
         assert name in written
-    for name in ("machine-of-a-hospital", str(folder), os.getcwd()):
+    for name in (b"test/hospital_0/auroc", b"selected_round"):
+        assert name in written
+    assert not list(tmp_path.rglob("staging"))  # the home of this test
+    for name in ("machine-of-a-hospital", str(tmp_path), os.getcwd()):
         assert name.encode() not in written
     assert len(list((offline / "files" / "media" / "images").glob("*.png"))) == 3
 
