@@ -8,6 +8,7 @@ the run's initial weights: the shadow models of an attack on membership (see
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,8 +44,7 @@ from medfed.personalize.quantized_base import layer_weights
 from medfed.records.evaluations import Audit, Fingerprint, Guess, RowsFound
 from medfed.records.folder import RunFolder
 from medfed.run.experiment import Experiment, reopen_selected
-from medfed.run.federating import federation_of
-from medfed.run.privacy import protect
+from medfed.run.federating import federate
 
 BATCHES = (1, 4, 16)
 BITS = (4, 2)
@@ -117,7 +117,7 @@ class _Audited:
     def __init__(self, experiment: Experiment) -> None:
         self.config, self.task = experiment.config, experiment.task
         self.federation, self.local = experiment.module.federation, experiment.module.local
-        self.data = experiment.data.clients
+        self.whole, self.data = experiment.data, experiment.data.clients
         self.start = next(iter(self.federation.clients.values())).weights
         self.notes: list[str] = []
         self.seconds = 0.0
@@ -125,9 +125,9 @@ class _Audited:
     def fresh(self, config: RunDescription, clients: Sequence[ClientData]) -> Federation:
         """Returns a federation at the run's initial weights, on its device."""
         self.local.model.load(self.start)
-        federation, local = federation_of(config, self.task, clients)
-        if config.privacy.example is not None:
-            protect(config, {c.id: c for c in clients}, self.task, federation, local, (), False)
+        data = copy.copy(self.whole)
+        data.clients = {client.id: client for client in clients}
+        federation, _ = federate(config, data, self.task)
         federation.to(self.local.model.device)
         return federation
 
@@ -140,6 +140,8 @@ class _Audited:
         layer, shape = first_layer(self.task, next(iter(self.data.values()))), None
         if isinstance(layer, nn.Linear) and layer.bias is not None and not is_parametrized(layer):
             shape = layer.weight.shape
+        if self.federation.channel.sums is not None:
+            self.notes.append("The server sees sums over clients; these are not searched for rows.")
         single = self.config.replacing({"local.steps": 1, "local.accumulate": 1})
         counts: list[RowsFound] = []
         for size in (0, *BATCHES) if shape else (0,):

@@ -132,6 +132,16 @@ def test_sketches_and_quantised_models(tmp_path, table):
     assert found.notes == ("What the server sends is no whole model, so none is attacked.",)
 
 
+def test_masks_hide_single_messages_and_models_still_show_members(tmp_path):
+    keys = ("algorithm=fedavg", "channel.secure=masks", "rounds=1", "partition.num_clients=3")
+    run(tmp_path / "run", "experiment=clinical_pfednet", *MLP, *keys, "local.steps=2")
+    found = audit(tmp_path / "run", shadows=4, rounds=1)
+    assert found.rows
+    assert sum(r.found for r in found.rows) == 0
+    assert "The server sees sums over clients; these are not searched for rows." in found.notes
+    assert len(found.guesses) == 8
+
+
 def test_a_convolution_gives_no_row_exactly(tmp_path):
     run(tmp_path / "run", *COLOURS, f"data.root={tmp_path}")
     found = audit(tmp_path / "run", shadows=4)
