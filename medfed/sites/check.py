@@ -229,9 +229,15 @@ def sentences(
         f"the model what the table does not name ({type(federation.algorithm).__name__} keeps: "
         f"{federation.algorithm.card.keeps})."
     )
+    seen = "sees everything that this site sends"
+    if (sums := federation.channel.sums) is not None:
+        seen = (
+            f"learns of the part {' and '.join(sums.parts)} only the sum over the sites of a round "
+            "(channel.secure=masks), and sees everything else that this site sends"
+        )
     lines.append(
         "Weights and gradients are not patients' data, but contain traces of them; the server's "
-        f"operator sees everything that this site sends. {_noise(config, data, federation, site)}"
+        f"operator {seen}. {_noise(config, data, federation, site)}"
     )
     return lines
 

@@ -217,13 +217,16 @@ def start_site(
 def _site(path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
     from medfed.common.errors import ConfigError
     from medfed.sites.agreement import Agreed, AgreedRecord, SiteFile
+    from medfed.sites.masks import Certificate
     from medfed.sites.site_folder import hospital
 
     terms = Agreed(**decoded(agreed, AgreedRecord))
     file = SiteFile.read(path)
     if file.site != name:
         raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
-    return hospital(terms, file, keep_bundle)
+    kit = path.resolve().parent.parent / "startup"
+    signer = Certificate(kit) if (kit / "client.key").is_file() else None
+    return hospital(terms, file, keep_bundle, signer)
 
 
 @dataclass(frozen=True)

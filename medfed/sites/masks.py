@@ -24,6 +24,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,45 @@ class Signer(Protocol):
 
     def check(self, site: str, data: bytes, entries: Mapping[str, str]) -> None:
         """Raises CodecError if another than this site has signed."""
+
+
+class Certificate:
+    """The certificate of a kit of NVIDIA FLARE, by the root that the kits of all sites share.
+
+    Args:
+        folder: Holds ``client.crt``, ``client.key`` and ``rootCA.pem``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import padding
+
+        self._x509, self._how = x509, (padding.PKCS1v15(), hashes.SHA256())
+        self._text = (folder / "client.crt").read_text(encoding="utf-8")
+        key = (folder / "client.key").read_bytes()
+        self._key: Any = serialization.load_pem_private_key(key, None)
+        self._root = x509.load_pem_x509_certificate((folder / "rootCA.pem").read_bytes())
+
+    def sign(self, data: bytes) -> dict[str, str]:
+        """See :meth:`Signer.sign`."""
+        signature = self._key.sign(data, *self._how)
+        return {"certificate": self._text, "signature": signature.hex()}
+
+    def check(self, site: str, data: bytes, entries: Mapping[str, str]) -> None:
+        """See :meth:`Signer.check`."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            there = self._x509.load_pem_x509_certificate(entries["certificate"].encode())
+            there.verify_directly_issued_by(self._root)
+            named = there.subject.get_attributes_for_oid(self._x509.NameOID.COMMON_NAME)
+            if [name.value for name in named] != [site]:
+                raise ValueError(site)
+            key: Any = there.public_key()
+            key.verify(bytes.fromhex(entries["signature"]), data, *self._how)
+        except (KeyError, TypeError, ValueError, InvalidSignature) as error:
+            raise CodecError(f"The keys of {site} are not signed by its certificate.") from error
 
 
 def needed(sites: int) -> int:
@@ -125,6 +165,7 @@ class Half:
         self._mask, self._box = (_curve().X25519PrivateKey.generate() for _ in range(2))
         self._seed = secrets.token_bytes(32)
         self._keys: Keys = {}
+        self._announced: dict[str, str] = {}
         self._kept: dict[str, tuple[bytes, bytes]] = {}  # shares of each site's key and seed
 
     def announced(self) -> dict[str, str]:
@@ -134,7 +175,9 @@ class Half:
             "box": self._box.public_key().public_bytes_raw().hex(),
             "seal": hashlib.sha256(self._seed).hexdigest(),
         }
-        return mine | (self._signer.sign(self._signed(self.name, mine)) if self._signer else {})
+        signed = self._signer.sign(self._signed(self.name, mine)) if self._signer else {}
+        self._announced = mine | signed
+        return self._announced
 
     def _signed(self, site: str, keys: Mapping[str, str]) -> bytes:
         return json.dumps(
@@ -151,10 +194,9 @@ class Half:
             CodecError: If a key is missing, occurs twice, or is not signed by its site.
         """
         public = [one["mask"] for one in keys.values()]
-        mine = {k: v for k, v in self.announced().items() if k in ("mask", "box", "seal")}
         if sorted(keys) != self.sites or len({*public}) < len(public):
             raise CodecError("The keys are not those of all sites of this sum.")
-        if any(keys[self.name][k] != v for k, v in mine.items()):
+        if keys[self.name] != self._announced:
             raise CodecError("The keys are those of another sum.")
         for site, one in keys.items():
             if self._signer is not None:

@@ -39,6 +39,7 @@ from medfed.run.federating import preprocessing
 from medfed.run.overview.table import cohort_record
 from medfed.run.privacy import Protection, protections, record
 from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.masks import Signer
 from medfed.sites.newcomers import Newcomer, numbers
 from medfed.sites.policy import SPENT, AskedModels, Spending
 from medfed.sites.site import ConfiguredSite, Site
@@ -63,13 +64,19 @@ class _Validation:
     spent: _Spent
 
 
-def hospital(agreed: Agreed, file: SiteFile, keep_bundle: Callable[[Path], object]) -> Site:
+def hospital(
+    agreed: Agreed,
+    file: SiteFile,
+    keep_bundle: Callable[[Path], object],
+    signer: Signer | None = None,
+) -> Site:
     """Makes a site from the agreement and its file; each federation has a separate folder.
 
     Args:
         agreed: The agreement.
         file: The site's file.
         keep_bundle: Makes the bundle of the model in a run folder.
+        signer: Signs the keys of masks.
 
     Raises:
         MedfedError: If they contradict each other.
@@ -79,7 +86,7 @@ def hospital(agreed: Agreed, file: SiteFile, keep_bundle: Callable[[Path], objec
     tested = AskedModels(file.policy.test_metrics, file.folder / TESTED, agreed.digest)
     spending = Spending(file.policy.privacy, file.folder / SPENT)
     keeper = SiteFolder(workplace, keep_bundle, tested, spending)
-    site = Site(workplace, file.folder / name, keeper)
+    site = Site(workplace, file.folder / name, keeper, signer)
     file.folder.mkdir(parents=True, exist_ok=True)
     listen(site, file.folder / LOG)
     if file.approved is None:

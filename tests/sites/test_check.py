@@ -76,6 +76,15 @@ def test_what_could_single_out_a_patient_is_red(hospital, tmp_path, monkeypatch,
     assert "policy.least_per_message of this site's file asks for 2" in capsys.readouterr().err
 
 
+def test_a_hospital_reads_whether_sums_are_under_masks(hospital, tmp_path, capsys):
+    masks = ("algorithm=fedavg", "channel.secure=masks")
+    Agreed(SITES, (*EXPERIMENT[:-2], *masks)).write(tmp_path / "agreed.json")
+    (tmp_path / "site.yaml").write_text(f"site: Bern\ndata:\n  path: {hospital / 'ours.csv'}\n")
+    said = look(tmp_path, capsys)
+    assert "operator learns of the part shared only the sum over the sites of a round" in said
+    assert "operator sees everything that this site sends." in look(hospital, capsys)
+
+
 def test_the_bytes_are_those_of_a_run(hospital, tmp_path, monkeypatch, capsys):
     """Tried by one site alone, against what it sends in a simulation of all."""
     shown = {}

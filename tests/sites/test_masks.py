@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from medfed.common.errors import CodecError, SiteError
 from medfed.federation.algorithm import Cohort
@@ -19,12 +23,14 @@ from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.sites.calls import Caller, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator
-from medfed.sites.masks import Half, context_of, needed, unmasked
+from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
 from medfed.sites.run import SitesModule
 from medfed.sites.site import SUMS, Site
 from medfed.sites.wire import Direct, Reply, Request
 from tests.contract.harness import algorithm, federation
+from tests.integration.runs import CLINICAL, run
 from tests.sites.faults import Faulty, is_at, once
+from tests.sites.hospitals import across, direct, same
 from tests.sites.toy_sites import QUICK, Toy, fit, nothing
 from tests.toys import toy_data
 
@@ -84,6 +90,17 @@ def test_equal_to_the_simulation(method, lossy, tmp_path: Path):
     assert module.coordinator.digests(ROUNDS) == expected.digests()
     assert module.federation.ledger.to_csv() == expected.ledger.to_csv()
     assert not module.coordinator.progress.left_out
+
+
+def test_a_whole_run_equals_the_ordinary_one(tmp_path: Path):
+    """From the command's keys to the files of the run folder."""
+    keys = (*CLINICAL, "algorithm=fedavg", "channel.secure=masks", "partition.num_clients=3")
+    _, experiment = run(tmp_path / "simulation", *keys)
+    names = list(experiment.data.clients)
+    across(tmp_path / "server", direct(tmp_path / "sites", names, *keys), names, *keys)
+    assert not same(tmp_path / "simulation", tmp_path / "server")
+    kinds = (tmp_path / "server" / "traffic.csv").read_text()
+    assert all(f",{kind}," in kinds for kind in ("keys", "shares", "unmask"))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
@@ -269,6 +286,58 @@ def test_masks_cancel_in_the_sum(count, lost):
         unmasked(context, keys, there, few, 50)
     with pytest.raises(CodecError):
         made[there[0]].shares(names[:2])
+
+
+def kit(folder: Path, name: str, root: tuple) -> Path:
+    """A certificate as in a site's kit."""
+    key, certificate = signed(name, root)
+    folder.mkdir(parents=True)
+    for file, one in (("client.crt", certificate), ("rootCA.pem", root[1])):
+        (folder / file).write_bytes(one.public_bytes(serialization.Encoding.PEM))
+    how = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
+    (folder / "client.key").write_bytes(key.private_bytes(*how))
+    return folder
+
+
+def signed(name: str, root: tuple | None = None) -> tuple:
+    """A key and its certificate, by a root or by itself."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(
+        root[1].subject if root else subject,
+        subject,
+        key.public_key(),
+        x509.random_serial_number(),
+        now - timedelta(days=1),
+        now + timedelta(days=1),
+    )
+    return key, made.sign(root[0] if root else key, hashes.SHA256())
+
+
+def test_keys_are_those_of_the_sites_certificates(tmp_path: Path):
+    """Neither unsigned keys, nor those of another site, sum or root are accepted."""
+    root, names = signed("root"), ["a", "b", "c"]
+    signers = {c: Certificate(kit(tmp_path / c, c, root)) for c in names}
+    asked = Request("keys", "a", "session", 0, 0, 0)
+    made = {c: Half(c, asked, names, signers[c]) for c in names}
+    keys = {c: half.announced() for c, half in made.items()}
+    assert sorted(made["a"].boxes(keys)) == ["b", "c"]
+    other = Half("b", dataclasses.replace(asked, attempt=1), names, signers["b"]).announced()
+    foreign = Certificate(kit(tmp_path / "foreign", "b", signed("root")))
+    for bad in (
+        Half("b", asked, names, None).announced(),
+        Half("b", asked, names, signers["c"]).announced(),
+        Half("b", asked, names, foreign).announced(),
+        other,
+        {**keys["b"], "mask": other["mask"]},
+    ):
+        with pytest.raises(CodecError, match="keys of b are not signed by its certificate"):
+            made["a"].boxes({**keys, "b": bad})
 
 
 def test_keys_that_were_changed_on_the_way_are_refused():
