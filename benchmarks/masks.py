@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -41,9 +42,7 @@ def measured(sites: int, lost: int, elements: int) -> tuple[float, float, float,
     layout, rng = (("w", (elements,), "float32"),), np.random.default_rng(0)
     halves = {c: Half(c, asked, names, None) for c in names}
     keys = {c: timed(spent, "site", half.announced) for c, half in halves.items()}
-    boxes = {
-        c: timed(spent, "site", lambda half=half: half.boxes(keys)) for c, half in halves.items()
-    }
+    boxes = {c: timed(spent, "site", partial(half.boxes, keys)) for c, half in halves.items()}
     there, packets, exact = names[lost:], {}, torch.zeros(elements, dtype=torch.float64)
     for c in there:
         update = torch.from_numpy(rng.normal(scale=0.01, size=elements)).float()
@@ -56,7 +55,7 @@ def measured(sites: int, lost: int, elements: int) -> tuple[float, float, float,
             return halves[c].masked(sums, packet, to)
 
         packets[c] = timed(spent, "site", sent)
-    shares = {c: timed(spent, "site", lambda c=c: halves[c].shares(there)) for c in there}
+    shares = {c: timed(spent, "site", partial(halves[c].shares, there)) for c in there}
 
     def summed() -> torch.Tensor:
         context = context_of(asked, names)
