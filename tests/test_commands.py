@@ -101,6 +101,8 @@ HOSTILE = {
     "compare here other": "runs=other is no folder; name one that holds finished runs.",
     "report here": "no finished run",
     "evaluate here": "run=here is no run folder (it has no config.yaml).",
+    "audit here": "run=here is no run folder (it has no config.yaml).",
+    "audit run=here shadow=4": "Unknown key 'shadow' (did you mean shadows?)",
 }
 # What an algorithm's class checks needs torch, and nothing else of this size; others are above.
 LATER = {

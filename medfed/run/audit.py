@@ -75,10 +75,17 @@ def audit(
         ConfigError: If a number is out of range.
         CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
+    least = LEAST if shadows is None else shadows
+    for key, value, kind in (
+        *(("shadows", least, int), ("rounds", rounds, int)),
+        *(("minutes", minutes, float), ("tolerance", tolerance, float)),
+    ):
+        if type(value) not in (int, kind):
+            raise ConfigError(f"{key} must be a {'whole ' * (kind is int)}number, not {value!r}.")
     check_count("rounds", rounds)
     check_positive("minutes", minutes)
     check_positive("tolerance", tolerance)
-    if shadows is not None and shadows < LEAST:
+    if least < LEAST:
         raise ConfigError(f"shadows must be at least {LEAST}, or null, not {shadows}.")
     summary = RunFolder(folder).summary
     last = summary["rounds"] if summary["selected_round"] is None else summary["selected_round"] + 1

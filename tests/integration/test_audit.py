@@ -186,6 +186,9 @@ def test_names_on_the_page_are_no_markup(measured, tmp_path):
         ({"rounds": 0}, "rounds must be 1 or more, not 0"),
         ({"minutes": 0.0}, "minutes must be positive"),
         ({"tolerance": -1.0}, "tolerance must be positive"),
+        ({"tolerance": None}, "tolerance must be a number, not None"),
+        ({"shadows": "many"}, "shadows must be a whole number, not 'many'"),
+        ({"rounds": 1.5}, r"rounds must be a whole number, not 1\.5"),
     ],
 )
 def test_mistakes_are_one_sentence(ditto, keys, message):
