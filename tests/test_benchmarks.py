@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("attacks.py --rounds 1 --sites 3", "| none | 0.9"),
         ("masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
         ("inversion.py --messages 1 --iterations 5 --only noise", "| clip 1, noise 0.1 | "),
+        ("privacy.py --steps 1 --networks logistic", "logistic        all"),
         ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
         ("side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
         ("scale.py --clients 20 --methods fedavg", "\nfedavg         20 "),

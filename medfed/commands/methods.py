@@ -165,12 +165,16 @@ def head(yaml: Path) -> str:
 
 def print_page(one: Method) -> None:
     """Prints a method's row, its paper, symbols and deviations, and its hyper-parameters."""
+    from medfed.federation.card import UNPROTECTED
+
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"algorithm={one.name} ({one.kind.card.family})\n")
     for title, cell in zip(COLUMNS[1:], one.row[1:], strict=True):
         console.print(f"  {title:<20}{cell}")
     covered = " and ".join(one.kind.averaged)
     console.print(f"  {'aggregation':<20}{f'any, of {covered}' if covered else 'mean'}")
+    reason = UNPROTECTED.get(one.kind.card.touches)
+    console.print(f"  {'privacy.example':<20}{f'refused: it {reason}' if reason else 'covered'}")
     for name, over in one.kind.card.tune.items():
         print(f"  {'tuned':<20}algorithm.{name} from {over.low:g} to {over.high:g}")
     module = sys.modules[one.kind.__module__]

@@ -29,6 +29,15 @@ Family = Literal[
 ]
 Touches = Literal["gradients", "losses", "outputs", "several", "pooled"]
 """How patients influence a method's messages, other than by the numbers of patients."""
+UNPROTECTED: Mapping[Touches | None, str] = {
+    None: "does not declare that patients influence it by gradients only (card.touches)",
+    "losses": "compares losses of patients, which get no noise",
+    "outputs": "takes steps that see the network's outputs or the labels of whole batches",
+    "several": "asks for gradients of one draw at several points, or for a random number of them, "
+    "which is not accounted for",
+    "pooled": "trains on the patients of all clients in one place",
+}
+"""Why noise in gradients alone cannot protect the patients of a method."""
 Sizes = Mapping[str, float | str]
 """Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``.
 

@@ -22,7 +22,7 @@ from medfed.config.description import ExampleKeys, RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, Cohort
-from medfed.federation.card import Touches
+from medfed.federation.card import UNPROTECTED
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import (
     ClientPrivacy,
@@ -34,14 +34,6 @@ from medfed.federation.federation import Federation
 from medfed.functional.privacy import epsilon, noise_for
 from medfed.models.task import TaskModule, l2_penalty
 
-_REASONS: dict[Touches | None, str] = {
-    None: "does not declare that patients influence it by gradients only (card.touches)",
-    "losses": "compares losses of patients, which get no noise",
-    "outputs": "takes steps that see the network's outputs or the labels of whole batches",
-    "several": "asks for gradients of one draw at several points, or for a random number of them, "
-    "which is not accounted for",
-    "pooled": "trains on the patients of all clients in one place",
-}
 ALTERNATIVES = "algorithm=fedavg, ditto, fedper, ppfl or qupel"
 
 
@@ -236,7 +228,7 @@ def _check(
     declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
     touches = method.card.touches if declared.__module__ == type(method).__module__ else None
     if touches != "gradients":
-        raise _refused(f"{name} {_REASONS[touches]}", f"choose {ALTERNATIVES}")
+        raise _refused(f"{name} {UNPROTECTED[touches]}", f"choose {ALTERNATIVES}")
     if statistics:
         sent = statistics[0]
         key = sent.key.split(" ")[0]

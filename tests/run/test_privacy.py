@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from medfed.commands.methods import main
 from medfed.common.errors import ConfigError
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
@@ -90,6 +91,13 @@ def test_a_run_hides_whole_clients_in_its_sums(tmp_path, capsys):
     kept = json.loads((folder / "privacy.json").read_text())
     assert kept["client"] == {"sigma": 2.0, "delta": 1e-3, "clip": 1.0, "epsilon": wanted}
     assert set(kept["example"]["clients"]) == set(read_data(described(TABLE)).clients)
+
+
+def test_a_methods_page_says_whether_noise_protects_patients(capsys):
+    main(["ditto", "moon"])
+    printed = capsys.readouterr().out
+    assert "privacy.example     covered" in printed
+    assert "privacy.example     refused: it takes steps that see the network's outputs" in printed
 
 
 class Mine(FedAvg):
