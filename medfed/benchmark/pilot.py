@@ -101,13 +101,13 @@ class Pilot(Group):
     def cell(self, variant: str, stage: Stage, trial: int, split: int, setting: Setting) -> Cell:
         """Returns a cell; its key knows what a division holds, not where it lies."""
         division = self.divisions[split]
-        key, _ = cell_key(self._dealt(variant, split, Path(division.name)), stage, False)
+        key, _ = cell_key(self._on_division(variant, split, Path(division.name)), stage, False)
         file = self.out / "divisions" / division.name
-        plain = written(self._dealt(variant, split, file.resolve()))
+        plain = written(self._on_division(variant, split, file.resolve()))
         name = self.method.name
         return PilotCell(self.suite.name, variant, name, stage, trial, split, plain, key)  # type: ignore[arg-type]
 
-    def _dealt(self, variant: str, split: int, file: Path) -> RunDescription:
+    def _on_division(self, variant: str, split: int, file: Path) -> RunDescription:
         config = self.config(variant)
         saved = {
             "_target_": "medfed.datamodules.partitions.saved.Saved",
@@ -205,7 +205,7 @@ def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> 
     labels = {i: p.label for i, p in data.patients.items()}
     content = {
         "clients": {
-            client: redealt(plan.patients, labels, derive_seed(data.seed, client, repeat), fold)
+            client: split_again(plan.patients, labels, derive_seed(data.seed, client, repeat), fold)
             for client, plan in data.plans.items()
         },
         "partition": {c: p.record(data.plan_names) for c, p in data.plans.items()},
@@ -213,7 +213,7 @@ def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> 
     return Division(content, f"{digest(content)[:16]}.json")
 
 
-def redealt(
+def split_again(
     patients: Mapping[Split, Sequence[str]],
     labels: Mapping[str, object],
     seed: int,
@@ -230,7 +230,7 @@ def redealt(
 
     Example:
         >>> parts = {"train": ["a", "b", "c", "d"], "val": ["e", "f"], "test": ["g", "h"]}
-        >>> found = [redealt(parts, dict.fromkeys("abcdef"), 0, (k, 3)) for k in range(3)]
+        >>> found = [split_again(parts, dict.fromkeys("abcdef"), 0, (k, 3)) for k in range(3)]
         >>> [len(found[0][split]) for split in ("train", "val", "test")]
         [3, 1, 2]
         >>> sorted(i for one in found for i in one["test"])

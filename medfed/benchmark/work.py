@@ -85,7 +85,12 @@ def looks(experiment: Experiment) -> dict[str, Any]:
     history = federation.memberships()
     if history is not None:
         best = experiment.evaluation.best_round()
-        known = Memberships.of(experiment.data, history, None if best is None else best + 1)
+        known = Memberships.of(
+            list(experiment.data.clients),
+            history,
+            None if best is None else best + 1,
+            experiment.data.mixtures,
+        )
         kept["memberships"] = {
             "clients": list(known.clients),
             "rows": np.round(known.rows, 5).tolist(),

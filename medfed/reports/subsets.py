@@ -6,8 +6,7 @@ How methods bear the loss of channels, of runs that ``medfed evaluate subsets=..
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from graphlib import TopologicalSorter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,9 +176,9 @@ def find(comparison: Comparison) -> Finding:
         return Finding()
     lines = {m.name: [read_lines(run, metric) for run in m.runs] for m in comparison.methods}
     every = [line for seeds in lines.values() for seed in seeds for line in seed]
+    channels = next(iter(runs[0].preprocessing.values()))["channels"]
     with reading(runs[0].subsets_csv("test")):
-        channels = in_order({x.subset for x in every})
-    subsets = sorted({x.subset for x in every}, key=lambda s: _rank(s, channels))
+        subsets = sorted({x.subset for x in every}, key=lambda s: _rank(s, channels))
     lost = sorted({x.lost for x in every})
     by_subset = {
         m: [_pooled(seeds, lambda x, s=s: x.subset == s) for s in subsets]  # type: ignore[misc]
@@ -210,24 +209,6 @@ def find(comparison: Comparison) -> Finding:
         {"missing_channels": figure},
         {"missing_channels": _CAPTION},
     )
-
-
-def in_order(subsets: Iterable[str]) -> list[str]:
-    """Returns all channels in the order of the data, which every subset keeps.
-
-    Example:
-        >>> in_order(["T1w+T2w", "FLAIR+T2w", "FLAIR+T1w"])
-        ['FLAIR', 'T1w', 'T2w']
-
-    Raises:
-        ValueError: If there is none.
-    """
-    order: TopologicalSorter[str] = TopologicalSorter()
-    for subset in sorted(subsets):
-        names = subset.split("+")
-        for place, channel in enumerate(names):
-            order.add(channel, *names[:place])
-    return list(order.static_order())
 
 
 def _rank(subset: str, channels: Sequence[str]) -> tuple[int, list[int]]:

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import csv_text
-from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.partitions.by_group import group_of
-from medfed.federation.algorithm import ClientInfo
 
 _LINKED = 300  # largest number of clients that a linkage orders
 
@@ -23,16 +21,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Memberships:
-    """Memberships of N clients in K canonical models, with data about these clients.
+    """Memberships of N clients in K canonical models.
 
     Attributes:
         history: (R + 1, N, K), the start and every round.
         clients: N names, in order.
-        labels: (N, L) training samples per class, or voxels per region.
-        label_names: L names.
-        channels: (N, C) bool, the channels that each client has.
-        channel_names: C names.
-        samples: (N,) training samples.
         groups: N planted groups, or ``None`` if none are known.
         truth: (N, K') true mixtures, or ``None``.
         selected: Index in ``history`` of the round that validation selected, whose models are
@@ -41,65 +34,29 @@ class Memberships:
 
     history: Floats
     clients: tuple[str, ...]
-    labels: Floats
-    label_names: tuple[str, ...]
-    channels: NDArray[np.bool_]
-    channel_names: tuple[str, ...]
-    samples: Floats
     groups: tuple[int, ...] | None = None
     truth: Floats | None = None
     selected: int | None = None
 
     @classmethod
     def of(
-        cls, data: FederatedDataModule, history: Tensor, selected: int | None = None
+        cls,
+        clients: Sequence[str],
+        history: Tensor,
+        selected: int | None = None,
+        mixtures: Mapping[str, Sequence[float]] | None = None,
     ) -> Memberships:
-        """Combines the memberships of a run with its data.
+        """Takes over the memberships of a run.
 
         Args:
-            data: The data, after `setup`.
+            clients: Names, in order.
             history: (R + 1, N, K) memberships.
             selected: Index in ``history`` of the selected round.
+            mixtures: The true mixtures by client, if they are known.
         """
-        clients = list(data.clients.values())
-        truth = [data.mixtures[c.id] for c in clients] if data.mixtures else None
-        return cls(
-            history=history.detach().cpu().double().numpy(),
-            clients=tuple(c.id for c in clients),
-            # In a segmentation, the first count is that of the background's voxels.
-            labels=np.array([c.label_counts.tolist()[-data.num_classes :] for c in clients]),
-            label_names=data.class_names,
-            channels=np.array([c.channels.tolist() for c in clients], dtype=bool),
-            channel_names=data.channel_names,
-            samples=np.array([float(c.num_samples) for c in clients]),
-            groups=planted_groups([c.id for c in clients]),
-            truth=None if truth is None else np.array(truth),
-            selected=selected,
-        )
-
-    @classmethod
-    def across_sites(
-        cls, clients: Sequence[ClientInfo], history: Tensor, selected: int | None = None
-    ) -> Memberships:
-        """Combines the memberships of a run with names and numbers of samples; sites send no more.
-
-        Args:
-            clients: All sites, in order.
-            history: (R + 1, N, K) memberships.
-            selected: Index in ``history`` of the selected round.
-        """
-        names = tuple(c.id for c in clients)
-        return cls(
-            history=history.detach().cpu().double().numpy(),
-            clients=names,
-            labels=np.zeros((len(names), 0)),
-            label_names=(),
-            channels=np.zeros((len(names), 0), dtype=bool),
-            channel_names=(),
-            samples=np.array([float(c.num_samples) for c in clients]),
-            groups=planted_groups(names),
-            selected=selected,
-        )
+        truth = np.array([mixtures[client] for client in clients]) if mixtures else None
+        values = history.detach().cpu().double().numpy()
+        return cls(values, tuple(clients), planted_groups(clients), truth, selected)
 
     @property
     def final(self) -> int:
@@ -234,23 +191,6 @@ def half_l1(rows: Floats, truth: Floats) -> Floats:
     width = max(rows.shape[1], truth.shape[1])
     true = np.pad(truth, ((0, 0), (0, width - truth.shape[1])))
     return np.asarray(np.abs(matched(rows, truth) - true).sum(1) / 2)
-
-
-def served(memberships: Memberships, counts: Floats) -> Floats:
-    """Returns which labels, channels or clients each canonical model serves.
-
-    Args:
-        memberships: The memberships.
-        counts: (N, L) counts of each client, such as samples per label.
-
-    Returns:
-        (K, L) shares; row k divides the clients' counts, weighted by their membership in model k.
-        The row of a model without any member is zero.
-    """
-    weighted = memberships.rows.T @ counts
-    total = weighted.sum(1, keepdims=True)
-    shares = np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
-    return np.asarray(shares)
 
 
 def membership_line(summary: Mapping[str, Any]) -> str:

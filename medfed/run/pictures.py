@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from medfed.common.console import caption
 from medfed.common.figures import legend_above, legend_right, stacked_bars
@@ -23,7 +23,7 @@ from medfed.functional.scores import ALARMS, Floats, sensitivities
 from medfed.records.predictions import read_predictions
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import Examined, joined
-from medfed.run.memberships import Memberships, leaf_order, matched, served
+from medfed.run.memberships import Memberships, leaf_order, matched
 
 _MANY = 8  # number of clients from which on their lines are grey
 
@@ -74,7 +74,6 @@ def froc_curves(tested: Examined) -> Figure | None:
 
 
 _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")
 _UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (1, "bytes"))
 _NAMES = 45  # largest number of clients whose names are written
 _MOST = 20  # clients with most bytes to show, if there are too many clients
@@ -178,15 +177,12 @@ def draw_run(experiment: Experiment, memberships: Memberships | None) -> dict[st
 
 
 def membership_figures(memberships: Memberships) -> dict[str, Figure]:
-    """Draws the memberships of the selected round, their course, and what each model serves."""
+    """Draws the memberships of the selected round, and their course."""
     order = leaf_order(memberships.rows)
-    figures = {
+    return {
         "memberships": selected_heatmap(memberships, order),
         "memberships_over_rounds": heatmap_over_rounds(memberships, order),
     }
-    if memberships.label_names:  # sites do not send their labels to the coordinator
-        figures["memberships_serve"] = bars_of_what_is_served(memberships, order)
-    return figures
 
 
 def selected_heatmap(memberships: Memberships, order: Sequence[int]) -> Figure:
@@ -230,55 +226,6 @@ def heatmap_over_rounds(memberships: Memberships, order: Sequence[int]) -> Figur
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     if memberships.round != memberships.final:
         figure.suptitle(f"Memberships over rounds (dashed: {_title(memberships)})", fontsize=10)
-    return figure
-
-
-def bars_of_what_is_served(memberships: Memberships, order: Sequence[int]) -> Figure:
-    """Draws a row per canonical model: the labels, channels and clients that it serves.
-
-    A tick at each bar is the share of a model that serves all clients alike. Labels are left out if
-    there is only one (a continuous outcome), channels if every client has all of them.
-    """
-    columns: list[tuple[str, Floats, tuple[str, ...]]] = []
-    if len(memberships.label_names) > 1:
-        columns.append(("labels", memberships.labels, memberships.label_names))
-    if not memberships.channels.all():
-        counts = memberships.channels * memberships.samples[:, None]
-        columns.append(("channels", counts, memberships.channel_names))
-    from scipy.sparse import diags_array  # imported here, as few runs have memberships
-
-    ordered: Any = diags_array(memberships.samples).tocsr()[:, list(order)]
-    columns.append(("clients", ordered, tuple(caption(memberships.clients[i]) for i in order)))
-    models = memberships.rows.shape[1]
-    figure = Figure(figsize=(2.0 + 4.2 * len(columns), 1.5 + 1.5 * models), layout="constrained")
-    grid = figure.subplots(models, len(columns), squeeze=False, sharex="col", sharey="col")
-    for j, (title, counts, names) in enumerate(columns):
-        shares, everyone = served(memberships, counts), counts.sum(0) / counts.sum()
-        x = np.arange(len(names))
-        for k in range(models):
-            axes, colour = grid[k, j], _COLOURS[k % len(_COLOURS)]
-            if len(names) > _NAMES:  # thousands of bars would be thousands of objects
-                axes.fill_between(x, shares[k], step="mid", color=colour, lw=0)
-                axes.plot(x, everyone, drawstyle="steps-mid", color="0.2", lw=0.8)
-            else:
-                axes.bar(x, shares[k], color=colour, width=0.8)
-                axes.hlines(everyone, x - 0.45, x + 0.45, color="0.2")
-            decimals = None if len(names) > _NAMES else 0
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals))
-            axes.margins(x=0.02)
-            axes.grid(axis="y", alpha=0.3)
-            if j == 0:
-                weight = memberships.samples @ memberships.rows[:, k] / memberships.samples.sum()
-                axes.set_ylabel(f"model {k}\n({weight:.0%} of all)", fontsize=9)
-        grid[0, j].set_title(title, fontsize=10)
-        shown = names if len(names) <= _NAMES else ()
-        upright = max(map(len, names)) <= 3
-        grid[-1, j].set_xticks(x[: len(shown)], shown, fontsize=7, rotation=0 if upright else 90)
-    figure.suptitle(
-        "What each canonical model serves: shares, weighted by membership\n"
-        f"({_title(memberships)}; lines: shares over all clients)",
-        fontsize=10,
-    )
     return figure
 
 

@@ -8,7 +8,7 @@ configuration may build.
 ===================  ==============================================================================
 belongs to           keys
 ===================  ==============================================================================
-a site alone         :data:`OWN`: where its data and files are, its devices, workers, loggers,
+a site alone         :data:`SITE_KEYS`: where its data and files are, its devices, workers, loggers,
                      plugins; what an override says of them has no effect
 a site, if it likes  :data:`READING`: how its files name things, such as the label's column; an
                      override proposes, the site's file disposes, and names of classes and channels
@@ -33,7 +33,7 @@ A site's file: its name, the path of its data, its device; the site's IT writes 
 Which studies it has approved, and what it allows at all, are in :mod:`medfed.sites.policy`.
 
 Paths may be relative to the file. Other keys are those of ``medfed train`` that are a site's own
-(:data:`medfed.sites.agreement.OWN`) or that it may say otherwise (``READING`` there).
+(:data:`medfed.sites.agreement.SITE_KEYS`) or that it may say otherwise (``READING`` there).
 A site whose files are in another layout names another reader, with all its keys:
 ``data: {path: ..., reader: {_target_: ..., _partial_: true, ...}}``.
 """
@@ -64,7 +64,7 @@ from medfed.config.spelling import hydra_spelling, with_whole_data
 from medfed.sites.policy import NO_LIMITS, Policy, VetoError, read_approved, read_policy
 
 # Keys that only a site sets, with their defaults.
-OWN: dict[str, Any] = {
+SITE_KEYS: dict[str, Any] = {
     "data.path": None,
     "data.root": "data",
     "data.cache": None,
@@ -171,7 +171,7 @@ class Agreed:
         typed = hydra_spelling(overrides)
         if not cut:
             typed = [o for o in with_whole_data([*typed, _HERE]) if o != _HERE]
-        apart = [o for o in typed if _is_own(_key(o))]
+        apart = [o for o in typed if _is_site_key(_key(o))]
         kept = [o for o in typed if o not in apart]
         alone = [o for o in apart if not _key(o).startswith(_DATA)]
         precision = load([*kept, *alone]).trainer.precision
@@ -238,7 +238,7 @@ class Agreed:
         named = [f"plugins=[{','.join(plugins)}]"] if plugins else []
         source, plain = written(load([*self.overrides, *named])), usual()
         precision = source["trainer"]["precision"]
-        for key, value in OWN.items():
+        for key, value in SITE_KEYS.items():
             if _is_there(source, key):
                 put(source, key, copy.deepcopy(plain[key]) if key in _SECTIONS else value)
         source["trainer"]["precision"] = precision
@@ -274,7 +274,7 @@ def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
         {'seed': 1, 'data.seed': 1}
     """
     hashes: dict[str, Any] = {}
-    waiting = [("", _without_own(config))]
+    waiting = [("", _agreed_part(config))]
     while waiting:
         place, node = waiting.pop()
         for key, value in node.items():
@@ -303,11 +303,11 @@ def fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _without_own(config: Mapping[str, Any]) -> dict[str, Any]:
+def _agreed_part(config: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a configuration without the keys that a site may set; precision stays."""
     made = written(config)
     precision = select(made, PRECISION)
-    for key in (*OWN, *READING):
+    for key in (*SITE_KEYS, *READING):
         place, _, leaf = key.rpartition(".")
         if _is_there(made, key):
             del (select(made, place) if place else made)[leaf]
@@ -327,10 +327,10 @@ def _key(override: str) -> str:
     return override.partition("=")[0].strip().lstrip("+~").rpartition("@")[2]
 
 
-def _is_own(key: str) -> bool:
+def _is_site_key(key: str) -> bool:
     if key == PRECISION:
         return False
-    return any(key == own or key.startswith(f"{own}.") for own in OWN)
+    return any(key == each or key.startswith(f"{each}.") for each in SITE_KEYS)
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
@@ -347,7 +347,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
                 f"{_key(override)} holds more than a plain ${{key}}, and could read data at a "
                 "site; write its value."
             )
-        if _is_own(_key(override)):
+        if _is_site_key(_key(override)):
             raise ConfigError(
                 f"{_key(override)} belongs to each site's file, so the agreement may not set it."
             )
@@ -364,7 +364,7 @@ def _check_targets(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: If there is one; the key is named.
     """
-    for key, target in _targets("", _without_own(config)):
+    for key, target in _targets("", _agreed_part(config)):
         if str(target).startswith(_NOT):
             raise ConfigError(
                 f"{key}={target!s:.100} is not allowed in an agreement: sites do not "
@@ -516,7 +516,7 @@ class SiteFile:
         for key, value in self.values.items():
             if _is_there(source, key) or key.startswith(f"{_READER}."):
                 put(source, key, value)
-            elif key in OWN:
+            elif key in SITE_KEYS:
                 what = "has no meaning here: these data have none."
                 _log.info("%s of site %s %s", key, self.site, what)
             else:
@@ -571,18 +571,18 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: If there is one; it is named.
     """
-    own = [key for key in OWN if key not in _NOT_IN_FILE]
+    allowed = [key for key in SITE_KEYS if key not in _NOT_IN_FILE]
     whole = f"{_READER}._target_" in values
     for key in values:
-        if key == PRECISION or key in own or key in READING:
+        if key == PRECISION or key in allowed or key in READING:
             continue
         if whole and key.startswith(f"{_READER}."):
             continue
         if key in _NOT_IN_FILE:
             raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")
-        hint = did_you_mean(key, ["agreed", "policy", *own, *READING])
+        hint = did_you_mean(key, ["agreed", "policy", *allowed, *READING])
         raise ConfigError(
             f"{path}: {key} is agreed among all sites, or unknown{hint}; a site's own are "
-            f"site, agreed, policy, {', '.join(own)}; the coordinator can change the others for "
-            "all."
+            f"site, agreed, policy, {', '.join(allowed)}; the coordinator can change the others "
+            "for all."
         )

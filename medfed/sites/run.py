@@ -290,7 +290,7 @@ def _coordinate(
         if memberships is not None:
             best = module.selected
             chosen = None if best is None else best + 1  # the start stands before the rounds
-            trajectories = Memberships.across_sites(everyone, memberships, chosen)
+            trajectories = Memberships.of([c.id for c in everyone], memberships, chosen)
         return write(config, module, evaluation, trainer, trajectories)
 
 

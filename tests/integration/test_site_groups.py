@@ -55,7 +55,7 @@ def test_shrunken_runs_report_the_planted_groups(options, cohort_root, tmp_path)
     assert {n for n, p in plans.items() if p.label_order == (1, 0)} == {
         f"group_1_hospital_{i}" for i in range(2)
     }
-    assert (tmp_path / "pictures" / "memberships_serve.png").is_file()
+    assert (tmp_path / "pictures" / "memberships_over_rounds.png").is_file()
     rows = (tmp_path / "memberships.csv").read_text().splitlines()
     assert len(rows) == 1 + 3 * 4  # the start and two rounds of four clients
 

@@ -15,7 +15,6 @@ from medfed.run.memberships import (
     leaf_order,
     matched,
     membership_line,
-    served,
 )
 from medfed.run.pictures import membership_figures
 from tests.integration.runs import resume, run
@@ -39,11 +38,6 @@ def found(**changes) -> Memberships:
     fields = {
         "history": np.stack([np.full((6, 3), 1 / 3), own]),
         "clients": tuple(f"group_{i // 2}_hospital_{i % 2}" for i in range(6)),
-        "labels": np.arange(12.0).reshape(6, 2),
-        "label_names": ("well", "ill"),
-        "channels": np.ones((6, 2), dtype=bool),
-        "channel_names": ("t1", "t2"),
-        "samples": np.arange(1.0, 7.0),
     }
     return Memberships(**{**fields, **changes})
 
@@ -61,18 +55,6 @@ def test_half_l1_is_that_of_the_best_permutation(models):
     np.testing.assert_allclose(matched(truth[:, [2, 0, 1]], truth), truth)
 
 
-def test_what_a_model_serves_by_brute_force():
-    these = found()
-    expected = np.zeros((3, 2))
-    for k in range(3):
-        for i in range(6):
-            expected[k] += these.rows[i, k] * these.labels[i]
-        expected[k] /= expected[k].sum()
-    np.testing.assert_allclose(served(these, these.labels), expected)
-    nobody = found(history=np.eye(3)[[0, 0, 1, 1, 0, 1]][None])
-    assert served(nobody, nobody.labels)[2].tolist() == [0, 0]
-
-
 def test_like_clients_become_neighbours():
     own = np.eye(3)[[0, 1, 2, 0, 1, 2, 0]]
     ordered = own[leaf_order(own)].argmax(1)
@@ -81,21 +63,17 @@ def test_like_clients_become_neighbours():
 
 
 @pytest.mark.parametrize("clients", [6, 60])
-def test_pictures_show_channels_and_truth_where_there_are_any(clients):
+def test_pictures_show_the_truth_where_it_is_known(clients):
     own = rows(clients, 3)
     these = found(
         history=np.stack([own, own]),
         clients=tuple(f"hospital_{i}" for i in range(clients)),
-        labels=np.ones((clients, 2)),
-        channels=np.arange(2 * clients).reshape(-1, 2) > 3,
-        samples=np.ones(clients),
         truth=own,
     )
     figures = membership_figures(these)
     titles = {n: [a.get_title() for a in f.axes if a.get_title()] for n, f in figures.items()}
     assert titles["memberships"] == ["learned (after round 1),\nrenumbered", "true mixtures"]
     assert len(titles["memberships_over_rounds"]) == 3
-    assert titles["memberships_serve"] == ["labels", "channels", "clients"]
     np.testing.assert_allclose(
         *(a.images[0].get_array() for a in figures["memberships"].axes[:2]), atol=1e-12
     )
@@ -115,7 +93,7 @@ def test_a_run_keeps_memberships_of_all_rounds_also_when_resumed(tmp_path):
     moved = (values[8:16] != 0.25).any(1)
     assert moved.sum() == 4
     names = [p.stem for p in (tmp_path / "a" / "pictures").glob("memberships*.png")]
-    assert sorted(names) == ["memberships", "memberships_over_rounds", "memberships_serve"]
+    assert sorted(names) == ["memberships", "memberships_over_rounds"]
     assert -1 <= straight["memberships"]["adjusted_rand"] <= 1
     assert straight["memberships"]["planted_groups"] == 4
     assert len(experiment.module.federation.server["history"]["membership"]) > 1
@@ -140,7 +118,6 @@ def test_everything_is_of_the_selected_round():
     assert "round 1: 3 of 3" in membership_line(told)
     assert "after the last round, 2: 1 of 3" in membership_line(told)
     assert len(these.to_csv().splitlines()) == 1 + 3 * 6
-    np.testing.assert_allclose(served(these, np.eye(6)), apart.T / 2)
     figures = membership_figures(these)
     assert figures["memberships"].axes[0].get_title() == "learned (round 1, selected),\nrenumbered"
     np.testing.assert_array_equal(
@@ -148,17 +125,10 @@ def test_everything_is_of_the_selected_round():
     )
     marked = figures["memberships_over_rounds"].axes[0].lines
     assert [line.get_xdata()[0] for line in marked] == [1, 1]
-    assert "round 1, selected" in figures["memberships_serve"].get_suptitle()
     last = found(history=history, selected=2).summary()
     assert membership_line(last) == "Memberships of round 2: 1 of 3 models lead a client."
     unmarked = membership_figures(found(history=history, selected=2))["memberships_over_rounds"]
     assert not unmarked.axes[0].lines
-
-
-def test_one_label_has_no_panel():
-    these = found(labels=np.ones((6, 1)), label_names=("outcome",))
-    titles = [a.get_title() for a in membership_figures(these)["memberships_serve"].axes]
-    assert [t for t in titles if t] == ["clients"]
 
 
 def test_a_run_reports_the_memberships_that_it_exports(tmp_path):

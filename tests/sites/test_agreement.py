@@ -8,7 +8,7 @@ import pytest
 from medfed.common.errors import CheckpointError, ConfigError, DataError
 from medfed.config.check import accepted
 from medfed.config.compose import described, load
-from medfed.sites.agreement import OWN, READING, Agreed, SiteFile, agreed_values, fingerprints
+from medfed.sites.agreement import READING, SITE_KEYS, Agreed, SiteFile, agreed_values, fingerprints
 from tests.integration.runs import ROOT
 
 SITES = ("cleveland", "va")
@@ -192,8 +192,8 @@ def test_every_key_that_names_a_file_is_a_sites_own():
         if target and group in ("data", "partition"):
             named |= {f"{group}.{k}" for k, a in accepted(target).items() if a.existing}
     assert named
-    assert named <= {*OWN}
-    assert not {*OWN} & {*READING}
+    assert named <= {*SITE_KEYS}
+    assert not {*SITE_KEYS} & {*READING}
 
 
 def test_plugins_count_by_their_content(written, heart, tmp_path):

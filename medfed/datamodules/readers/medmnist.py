@@ -7,16 +7,15 @@ Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, MedfedError, first_line
+from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import given_path
-from medfed.datamodules.readers.pictures import channels_first, check_headers
+from medfed.datamodules.readers.pictures import arrays_of, channels_first
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
 
@@ -45,19 +44,8 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
         ConfigError: If there is no path.
     """
     path = given_path(path)
-    if path.exists() and not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is no whole .npz file; download or write it again.")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            check_headers(path)
-            return _image_set(path, arrays, classes)
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; set data.path to a .npz file.") from None
-    except MedfedError:
-        raise
-    except Exception as error:  # every error of zipfile, zlib and NumPy on bad bytes
-        why = first_line(error)
-        raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
+    with arrays_of(path) as arrays:
+        return _image_set(path, arrays, classes)
 
 
 def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> ImageSet:

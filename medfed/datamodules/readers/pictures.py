@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -382,6 +382,28 @@ def unit_range(
 
 
 _INFLATION = 1032  # the most bytes that deflate unpacks from one
+
+
+@contextmanager
+def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
+    """Opens an ``.npz`` file for as long as its arrays are read, without pickle.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is no whole .npz file; download or write it again.")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            check_headers(path)
+            yield arrays
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; name a .npz file.") from None
+    except MedfedError:
+        raise
+    except Exception as error:  # every error of zipfile, zlib and NumPy on bad bytes
+        why = first_line(error)
+        raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
 
 
 def check_headers(path: Path) -> None:

@@ -6,8 +6,7 @@ Each is read as in training. Bundles carry this file.
 from __future__ import annotations
 
 import logging
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, DataError, MedfedError, first_line
+from medfed.common.errors import CheckpointError, DataError, first_line
 from medfed.common.files import csv_text, write_text, writing
 from medfed.datamodules.ct_patches import (
     Candidates,
@@ -31,8 +30,8 @@ from medfed.datamodules.ct_patches import (
 from medfed.datamodules.readers.csv_files import read_features
 from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.readers.pictures import (
+    arrays_of,
     channels_first,
-    check_headers,
     read_image,
     unit_range,
 )
@@ -294,26 +293,24 @@ def rows_of_image(file: Path, root: Path, classify: Classify) -> list[list[objec
         classify: Answers.
 
     Returns:
-        A row per image: its name, its label (empty if the file has none) and the answer.
+        A row per image: its name and the answer.
     """
     name = file.relative_to(root).as_posix()
     if file.suffix.lower() != ".npz":
-        return [[name, "", *classify(partial(read_pixels, file), file)[0].tolist()]]
-    rows: list[list[object]] = []
-    for key, images, labels in read_arrays(file):
-        answers = classify(partial(_of_array, images, f"{file}, {key}"), file).tolist()
-        given: Sequence[object] = labels if labels is not None else [""] * len(answers)
-        pairs = zip(given, answers, strict=True)
-        rows += [[f"{name}/{key}/{n}", label, *answer] for n, (label, answer) in enumerate(pairs)]
-    return rows
+        return [[name, *classify(partial(read_pixels, file), file)[0].tolist()]]
+    return [
+        [f"{name}/{key}/{n}", *answer]
+        for key, images in read_arrays(file).items()
+        for n, answer in enumerate(
+            classify(partial(_of_array, images, f"{file}, {key}"), file).tolist()
+        )
+    ]
 
 
 def save_images(rows: Sequence[Sequence[object]], columns: Sequence[str], output: Path) -> None:
-    """Writes the rows of images; labels only where some image has one, no file without rows."""
-    labelled = any(row[1] != "" for row in rows)
-    header = ["image", *["label"] * labelled, *columns]
+    """Writes the rows of images; no file without rows."""
     if rows:
-        write_csv(output, header, ([r[0], *r[1 : 1 + labelled], *r[2:]] for r in rows))
+        write_csv(output, ["image", *columns], rows)
 
 
 def read_pixels(file: Path, predictor: Predictor) -> Tensor:
@@ -344,52 +341,26 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
     return _as_seen(pixels[None], file, predictor)
 
 
-def read_arrays(file: Path) -> Iterator[tuple[str, NDArray[np.uint8], list[int] | None]]:
+def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
     """Reads the images of an ``.npz`` file: ``images``, or ``test_images`` and so on (MedMNIST).
 
     Args:
         file: The file; it is read without pickle.
 
-    Yields:
-        The name of an array, its images ``(n, C, *spatial)``, and of ``labels``, ``test_labels``
-        and so on the n classes, or None where there are none.
+    Returns:
+        Images ``(n, C, *spatial)`` by the name of their array.
 
     Raises:
         DataError: If it cannot be read or has no images.
     """
-    if not zipfile.is_zipfile(file):
-        raise DataError(f"{file} is no whole .npz file; write it again.")
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            check_headers(file)
-            names = [n for n in arrays.files if n == "images" or n.endswith("_images")]
-            if not names:
-                raise DataError(
-                    f"{file} has no array of the name images or *_images, but "
-                    f"{', '.join(arrays.files)[:200] or 'none'}; name it so."
-                )
-            for name in names:
-                images = channels_first(file, name.removesuffix("images").rstrip("_"), arrays[name])
-                labels = name.removesuffix("images") + "labels"
-                yield name, images, _labels(file, labels, arrays, len(images))
-    except MedfedError:
-        raise
-    except Exception as error:  # whatever zipfile, zlib or NumPy raise on bad bytes
-        raise DataError(
-            f"{file} cannot be read as .npz ({first_line(error)}); write it again."
-        ) from error
-
-
-def _labels(file: Path, name: str, arrays: Mapping[str, Any], count: int) -> list[int] | None:
-    if name not in arrays:
-        return None
-    labels = np.asarray(arrays[name])
-    if labels.shape not in ((count,), (count, 1)) or labels.dtype.kind not in "iu":
-        raise DataError(
-            f"{file}, {name}: {labels.dtype} {labels.shape} must be {count} whole numbers, one for "
-            "each image; leave them out otherwise."
-        )
-    return [int(label) for label in labels.ravel()]
+    with arrays_of(file) as arrays:
+        names = [n for n in arrays if n == "images" or n.endswith("_images")]
+        if not names:
+            raise DataError(
+                f"{file} has no array of the name images or *_images, but "
+                f"{', '.join(arrays)[:200] or 'none'}; name it so."
+            )
+        return {n: channels_first(file, n.removesuffix("_images"), arrays[n]) for n in names}
 
 
 def _of_array(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
