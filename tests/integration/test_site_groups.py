@@ -80,7 +80,10 @@ def test_another_algorithm_gets_one_network(cohort_root, tmp_path):
     [
         ("partition.num_clients=99", r"num_clients=99 does not fit 12 patients"),
         ("partition.groups=0", r"partition\.groups=0 must be at least 1"),
-        ("partition.scanners=[{},{gamma: 0}]", r"group_1_hospital_0 has gamma=0"),
+        (
+            "partition.scanners=[{},{gamma: 0}]",
+            r"group_1_hospital_0: partition\.gamma must be in \(0, inf\), not 0",
+        ),
         ("partition.lacks=[[MR],[]]", r"Unknown channel MR; known: CT"),
         ("partition.label_shift=2", r"label_shift=2 leaves the order of 2 classes"),
     ],
