@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +138,9 @@ def utility(data: Path, seeds: int) -> None:
         print(line, flush=True)
 
 
-def accuracy(train: Callable, data: Path, method: str, bound: float | None, seed: int) -> float:
+def accuracy(
+    train: Callable[..., Any], data: Path, method: str, bound: float | None, seed: int
+) -> float:
     """Trains once, quietly; returns the mean test accuracy of the hospitals."""
     words = [
         *("experiment=heart_flamby", f"data.path={data}", f"algorithm={method}", f"seed={seed}"),

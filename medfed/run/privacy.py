@@ -299,7 +299,7 @@ def exact(config: RunDescription) -> list[str]:
     kept.append(f"validation metrics, {when}, and the round that they select (evaluation.every)")
     kept.append("test metrics of the selected round")
     if "scaling" in config.data:
-        kept.append("the scaling of columns in each client's bundle")
+        kept.append("the scaling of columns and the filling of missing values")
     return kept
 
 
