@@ -379,8 +379,26 @@ def _known(value: float) -> float:
 
 def _cost(progress: Progress, scores: Scores, times: float) -> Cost:
     seconds = [float(r["cpu_seconds"]) for r in progress.final.values()]
-    up, down = scores.sent
-    return Cost(times * up, times * down, float(np.median(seconds)) * times / 3600)
+    more = float(np.mean([_growth(result, times) for result in progress.final.values()]))
+    up, down = (more * sent for sent in scores.sent)
+    return Cost(up, down, float(np.median(seconds)) * times / 3600)
+
+
+def _growth(result: Mapping[str, Any], times: float) -> float:
+    """How many times its bytes a run sends that has so many times its rounds.
+
+    Example:
+        >>> course = [{"round": 1, "bytes": 70}, {"round": 3, "bytes": 90}]  # 60 are sent once
+        >>> _growth({"rounds": 3, "bytes": {"up": 90, "down": 0}, "course": course}, 4.0)
+        2.0
+    """
+    if times == 1:
+        return 1.0
+    whole, (first, last) = sum(result["bytes"].values()), (result["course"][k] for k in (0, -1))
+    if not whole or first["round"] == last["round"]:
+        return times
+    each = (last["bytes"] - first["bytes"]) / (last["round"] - first["round"])
+    return float(1 + (times - 1) * each * result["rounds"] / whole)
 
 
 def sentences(advice: Advice) -> Iterator[str]:
@@ -406,8 +424,8 @@ def sentences(advice: Advice) -> Iterator[str]:
         yield (
             f"Runs of the pilot had {advice.rounds} rounds instead of {advice.asked.rounds}: "
             "methods "
-            "that learn slowly seem worse than they are. The advice multiplies bytes and hours "
-            f"by {advice.asked.rounds / advice.rounds:.3g}."
+            "that learn slowly seem worse than they are. The advice multiplies hours by "
+            f"{advice.asked.rounds / advice.rounds:.3g}, and bytes except those that are sent once."
         )
     for judged in advice.methods.values():
         if judged.failed:

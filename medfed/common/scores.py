@@ -292,6 +292,27 @@ def label_of(metric: str) -> str:
     return known.get(base, base.replace("_", " ")) + (f", {region}" if region else "")
 
 
+def still_improving(scores: Sequence[float]) -> bool:
+    """Says whether validation was still improving when training ended.
+
+    So it was if the best of six evaluations or more is in the last tenth of them, and the last
+    third is better on average than the third before.
+
+    Args:
+        scores: Of the evaluations in their order, larger is better.
+
+    Example:
+        >>> rising, flat = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.1, 0.5, 0.7, 0.6, 0.6, 0.6]
+        >>> still_improving(rising), still_improving(flat)
+        (True, False)
+    """
+    known = [score for score in scores if math.isfinite(score)]
+    third = len(known) // 3
+    if third < 2 or known.index(max(known)) < len(known) - max(1, len(known) // 10):
+        return False
+    return sum(known[-third:]) > sum(known[-2 * third : -third])
+
+
 def metrics_csv(
     history: Sequence[Record], test: Sequence[Record], losses: Sequence[Record] = ()
 ) -> str:

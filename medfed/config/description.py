@@ -23,6 +23,8 @@ from medfed.config.sections import Section, optional, put
 
 # ${either:a,b} is a, or b if a is null.
 OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
+# ${when:a,b,c,d} is c if a is b, else d.
+OmegaConf.register_new_resolver("when", lambda a, b, c, d: c if a == b else d, replace=True)
 
 
 def written(config: Any) -> dict[str, Any]:

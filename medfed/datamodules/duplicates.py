@@ -82,20 +82,21 @@ class Duplicates:
         Example:
             >>> group = [Place("a", s, Sample(i, i, 1)) for s, i in [("train", "x"), ("test", "y")]]
             >>> Duplicates("images", [group]).sentence()
-            '1 of the images is present more than once (1 over two splits, 0 over two clients): \
+            '2 of the images are in 1 group of equal ones (1 over two splits, 0 over two clients): \
 x (train of a) = y (test of a). A test sample is then in the training data: remove the copies.'
         """
         if not self.groups:
             return ""
         n = self.counts()
-        count, verb = n["equal"], "is" if n["equal"] == 1 else "are"
+        count, samples = n["equal"], sum(map(len, self.groups))
         differ = n["labelled_differently"]
         other = f", {differ} with different labels" * bool(differ)
         named = "; ".join(" = ".join(map(str, group[:_FEW])) for group in self.groups[:_FEW])
         more = f"; and {count - _FEW} more" * (count > _FEW)
         return (
-            f"{count} of the {self.what} {verb} present more than once ({n['over_splits']} over "
-            f"two splits, {n['over_clients']} over two clients{other}): {named}{more}. "
+            f"{samples:,} of the {self.what} are in {count:,} group{'s' * (count > 1)} of equal "
+            f"ones ({n['over_splits']} over two splits, {n['over_clients']} over two "
+            f"clients{other}): {named}{more}. "
             f"{self._harm()}: remove the copies."
         )
 

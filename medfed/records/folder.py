@@ -106,6 +106,7 @@ class _Summary(TypedDict):
     selection: tuple[str, Literal["min", "max"]]
     selected_round: Count | None
     rounds: Count
+    improving: NotRequired[bool]
     clients: dict[str, _Values]
     federation: dict[str, _Mean]
     bytes: _Bytes

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, few
 from medfed.common.scores import (
     failure_sentences,
     smaller_is_better,
@@ -344,8 +344,19 @@ def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
         step_note(methods, clients),
         *pass_notes(methods, clients),
         *setting_notes(methods),
+        *improving_notes(methods),
         *dict.fromkeys(score_notes(methods)),
     ]
+
+
+def improving_notes(methods: Runs) -> Iterator[str]:
+    """Names the methods whose validation was still improving when a run ended."""
+    rising = [n for n, runs in methods.items() if any(r.summary.get("improving") for r in runs)]
+    if rising:
+        yield (
+            f"Validation was still improving when runs of {few(rising)} ended: with more rounds "
+            "the methods may differ in another way."
+        )
 
 
 def step_note(methods: Runs, clients: Sequence[str]) -> str:

@@ -268,8 +268,18 @@ def task_for(
         # Written to the run folder, so that a resumed run has it.
         config = config.replacing({"model.personal": list(found)})
     task = mixed(task, config.model, config.canonical, config.seed)
-    if str(config.trainer.precision).startswith("64"):
+    precision = str(config.trainer.precision)
+    if precision.startswith("64"):
         task.double()
+    if precision.startswith("bf16") and config.trainer.accelerator == "cpu":
+        from medfed.run.doctor import units  # imported here, as few runs need it
+
+        if not {"bf16", "AMX"} & {*units()}:
+            _log.warning(
+                "trainer.precision=%s is slower than 32-true here, as this CPU has no instructions "
+                "for bfloat16.",
+                precision,
+            )
     return config, task
 
 

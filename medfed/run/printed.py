@@ -45,6 +45,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         *failure_sentences(*of),
         *absent_sentences(summary.get("absent", {}), of[1]),
         *constant_sentences(summary),
+        *course_sentences(summary),
         *summary.get("remarks", ()),
         *passes_line(summary),
         sent_line(summary),
@@ -196,6 +197,32 @@ def constant_sentences(summary: Mapping[str, Any]) -> list[str]:
         f"({number(best)}): the models are not useful yet. Try another learning rate or more "
         "rounds."
     ]
+
+
+def course_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Says if more rounds would perhaps help, and if the selected model is not yet fine-tuned.
+
+    Example:
+        >>> run = {"selection": ["auroc", "max"], "selected_round": 6, "rounds": 10}
+        >>> course_sentences({**run, "improving": False, "first_local": 8})
+        ['Round 7 was selected, before fine-tuning began in round 9: the tested models are not \
+fine-tuned.']
+        >>> course_sentences({**run, "improving": True, "first_local": None})
+        ['Validation auroc was still improving when the run ended: set rounds to more than 10.']
+    """
+    selected, local = summary["selected_round"], summary.get("first_local")
+    lines = []
+    if local is not None and selected is not None and selected < local < summary["rounds"]:
+        lines.append(
+            f"Round {selected + 1} was selected, before fine-tuning began in round {local + 1}: "
+            "the tested models are not fine-tuned."
+        )
+    if summary.get("improving"):
+        lines.append(
+            f"Validation {summary['selection'][0]} was still improving when the run ended: set "
+            f"rounds to more than {summary['rounds']}."
+        )
+    return lines
 
 
 def passes_line(summary: Mapping[str, Any]) -> list[str]:

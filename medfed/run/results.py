@@ -13,7 +13,7 @@ from torch import Tensor
 from medfed.common.console import evenly
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.scores import Record, failed, metrics_csv, undefined_in
+from medfed.common.scores import Record, failed, metrics_csv, still_improving, undefined_in
 from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.callbacks import PersonalEvaluation
@@ -162,6 +162,8 @@ def summarise(
         "selection": list(evaluation.selection),
         "selected_round": best,
         "rounds": module.next_round,
+        "improving": still_improving([evaluation.score(n) for n in evaluation.history.rounds]),
+        "first_local": getattr(module.federation.algorithm, "first_local", None),
         "clients": dict(test),
         "federation": over_clients(test),
         "bytes": {d: ledger.total(direction=d) for d in ways},

@@ -74,6 +74,19 @@ def test_evaluation_of_every_second_round(tmp_path):
     assert summary["rounds"] == 5
 
 
+def test_the_end_of_a_run_says_what_validation_did(tmp_path, capsys):
+    rising = ("rounds=8", "local.steps=1", "optimizer.lr=0.01")
+    fast = (*CLINICAL, "algorithm=finetune", "logger=none", "model.selection=[loss,min]")
+    summary, _ = run(tmp_path / "rising", *fast, *rising)
+    assert summary["improving"]
+    assert "Validation loss was still improving when the run ended: set" in capsys.readouterr().out
+    harm = ("rounds=4", "optimizer.lr=0", "algorithm.local_share=0.75")
+    summary, _ = run(tmp_path / "harm", *fast, *harm)
+    assert not summary["improving"]
+    assert (summary["selected_round"], summary["first_local"]) == (0, 1)
+    assert "before fine-tuning began in round 2: the tested models" in capsys.readouterr().out
+
+
 def test_a_fraction_of_the_clients(tmp_path):
     _, experiment = run(tmp_path, *CLINICAL, "algorithm=fedavg", "cohort.fraction=0.5")
     cohorts = defaultdict(set)
@@ -212,13 +225,15 @@ def test_lossy_codecs_and_what_they_save(tmp_path, capsys):
     ]
 
 
-def test_bfloat16(tmp_path, cohort_root):
+def test_bfloat16(tmp_path, cohort_root, caplog, monkeypatch):
     small = (*imaging(cohort_root), "rounds=1", "algorithm=fedavg")
+    monkeypatch.setattr("medfed.run.doctor.units", lambda: ["AVX2"])  # of another machine
     rounded, _ = run(tmp_path / "bf16", *small, "trainer.precision=bf16-mixed")
     exact, _ = run(tmp_path / "single", *small)
     for client, metrics in exact["clients"].items():
         assert rounded["clients"][client]["loss"] == pytest.approx(metrics["loss"], rel=0.05)
         assert rounded["clients"][client]["loss"] != metrics["loss"]
+    assert caplog.text.count("is slower than 32-true here, as this CPU has no instructions") == 1
 
 
 def test_mixed_precision_is_of_losses_alone_and_resumes_bit_for_bit(tmp_path, monkeypatch):

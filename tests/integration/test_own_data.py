@@ -201,6 +201,16 @@ def test_an_experiment_takes_another_partition_whatever_it_sets_of_its_own():
         build(load([f"experiment={path.stem}", "partition=dirichlet"]).partition)
 
 
+def test_canonical_models_of_a_table_start_apart(tmp_path):
+    """Nobody needs to know of model.network.spread; other methods start from zeros, as before."""
+    found = {n: load([*CLINICAL, f"algorithm={n}"]).model.network.spread for n in ("ppfl", "local")}
+    assert found == {"ppfl": 0.1, "local": 0.0}
+    given = (*CLINICAL, "algorithm=ppfl", "+tuned.logistic.spread=0.3")
+    assert load(given).model.network.spread == 0.3
+    short = ("rounds=1", "local.steps=1", "logger=none")
+    assert run(tmp_path / "run", *CLINICAL, "algorithm=ppfl", *short)[0]["rounds"] == 1
+
+
 def test_a_hospital_with_too_few_patients_is_warned_of_and_trains(table, tmp_path):
     with table.open("a") as file:
         file.write("50,120,1,Tiny\n" + "".join(f"{n}.5,{n},0,Healthy\n" for n in range(100, 107)))
@@ -275,8 +285,8 @@ def test_copies_are_found_by_content(tmp_path, caplog):
     assert [{p.sample.name for p in group} for group in found.groups] == apart != []
     assert found.counts()["labelled_differently"] == sum("malignant/y.png" in g for g in apart)
     printed(data)
-    assert "more than once" in caplog.text
-    with pytest.raises(DataError, match=r"present more than once .* data\.duplicates=error"):
+    assert "of equal ones" in caplog.text
+    with pytest.raises(DataError, match=r"of equal ones .* data\.duplicates=error"):
         run(tmp_path / "run", *own, "partition.num_clients=3", "seed=2", "data.duplicates=error")
     assert not (tmp_path / "run").exists()
     data, _ = data_and_task(described([*own, "data.duplicates=together"]))
