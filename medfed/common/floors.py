@@ -43,6 +43,12 @@ least 40.'
     size: int
     patients: int
 
+    @property
+    def remedy(self) -> str:
+        """What to do so that it is not sent."""
+        pooled = self.key.startswith("data.scaling")
+        return "set data.scaling=client" if pooled else f"change {self.key}"
+
     def too_few(self, least: int = 0) -> str | None:
         """Says that too few patients stand behind it; ``None`` if they are enough.
 

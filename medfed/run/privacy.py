@@ -231,9 +231,7 @@ def _check(
         raise _refused(f"{name} {UNPROTECTED[touches]}", f"choose {ALTERNATIVES}")
     if statistics:
         sent = statistics[0]
-        key = sent.key.split(" ")[0]
-        way = "set data.scaling=client" if key == "data.scaling" else f"change {key}"
-        raise _refused(f"{sent.what} ({sent.key}) would be sent without noise", way)
+        raise _refused(f"{sent.what} ({sent.key}) would be sent without noise", sent.remedy)
     if config.model.get("class_weights") is not None:
         raise _refused(
             "class weights cancel in the loss of one patient, and balanced ones are counts",

@@ -124,8 +124,7 @@ site's file asks for 20; do not take part, or lower policy.least.
         for statistic in statistics:
             if line := statistic.too_few(self.least):
                 raise VetoError(
-                    f"{line[:-1]}; do not take part, or ask the coordinator to change "
-                    f"{statistic.key}."
+                    f"{line[:-1]}; do not take part, or ask the coordinator to {statistic.remedy}."
                 )
 
     def check_message(self, patients: int) -> None:

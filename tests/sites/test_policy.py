@@ -109,7 +109,10 @@ def test_statistics_of_few_patients_are_refused_without_a_policy(few, start, tmp
     sites = {name: start(name=name, study=study) for name in TWO}
     with pytest.raises(SiteError, match="Basel: its policy, or the least"):
         across(tmp_path, study, sites)
-    assert FEW[few] in (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
+    log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
+    assert FEW[few] in log
+    way = "set data.scaling=client." if "(data.scaling" in log else "change algorithm."
+    assert f"do not take part, or ask the coordinator to {way}" in log
 
 
 def across(folder, agreed, sites):
