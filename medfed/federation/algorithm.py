@@ -38,10 +38,6 @@ from medfed.federation.split import (
 from medfed.federation.wire.fixed_point import Summed
 from medfed.federation.wire.message import Message
 
-"""Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``.
-
-N is the number of clients; other names are hyper-parameters of the method."""
-
 
 @dataclass(frozen=True)
 class Cohort:
@@ -189,15 +185,10 @@ class Algorithm(ABC):
         if self.personal not in PERSONAL_KEYWORDS:
             patterns = [self.personal] if isinstance(self.personal, str) else self.personal
             object.__setattr__(self, "personal", tuple(patterns))
-        if self.mask_aware and not self.leaves:
+        if self.mask_aware and not (self.leaves and self.masks):
             raise ConfigError(
-                f"algorithm.mask_aware is for methods that average, and {type(self).__name__} "
-                "does not."
-            )
-        if self.mask_aware and not self.masks:
-            raise ConfigError(
-                f"algorithm.mask_aware is not for {type(self).__name__}: its state for weights "
-                "that only some clients train would be undefined."
+                f"algorithm.mask_aware is not for {type(self).__name__}, which averages nothing or "
+                "keeps a state that would be undefined for weights that only some clients train."
             )
 
     def split(

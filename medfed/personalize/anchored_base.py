@@ -26,7 +26,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import (
     State,
     Tensors,
@@ -56,13 +55,10 @@ from medfed.functional.prox import Proximity
 
 @dataclass(frozen=True)
 class KnownModels(OnboardingRules, Algorithm):
-    """Clients keep whole models; the server keeps the tied parameters of all.
-
-    Raises:
-        ConfigError: If ``mask_aware`` is set.
-    """
+    """Clients keep whole models; the server keeps the tied parameters of all."""
 
     leaves: ClassVar[tuple[str, ...]] = ("model",)
+    masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         family="similar clients",
         down={"weights": 1},
@@ -70,14 +66,6 @@ class KnownModels(OnboardingRules, Algorithm):
         server={"weights": "N + 1"},
         client={"model": 1},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mask_aware:
-            raise ConfigError(
-                "algorithm.mask_aware is for methods that average, and "
-                f"{type(self).__name__} does not."
-            )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models start equal; the server stores a model when its client first takes part."""

@@ -16,9 +16,9 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from medfed.common.errors import ConfigError
+from medfed.common.checks import within
 from medfed.common.tensors import Tensors
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
@@ -29,11 +29,12 @@ from medfed.personalize.finetune import FineTune
 class FedBABU(FineTune):
     """FedAvg over the body under a head that does not move, then fine-tuning of both.
 
-    Raises:
-        ConfigError: If no round fine-tunes: the head would never be trained.
+    Attributes:
+        local_share: See `FineTune`; above 0, as only local rounds train the head.
     """
 
     personal: str | tuple[str, ...] = "task"
+    local_share: Annotated[float, within("(0, 1]")] = 0.2
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Oh et al. 2022",
@@ -43,14 +44,6 @@ class FedBABU(FineTune):
         tune={"local_share": Range(0.05, 0.5, log=False)},
         touches="gradients",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.local_share == 0:
-            raise ConfigError(
-                "algorithm.local_share must be positive in FedBABU, whose head is only trained in "
-                "the local rounds."
-            )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains the body only."""

@@ -10,9 +10,9 @@ differentiated (a term built from detached values would have no gradient).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_positive
 from medfed.common.tensors import Tensors, select
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
@@ -31,19 +31,12 @@ class FedProx(FedAvg):
         ConfigError: If μ is not positive.
     """
 
-    mu: float = 0.1
+    mu: Annotated[float, check_positive] = 0.1
     card: ClassVar[Card] = Card(
         "Li et al. 2020",
         tune={"mu": Range(0.001, 10.0)},
         touches="gradients",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.mu > 0:
-            raise ConfigError(
-                f"algorithm.mu must be positive, not {self.mu}; for μ = 0 choose algorithm=fedavg."
-            )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Minimises f(w) + (μ/2)‖w − w^t‖²; the second term covers the shared parameters."""

@@ -195,7 +195,7 @@ def test_the_picture_shows_who_is_tied_to_whom():
     ("options", "culprit"),
     [
         ({"strength": -1.0}, r"algorithm\.strength must not be negative"),
-        ({"mask_aware": True}, r"algorithm\.mask_aware is for methods that average, and FedAMP"),
+        ({"mask_aware": True}, r"algorithm\.mask_aware is not for FedAMP"),
         ({"own": 1.2}, r"algorithm\.own must be in \[0, 1\], not 1\.2"),
         ({"sigma": 0.0}, r"algorithm\.sigma must be positive, not 0\.0"),
         ({"attention": "dot"}, r"algorithm\.attention='dot' is unknown; choose distance or cosine"),

@@ -105,7 +105,7 @@ def test_fedbabu_moves_the_body_alone_until_everyone_fine_tunes(setting):
     assert_same(federation.server["shared"], w, 1e-10)
     for client, model in zip(federation.ids, models, strict=True):
         assert_same(federation.personal_model(client), model, 1e-10)
-    with pytest.raises(ConfigError, match="local_share must be positive"):
+    with pytest.raises(ConfigError, match=r"local_share must be in \(0, 1\], not 0"):
         FedBABU(local_share=0)
 
 
