@@ -124,7 +124,6 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     # Imported here, as it takes a while.
     from medfed.run.overview.pictures import (
         augmentation_sheet,
-        client_bars,
         contact_sheet,
         feature_means,
         intensities,
@@ -133,13 +132,12 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     cohort = cohort_record(data)
     print_cohort(cohort, lines=len(cohort.clients))
     with writing(folder, "set folder to another folder"):
-        figures = {"clients": client_bars(cohort, data.plan_names)}
         if sheet := contact_sheet(data):
-            figures |= {"patches": sheet, "intensities": intensities(data)}
+            figures = {"patches": sheet, "intensities": intensities(data)}
             if altered := augmentation_sheet(data):
                 figures["augmentation"] = altered
         else:
-            figures["features"] = feature_means(data)
+            figures = {"features": feature_means(data)}
         write_text(folder / "clients.csv", to_csv(cohort))
         save_figures(folder / Places.pictures_folder, figures, kind)
         write_json(folder / Places.cohort_json, cohort.record())

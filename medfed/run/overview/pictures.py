@@ -1,4 +1,4 @@
-"""Pictures of what every client would get: patients, labels, channels, intensities and features.
+"""Pictures of what every client would get: samples, intensities and features.
 
 A contact sheet shows random training samples of every client, as its model gets them.
 """
@@ -6,7 +6,7 @@ A contact sheet shows random training samples of every client, as its model gets
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,21 +14,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.console import caption
-from medfed.common.figures import colours, legend_above, stacked_bars
+from medfed.common.figures import colours
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import augmented
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.splits import SPLITS
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
-from medfed.run.overview.table import CohortRecord
 
 Pixels = NDArray[np.float32]
 Scale = tuple[float, float]
@@ -274,7 +271,6 @@ def _legend(figure: Figure, data: FederatedDataModule) -> None:
 
 
 Array = NDArray[np.float64]
-_SPLITS = ("#0072B2", "#56B4E9", "0.7")
 _INK = "#0072B2"
 _LINE, _WIDTH = "0.3", 0.8  # of all clients together
 _SAMPLES = 48  # training samples per client whose voxels count
@@ -282,75 +278,6 @@ _VOXELS = 200_000  # of them, at most
 _BINS = 60
 _FEATURES = 40  # in a picture of a table
 _NUMBERED = 16  # clients whose means are written out
-_CHANNELS = 8  # more are not drawn one by one
-_LEGEND = 12  # entries with distinguishable colours
-
-
-def client_bars(cohort: CohortRecord, channels: Sequence[str]) -> Figure:
-    """Draws patients per split, labels of the samples, and channels: a row per client.
-
-    Args:
-        cohort: What the clients have.
-        channels: The names of all channels.
-    """
-    clients, names = cohort.clients, cohort.names
-    few = 1 < len(channels) <= _CHANNELS
-    ratios = [1.0, 1.3, 0.14 + 0.14 * len(channels)][: 2 + few]
-    figure = Figure(figsize=(9.6, 1.5 + 0.3 * len(clients)), layout="constrained")
-    panels = figure.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
-    patients = {str(s): {client: had.splits[s] for client, had in clients.items()} for s in SPLITS}
-    _stack(panels[0], patients, _SPLITS)
-    panels[0].set(xlabel="patients")
-    if cohort.kind == "regions":
-        shares = np.array([[100 * share for share in had.after] for had in clients.values()])
-        _regions(panels[1], shares.T, names)
-    else:
-        parts = {c: had.after if cohort.kind == "classes" else [1.0] for c, had in clients.items()}
-        counts = {
-            name: {c: (had.samples or 0) * parts[c][k] for c, had in clients.items() if parts[c]}
-            for k, name in enumerate(names)
-        }
-        _stack(panels[1], counts, class_colours(len(names)))
-        panels[1].set(xlabel="samples")
-    if few:
-        _presence(panels[2], cohort, channels)
-    panels[0].set_ylim(len(clients) - 0.5, -0.5)
-    return figure
-
-
-def _stack(axes: Axes, values: Mapping[str, Mapping[str, float]], colours: Sequence[str]) -> None:
-    longest = stacked_bars(axes, values, colours, ec="white", lw=0.4)
-    _legend_above(axes, len(values))
-    axes.set_xlim(0, 1.04 * max(1.0, longest))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-
-
-def _regions(axes: Axes, shares: Array, names: Sequence[str]) -> None:
-    """Draws a bar per region, as regions may overlap; shares (R, clients) in percent."""
-    height = 0.8 / len(names)
-    places = np.arange(shares.shape[1])
-    for r, (share, colour) in enumerate(zip(shares, region_colours(len(names)), strict=True)):
-        offset = (r - (len(names) - 1) / 2) * height
-        axes.barh(places + offset, share, height=height, label=names[r], color=colour)
-    axes.set(xlabel="% of voxels in training patches")
-    _legend_above(axes, len(names))
-
-
-def _presence(axes: Axes, cohort: CohortRecord, channels: Sequence[str]) -> None:
-    for x, channel in enumerate(channels):
-        for y, had in enumerate(cohort.clients.values()):
-            has = channel not in had.removed
-            axes.plot(x, y, "s", ms=9, mfc=_INK if has else "white", mec=_INK if has else "0.6")
-    axes.set_xticks(range(len(channels)), channels, rotation=45, ha="left", rotation_mode="anchor")
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set(xlim=(-0.6, len(channels) - 0.4), xlabel="channels")
-
-
-def _legend_above(axes: Axes, count: int) -> None:
-    if count <= _LEGEND:
-        legend_above(axes, min(count, 5))
 
 
 def intensities(data: FederatedDataModule) -> Figure:
