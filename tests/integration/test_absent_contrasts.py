@@ -101,6 +101,18 @@ def test_a_bundle_knows_the_contrasts_of_its_hospital(trained, tmp_path):
     assert "channels" not in next(iter(predicted(b, trained / "data", tmp_path / "b").values()))
 
 
+def test_cases_in_one_folder_may_lack_it_too(trained, tmp_path):
+    (tmp_path / "in").mkdir()
+    for n in (0, 1):
+        for file in (trained / "data" / f"case_{n}").glob("*_[ft]*.nii.gz"):
+            shutil.copy(file, tmp_path / "in")
+    rows = predicted(bundle_of(trained, "a"), tmp_path / "in", tmp_path / "out")
+    assert {n: row["channels"] for n, row in rows.items()} == {
+        "case_0": "T1w",
+        "case_1": "FLAIR+T1w",
+    }
+
+
 def test_a_bundle_still_needs_what_all_cases_had(trained, tmp_path):
     case = shutil.copytree(trained / "data" / "case_1", tmp_path / "in" / "case_1")
     (case / "case_1_t1.nii.gz").unlink()
