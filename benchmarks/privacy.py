@@ -1,42 +1,31 @@
-"""What noise costs: CPU time and memory of a step by network, and accuracy on heart at epsilon.
+"""What noise costs: CPU time and memory of a step by network.
 
     python benchmarks/privacy.py
-    python benchmarks/privacy.py --heart /path/to/heart --seeds 3
 
-The first prints, for each network, the CPU time of a step with gradients of single patients as a
-multiple of a plain step, and the growth of the process's memory in both. Each is measured in a
-process of its own. The second trains FLamby's preparation of the UCI heart data without noise and
-at several values of epsilon, and prints the mean and the standard deviation over seeds of the
-mean test accuracy of the hospitals.
+Prints, for each network, the CPU time of a step with gradients of single patients as a multiple of
+a plain step, and the growth of the process's memory in both. Each is measured in a process of its
+own. `benchmarks/frontier.py` has what noise costs in accuracy.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import multiprocessing
 import resource
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medfed.config.compose import described
 from medfed.federation.engine.gradients import Gradients
 from medfed.federation.engine.private import ExamplePrivacy, PrivateGradients
 from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet
 
 BATCH = 16
-EPSILONS = (None, 8.0, 4.0, 2.0, 1.0)
-METHODS = ("fedavg", "fedper", "ditto")
 
 
 def logistic() -> tuple[nn.Module, Tensor, Tensor]:
@@ -125,47 +114,13 @@ def costs(steps: int, networks: Sequence[str]) -> None:
             )
 
 
-def utility(data: Path, seeds: int) -> None:
-    """Prints accuracy by method and epsilon."""
-    from medfed.run.train import train
-
-    print(f"{'epsilon':>8}" + "".join(f"{method:>16}" for method in METHODS))
-    for bound in EPSILONS:
-        line = f"{'none' if bound is None else f'{bound:g}':>8}"
-        for method in METHODS:
-            found = [accuracy(train, data, method, bound, seed) for seed in range(seeds)]
-            line += f"{statistics.mean(found):>9.3f} ± {statistics.pstdev(found):.3f}"
-        print(line, flush=True)
-
-
-def accuracy(
-    train: Callable[..., Any], data: Path, method: str, bound: float | None, seed: int
-) -> float:
-    """Trains once, quietly; returns the mean test accuracy of the hospitals."""
-    words = [
-        *("experiment=heart_flamby", f"data.path={data}", f"algorithm={method}", f"seed={seed}"),
-        *("logger=none", "progress=false", "pictures.format=none", "local.steps=5"),
-        *("evaluation.every=30", "data.batch_size=32"),
-    ]
-    if bound is not None:
-        words.append(f"privacy.example={{epsilon:{bound},delta:1e-3,clip:1.0}}")
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        summary, _ = train(described([*words, f"folder={folder}/run"]))
-    return float(summary["federation"]["accuracy"]["mean"])
-
-
 def main() -> None:
     """Measures what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--heart", type=Path, help="the folder of the UCI heart data")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     options = parser.parse_args()
-    if options.heart is None:
-        costs(options.steps, options.networks)
-    else:
-        utility(options.heart, options.seeds)
+    costs(options.steps, options.networks)
 
 
 if __name__ == "__main__":

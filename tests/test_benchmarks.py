@@ -37,6 +37,11 @@ ROOT = Path(__file__).resolve().parents[1]
         ("readers.py FOLDER --scales 1", "pictures read twice"),
         ("attacks.py --rounds 1 --sites 3", "| none | 0.9"),
         ("masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
+        (
+            "frontier.py --cohort digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
+            "--shadows 4 --figure FOLDER/frontier.png",
+            "| fedavg | 3 | shared model | ",
+        ),
         ("inversion.py --messages 1 --iterations 5 --only noise", "| clip 1, noise 0.1 | "),
         ("privacy.py --steps 1 --networks logistic", "logistic        all"),
         ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
