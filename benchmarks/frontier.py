@@ -12,10 +12,11 @@ attacks runs of the first seed by `medfed audit`: shadow federations on halves o
 attack each other; 95 % intervals by patients. Then follows what cannot be protected, in the words
 of the refusal.
 
-The last command sets FLamby's published table of differential privacy (`flamby/results` of
-github.com/owkin/FLamby; columns perf, e, d, seed) against FedAvg here, and accounts for its steps
-again: per hospital, its script plans noise for 15 passes over the batches of 4, but takes 15 rounds
-of 100 steps. Its seed also gives all hospitals the same noise, which no epsilon here includes.
+The last command sets FLamby's published table of differential privacy (columns perf, e, d, seed;
+`flamby/dp_example/results_fed_heart_disease.csv` of github.com/owkin/FLamby) against FedAvg here,
+and accounts for its steps again: per hospital, its script plans noise for 15 passes over the
+batches of 4, but takes 15 rounds of 100 steps. Its seed also gives all hospitals the same noise,
+which no epsilon here includes.
 """
 
 from __future__ import annotations
