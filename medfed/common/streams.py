@@ -16,7 +16,6 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_thread = threading.local()
 _CPU = torch.device("cpu")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -88,18 +87,8 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
 
 
 def has_global_stream() -> bool:
-    """Whether this thread may use the global stream: the main thread, or one in its place."""
-    main = threading.current_thread() is threading.main_thread()
-    return main or getattr(_thread, "stands_in", False)
-
-
-def stand_in(whether: bool = True) -> None:
-    """Declares that this thread runs only while the thread with the global stream waits.
-
-    Args:
-        whether: Whether that is so.
-    """
-    _thread.stands_in = whether
+    """Whether this thread may use the global stream: the main thread."""
+    return threading.current_thread() is threading.main_thread()
 
 
 class _OwnStream(TorchDispatchMode):

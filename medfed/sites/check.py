@@ -13,11 +13,13 @@ import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.errors import ConfigError, few
+from medfed.common.templates import filled
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
@@ -190,71 +192,24 @@ def sentences(
         federation: From `try_rounds`.
         site: Its name.
     """
-    plan = data.plans[site].patients
-    counts = {split: len(plan[split]) for split in ("val", "test")}
-    metric = config.model.selection[0]
-    samples = data.clients[site].num_samples
-    every = config.evaluation.every
-    when = "each round" if every == 1 else f"every {every} rounds"
-    channels, classes = (few(list(n), 8) for n in (data.plan_names, data.class_names))
-    lacks = f"; that there is no file of {few(data.absent)}" if data.absent else ""
-    lines = [
-        f"Also leaves before the first round: that there are {samples:,} training samples; the "
-        f"names of channels or columns ({channels}) and of classes or regions ({classes}){lacks}; "
-        "hashes of the agreed keys and of the initial weights; versions of packages, and the "
-        "device.",
-        f"Also leaves after {when}: the metrics, such as {metric}, over {counts['val']} validation "
-        "patients, the number of gradient steps and their mean training loss; at the end the "
-        f"metrics over {counts['test']} test patients.",
-        "Also leaves when something fails: the type of the error, never its text.",
-    ]
-    if isinstance(data, TabularDataModule) and data.scaling == "pooled":
-        ends = {
-            "standard": "for each column the number of values, the median, the limits of outliers, "
-            "and sums and sums of squares",
-            "minmax": "for each column the number of values, and a rounded range of nearly all",
-            "exact_minmax": "the smallest and largest value of each column",
-        }[data.normalization]
-        lines.append(f"Pooled scaling sends the server {ends}, separately for this site.")
-    if isinstance(data, TabularDataModule):
-        exact = ", the exact smallest and largest value"
-        exact = exact if data.normalization == "exact_minmax" else ""
-        lines.append(
-            "A bundle of this site's model, if you hand it on, holds of each column its name, its "
-            f"scaling{exact}, a rounded range, and categories of five patients or more."
-        )
-    lines.append(
-        "Never leaves: images, rows, names or numbers of patients, files and their names, which "
-        "patients train and which test, predictions, pictures, logs, the text of errors, and of "
-        f"the model what the table does not name ({type(federation.algorithm).__name__} keeps: "
-        f"{federation.algorithm.card.keeps})."
+    text = filled(
+        Path(__file__).parent / "templates" / "leaves.txt",
+        samples=data.clients[site].num_samples,
+        plan=data.plans[site].patients,
+        channels=few(list(data.plan_names), 8),
+        classes=few(list(data.class_names), 8),
+        absent=few(data.absent) if data.absent else "",
+        every=config.evaluation.every,
+        metric=config.model.selection[0],
+        table=data if isinstance(data, TabularDataModule) else None,
+        method=type(federation.algorithm).__name__,
+        keeps=federation.algorithm.card.keeps,
+        sums=federation.channel.sums,
+        noise=config.privacy.example,
+        planned=protections(config, data.clients, federation).get(site),
+        exact=exact(config),
     )
-    seen = "sees everything that this site sends"
-    if (sums := federation.channel.sums) is not None:
-        seen = (
-            f"learns of the part {' and '.join(sums.parts)} only the sum over the sites of a round "
-            "(channel.secure=masks), and sees everything else that this site sends"
-        )
-    lines.append(
-        "Weights and gradients are not patients' data, but contain traces of them; the server's "
-        f"operator {seen}. {_noise(config, data, federation, site)}"
-    )
-    return lines
-
-
-def _noise(
-    config: RunDescription, data: FederatedDataModule, federation: Federation, site: str
-) -> str:
-    """Says how noise protects patients, and what it does not cover."""
-    keys = config.privacy.example
-    if keys is None:
-        return "Nothing here adds noise (privacy.example)."
-    planned = protections(config, data.clients, federation)[site]
-    return (
-        f"Noise protects each {keys.unit} (privacy.example): after {planned.draws:,} draws epsilon "
-        f"is {planned.epsilon():.3g} at delta {keys.delta:g}. Repeated rounds spend more. Without "
-        f"noise leave: {'; '.join(exact(config))}."
-    )
+    return text.strip().split("\n")
 
 
 def warnings(

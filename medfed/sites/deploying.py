@@ -23,6 +23,7 @@ from medfed import __version__
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, SiteError
 from medfed.common.files import make_private, write_text
+from medfed.common.templates import filled
 from medfed.config.description import as_yaml
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
@@ -291,7 +292,7 @@ ADMIN = "coordinator@medfed.local"
 PROJECT = "medfed"
 CERTIFICATES = 360
 """Days after which the certificates that FLARE makes end."""
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def service_files(name: str) -> dict[str, str]:
@@ -304,19 +305,10 @@ def service_files(name: str) -> dict[str, str]:
         >>> sorted(service_files("va"))
         ['Dockerfile', 'medfed-va.service']
     """
-    unit, image = (filled(n, name=name, low=name.lower()) for n in ("medfed.service", "Dockerfile"))
+    files = (TEMPLATES / n for n in ("medfed.service", "Dockerfile"))
+    words = {"name": name, "low": name.lower(), "version": __version__}
+    unit, image = (filled(file, **words) for file in files)
     return {f"medfed-{name}.service": unit, "Dockerfile": image}
-
-
-def filled(template: str, **words: str) -> str:
-    """Returns a file of a kit, by its template.
-
-    Example:
-        >>> filled("medfed.yaml.example", site="va").splitlines()[1]
-        'site: va'
-    """
-    text = (_TEMPLATES / template).read_text(encoding="utf-8")
-    return text.format(version=__version__, **words)
 
 
 @contextmanager
@@ -362,23 +354,12 @@ def make_kits(
     write_text(folder / "project.yml", as_yaml(content))
     for site in sites:
         example = kits / site / "local" / f"{SITE_FILE}.example"
-        write_text(example, filled(example.name, site=site))
+        write_text(example, filled(TEMPLATES / example.name, site=site))
     for name in (server, *sites):
         for file, text in service_files(name).items():
             write_text(kits / name / "service" / file, text)
     make_private(folder)
     end = date.today() + timedelta(days=CERTIFICATES)
-    print(
-        f"The kits are in {kits}; each holds a key, so that it goes to its owner alone, and\n"
-        f"{kits.parent / 'state'} holds all keys, so that it stays here. Nobody else may read "
-        "them.\n"
-        f"The certificates end after {CERTIFICATES} days, on {end}: before that, repeat this\n"
-        "command with renew=true, and replace the folder startup of each kit by the new one.\n"
-        f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"
-        f"  {', '.join(sites)}: one for each hospital, which checks it there by\n"
-        "    nvflare preflight-check -p KIT, writes local/medfed.yaml by the example there,\n"
-        "    approves the study by the line agreed: that medfed site check prints, and runs\n"
-        "    startup/start.sh\n"
-        f"  {ADMIN}: medfed deploy kit={kits / ADMIN} sites=[{','.join(sites)}] experiment=..."
-    )
+    words = {"kits": kits, "server": server, "port": port, "sites": sites, "admin": ADMIN}
+    print(filled(TEMPLATES / "kits.txt", **words, days=CERTIFICATES, end=end), end="")
     return kits

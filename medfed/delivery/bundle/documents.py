@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medfed.common.console import in_markdown
+from medfed.common.templates import text_templates
 from medfed.delivery.bundle.metadata import further
 from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.source_code import short_hash
@@ -30,19 +31,7 @@ def page(name: str, facts: Mapping[str, Any]) -> str:
     Returns:
         Markdown.
     """
-    from jinja2 import (  # late: predictions write none
-        Environment,
-        FileSystemLoader,
-        StrictUndefined,
-    )
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = text_templates(_TEMPLATES)
     environment.filters |= {
         "bytes": "{:,}".format,
         "interval": _interval,

@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from nvflare.fuel.flare_api.flare_api import NoConnection, new_secure_session
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.provision import prepare_builders, prepare_project
@@ -22,6 +23,7 @@ from nvflare.lighter.utils import load_crt_bytes
 
 from medfed.common.errors import ConfigError, SiteError, first_line
 from medfed.common.files import make_private, write_json
+from medfed.common.templates import filled
 from medfed.sites.flare.job import LOST, PREFIXES
 
 
@@ -133,6 +135,7 @@ class Console:
 ROOT_DAYS = 3650
 """Days after which the root certificate of a new federation ends, so that kits can be renewed."""
 _CERTIFICATES = "nvflare.lighter.impl.cert.CertBuilder"
+_TEMPLATE = Path(__file__).parents[1] / "templates" / "project.yml"
 _READY = (
     'mkdir -p "$WORKSPACE/transfer"\n'  # in FLARE's start script, once it knows the kit's folder
 )
@@ -155,32 +158,11 @@ def project(
         port: The only port, which sites and admin connect to; no connection goes to them.
         admin: The coordinator, as an e-mail address.
     """
-    lighter = "nvflare.lighter.impl"
-    return {
-        "api_version": 3,
-        "name": name,
-        "description": "Written by medfed; one project per federation.",
-        "participants": [
-            {
-                "name": server,
-                "type": "server",
-                "org": "coordinator",
-                "fed_learn_port": port,
-                "admin_port": port,
-            },
-            *({"name": s, "type": "client", "org": re.sub(r"\W", "_", s)} for s in sites),
-            {"name": admin, "type": "admin", "org": "coordinator", "role": "project_admin"},
-        ],
-        "builders": [
-            {"path": f"{lighter}.workspace.WorkspaceBuilder"},
-            {
-                "path": f"{lighter}.static_file.StaticFileBuilder",
-                "args": {"config_folder": "config", "scheme": "tcp"},
-            },
-            {"path": _CERTIFICATES, "args": {"root_valid_days": ROOT_DAYS}},
-            {"path": f"{lighter}.signature.SignatureBuilder"},
-        ],
-    }
+    orgs = {site: re.sub(r"\W", "_", site) for site in sites}
+    words = {"name": name, "orgs": orgs, "server": server, "port": port, "admin": admin}
+    text = filled(_TEMPLATE, **words, certificates=_CERTIFICATES, days=ROOT_DAYS)
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
 
 
 def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
