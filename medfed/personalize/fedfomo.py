@@ -113,7 +113,9 @@ class FedFomo(TrainsOn, Local):
         point, before = select(v, client.split.parameters("all")), client.loss_at(v, split="val")
         gained = {n: before - client.loss_at(t, split="val") for n, t in thetas.items()}
         gains = {n: gain_per_distance(gained[n], point, t) for n, t in thetas.items()}
-        return helpful_mean(v, thetas, gains), gains
+        # What is not sent is equal in all of them, and stays so to the last bit.
+        sent = {n: select(t, client.split.shared) for n, t in thetas.items()}
+        return {**theta, **helpful_mean(v, sent, gains)}, gains
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """Sends M models, chosen at random."""
