@@ -11,6 +11,7 @@ import SimpleITK as sitk
 from medfed.datamodules.readers.case_folders import BratsChallengeReader, FolderReader
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
 from tests.datamodules.brats_layouts import make_head, save
+from tests.datamodules.volume_files import unchanged_locale
 
 CHANNELS = ("FLAIR", "T1w")
 LABELS = {"background": 0, "tumour": 1}
@@ -73,6 +74,7 @@ def write_dicom(folder, lacking, cases=6):
     return folder
 
 
+@unchanged_locale()
 def _write_series(folder, image, uid):
     writer = sitk.ImageFileWriter()
     writer.KeepOriginalImageUIDOn()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import locale
+from contextlib import contextmanager
 
 import nibabel as nib
 import numpy as np
@@ -47,6 +48,15 @@ def write_volume(path, array, to_mm, packed=True):
         write_series(path, array, to_mm)
 
 
+@contextmanager
+def unchanged_locale():
+    """GDCM leaves another one when it writes, in which other tests cannot write their letters."""
+    letters = locale.setlocale(locale.LC_CTYPE)
+    yield
+    locale.setlocale(locale.LC_CTYPE, letters)
+
+
+@unchanged_locale()
 def write_series(folder, array, to_mm, uid="1.2.3.4", tilt=0.0):
     """One file per slice, the uppermost first; `tilt` shifts them by mm per mm."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +65,6 @@ def write_series(folder, array, to_mm, uid="1.2.3.4", tilt=0.0):
     across = (to_mm[:3, :2] / steps[:2]).T.ravel()
     writer = sitk.ImageFileWriter()
     writer.KeepOriginalImageUIDOn()
-    letters = locale.setlocale(locale.LC_CTYPE)  # GDCM leaves another one when it writes
     for k in range(array.shape[2]):
         image = sitk.GetImageFromArray(array[:, :, k : k + 1].transpose(2, 1, 0))
         image.SetSpacing(steps.tolist())
@@ -77,4 +86,3 @@ def write_series(folder, array, to_mm, uid="1.2.3.4", tilt=0.0):
             image.SetMetaData(key, value)
         writer.SetFileName(str(folder / f"{array.shape[2] - k:03d}.dcm"))
         writer.Execute(image)
-    locale.setlocale(locale.LC_CTYPE, letters)
