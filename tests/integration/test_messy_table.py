@@ -108,7 +108,7 @@ def test_the_bundle_predicts_as_training_did_and_names_what_it_never_saw(
     assert low < np.nanmin(rows) <= np.nanmax(rows) < high
     experiment.module.local.model.load(experiment.module.federation.personal_model(client))
     batches = data.clients[client].eval_batches("test")
-    own = torch.cat([experiment.task.predict(batch) for batch in batches])[:, 0]
+    own = torch.cat([experiment.task.predict(batch) for batch in batches])[:, -1]
     chances = torch.tensor([float(row["probability_positive"]) for row in found])
     torch.testing.assert_close(chances, own, atol=1e-5, rtol=0)
     # What MONAI runs without medfed writes the same file.
