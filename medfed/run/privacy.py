@@ -128,16 +128,15 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
         return
     name, up = type(method).__name__, federation.channel.links["up"]
     fits = set(method.leaves) == set(method.averaged) and method.leaves and not method.pools
-    for wrong, reason, way in (
+    _refuse(
+        "client",
         (not fits, f"{name} sends more than what is averaged over clients", "algorithm=fedavg"),
         (method.weighting != "uniform", "clients weigh unequally", "algorithm.weighting=uniform"),
         (method.mask_aware, "clients weigh unequally", "algorithm.mask_aware=false"),
         (type(method.aggregation) is not Aggregation, "it bounds sums", "aggregation=mean"),
         (up.feedback, "errors carry over to later rounds", "channel.up.feedback=false"),
         (up.shift is not None, "shifts carry over to later rounds", "channel.up.shift=null"),
-    ):
-        if wrong:
-            raise ConfigError(f"privacy.client cannot protect this run: {reason}; set {way}.")
+    )
     seed = None if across else config.seed
     federation.noise = ClientPrivacy(keys.clip, keys.sigma, seed)
 
@@ -228,31 +227,25 @@ def _check(
     declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
     touches = method.card.touches if declared.__module__ == type(method).__module__ else None
     if touches != "gradients":
-        raise _refused(f"{name} {UNPROTECTED[touches]}", f"choose {ALTERNATIVES}")
+        raise _refused("example", f"{name} {UNPROTECTED[touches]}", f"choose {ALTERNATIVES}")
     if statistics:
         sent = statistics[0]
-        raise _refused(f"{sent.what} ({sent.key}) would be sent without noise", sent.remedy)
-    if config.model.get("class_weights") is not None:
-        raise _refused(
-            "class weights cancel in the loss of one patient, and balanced ones are counts",
-            "set model.class_weights=null",
-        )
-    if local.model.normalises and config.buffers != "frozen":
-        raise _refused(
-            "BatchNorm mixes the patients of a batch", f"set {_norm_key(config)}, or buffers=frozen"
-        )
-    for reason, way, wrong in (
-        ("each part may take all steps", "local.budget=equal", config.local.budget == "paper"),
-        ("draws differ in size", "local.compile=false", config.local.compile),
-        ("draws differ in size", "local.graphs=auto", config.local.graphs is True),
-        (
-            "single gradients overflow in float16",
-            "trainer.precision=32-true",
-            str(config.trainer.precision).startswith("16"),
-        ),
-    ):
-        if wrong:
-            raise _refused(reason, f"set {way}")
+        reason = f"{sent.what} ({sent.key}) would be sent without noise"
+        raise _refused("example", reason, sent.remedy)
+    weighted = config.model.get("class_weights") is not None
+    mixes = local.model.normalises and config.buffers != "frozen"
+    cancel = "class weights cancel in the loss of one patient, and balanced ones are counts"
+    unfrozen = f"{_norm_key(config)}, or buffers=frozen"
+    half = str(config.trainer.precision).startswith("16")
+    _refuse(
+        "example",
+        (weighted, cancel, "model.class_weights=null"),
+        (mixes, "BatchNorm mixes the patients of a batch", unfrozen),
+        (config.local.budget == "paper", "each part may take all steps", "local.budget=equal"),
+        (config.local.compile, "draws differ in size", "local.compile=false"),
+        (config.local.graphs is True, "draws differ in size", "local.graphs=auto"),
+        (half, "single gradients overflow in float16", "trainer.precision=32-true"),
+    )
 
 
 def _norm_key(config: RunDescription) -> str:
@@ -264,8 +257,15 @@ def _norm_key(config: RunDescription) -> str:
     return "a network without it, such as model=unet model.network.norm=instance"
 
 
-def _refused(reason: str, way: str) -> ConfigError:
-    return ConfigError(f"privacy.example cannot protect this run: {reason}; {way}.")
+def _refuse(key: str, *reasons: tuple[object, str, str]) -> None:
+    """Raises the first of some reasons that holds: whether it does, the reason, what to set."""
+    for wrong, reason, way in reasons:
+        if wrong:
+            raise _refused(key, reason, f"set {way}")
+
+
+def _refused(key: str, reason: str, way: str) -> ConfigError:
+    return ConfigError(f"privacy.{key} cannot protect this run: {reason}; {way}.")
 
 
 def print_protections(config: RunDescription, planned: Mapping[str, Protection]) -> None:

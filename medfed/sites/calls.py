@@ -200,17 +200,19 @@ def refusal(reply: Reply) -> str:
     """Says why a reply cannot be used."""
     if reply.status == "failed":
         return f"it failed ({reply.reason}); see the log of {reply.site}"
-    if reply.status == "refused" and reply.reason == "job":
-        return "its folder holds the rounds of another federation"
-    if reply.status == "refused" and reply.reason == "agreed":
-        return "this study is not approved there: agreed in the site's file names others"
-    if reply.status == "refused" and reply.reason == "policy":
-        what = "its policy, or the least number of patients behind a statistic, does not allow this"
-        return f"{what}; see the log of {reply.site}"
-    if reply.status == "refused" and reply.reason == "sums":
-        return "it has given its share to a sum of other sites in this round; see the log there"
-    known = {"busy": BUSY, "unready": UNREADY}
-    return known.get(reply.status, f"it refused the request ({reply.reason})")
+    unknown = f"it refused the request ({reply.reason})"
+    if reply.status == "refused":
+        return _REFUSED.get(reply.reason, unknown).format(site=reply.site)
+    return {"busy": BUSY, "unready": UNREADY}.get(reply.status, unknown)
+
+
+_REFUSED = {
+    "job": "its folder holds the rounds of another federation",
+    "agreed": "this study is not approved there: agreed in the site's file names others",
+    "policy": "its policy, or the least number of patients behind a statistic, does not allow "
+    "this; see the log of {site}",
+    "sums": "it has given its share to a sum of other sites in this round; see the log there",
+}
 
 
 def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:

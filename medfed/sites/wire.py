@@ -47,8 +47,8 @@ import json
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import msgspec
 
@@ -214,8 +214,50 @@ class Head:
     at: RoundNumber = START
 
 
+class Message(Head):
+    """A request or a reply: a head, which may say more than its kind, content and a body."""
+
+    content: Mapping[str, Any]
+    body: bytes
+
+    def check(self) -> None:
+        """Refuses content that is not of its kind.
+
+        Raises:
+            ValueError: If something is invalid.
+        """
+        raise NotImplementedError
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that travel."""
+        head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "body"}
+        text = json.dumps(head, separators=(",", ":")).encode()
+        return framed(len(text).to_bytes(4, "little"), text, self.body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
+
+        Raises:
+            CodecError: If the bytes are foreign, incomplete, or invalid for this class.
+        """
+        head, body = _unpacked(data)
+        try:
+            message = fit({**head, "body": body}, cls)
+            if odd := {f.name for f in fields(cls) if f.name != "body"} ^ head.keys():
+                raise ValueError(f"its {min(odd)!r:.40} is missing or unknown")
+            names = (message.site, message.session)
+            if any(not name.isprintable() or len(name) > 1000 for name in names):
+                raise ValueError("a name cannot be printed")
+            message.check()
+        except ValueError as error:
+            what = cls.__name__.lower()
+            raise CodecError(f"A {what} cannot be read ({first_line(error)}).") from error
+        return message
+
+
 @dataclass(frozen=True)
-class Request(Head):
+class Request(Message):
     """A request of the coordinator to a site.
 
     Attributes:
@@ -226,28 +268,13 @@ class Request(Head):
     content: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = field(default=b"", repr=False)
 
-    def to_bytes(self) -> bytes:
-        """Returns the bytes that travel."""
-        return _packed(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Request:
-        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
-
-        Raises:
-            CodecError: If the bytes are foreign, incomplete, or invalid for a request.
-        """
-        head, body = _unpacked(data)
-        try:
-            message = _checked(cls, head)
-            _check_content(message.content, _CONTENTS[message.kind][0])
-        except ValueError as error:
-            raise CodecError(f"A request cannot be read ({first_line(error)}).") from error
-        return replace(message, body=body)
+    def check(self) -> None:
+        """See the class."""
+        _check_content(self.content, _CONTENTS[self.kind][0])
 
 
 @dataclass(frozen=True)
-class Reply(Head):
+class Reply(Message):
     """A site's reply.
 
     Attributes:
@@ -272,29 +299,14 @@ class Reply(Head):
         """Returns whether it is the reply to this request, and no other."""
         return all(getattr(self, f.name) == getattr(request, f.name) for f in fields(Head))
 
-    def to_bytes(self) -> bytes:
-        """Returns the bytes that travel."""
-        return _packed(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Reply:
-        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
-
-        Raises:
-            CodecError: If the bytes are foreign, incomplete, or invalid for a reply.
-        """
-        head, body = _unpacked(data)
-        try:
-            message = _checked(cls, head)
-            if message.status == "failed" and not re.fullmatch(r"\w{1,80}", message.reason):
-                raise ValueError("the type of an error is not a name")
-            if message.status == "refused" and message.reason not in REASONS:
-                raise ValueError(f"{message.reason!r:.40} is not a reason")
-            kind = _CONTENTS[message.kind][1] if message.status == "ok" else _Content
-            _check_content(message.content, kind)
-        except ValueError as error:
-            raise CodecError(f"A reply cannot be read ({first_line(error)}).") from error
-        return replace(message, body=body)
+    def check(self) -> None:
+        """See the class."""
+        if self.status == "failed" and not re.fullmatch(r"\w{1,80}", self.reason):
+            raise ValueError("the type of an error is not a name")
+        if self.status == "refused" and self.reason not in REASONS:
+            raise ValueError(f"{self.reason!r:.40} is not a reason")
+        kind = _CONTENTS[self.kind][1] if self.status == "ok" else _Content
+        _check_content(self.content, kind)
 
 
 @dataclass(frozen=True)
@@ -345,15 +357,6 @@ class Greeting:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-Message = TypeVar("Message", "Request", "Reply")
-
-
-def _packed(message: Request | Reply) -> bytes:
-    head = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "body"}
-    text = json.dumps(head, separators=(",", ":")).encode()
-    return framed(len(text).to_bytes(4, "little"), text, message.body)
-
-
 def framed(*pieces: bytes) -> bytes:
     """Puts magic and hash before the pieces of a message."""
     checksum = hashlib.blake2b(digest_size=_HASH)
@@ -382,20 +385,6 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
     except ValueError as error:
         raise CodecError(f"The head cannot be read ({first_line(error)}).") from error
     return head, data[_FIRST + size :]
-
-
-def _checked(cls: type[Message], head: dict[str, Any]) -> Message:
-    """Returns a message without body of a head that has all fields, each of its type.
-
-    Raises:
-        ValueError: If it has not.
-    """
-    message = fit(head, cls)
-    if odd := {f.name for f in fields(cls) if f.name != "body"} ^ head.keys():
-        raise ValueError(f"its {min(odd)!r:.40} is missing or unknown")
-    if any(not text.isprintable() or len(text) > 1000 for text in (message.site, message.session)):
-        raise ValueError("a name cannot be printed")
-    return message
 
 
 def _check_content(content: Mapping[str, Any], kind: type[_Content]) -> None:
