@@ -9,6 +9,7 @@ The module also makes the kits of a new federation.
 
 from __future__ import annotations
 
+import secrets
 import sys
 import tempfile
 import time
@@ -328,6 +329,47 @@ def needs_flare() -> Iterator[None]:
         ) from error
 
 
+def sealed(kit: Path) -> str:
+    """Writes a kit as an archive next to it.
+
+    Args:
+        kit: Its folder.
+
+    Returns:
+        The passphrase, of 125 random bits, with which AES-256 encrypts every file.
+    """
+    import pyzipper  # late: the extra
+
+    letters = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 that look and sound different
+    phrase = "-".join("".join(secrets.choice(letters) for _ in range(5)) for _ in range(5))
+    path = kit.with_name(f"{kit.name}.zip")
+    with pyzipper.AESZipFile(path, "w", pyzipper.ZIP_DEFLATED, encryption=pyzipper.WZ_AES) as to:
+        to.setpassword(phrase.encode())
+        for file in sorted(kit.rglob("*")):
+            if file.is_file():
+                to.write(file, str(file.relative_to(kit.parent)))
+    return phrase
+
+
+def root_ends(root: Path, today: date) -> str:
+    """Says that the root certificate ends within a year; empty: it does not.
+
+    Args:
+        root: The certificate, as each kit has it.
+        today: The date.
+    """
+    from cryptography.x509 import load_pem_x509_certificate  # late: comes with FLARE
+
+    end = load_pem_x509_certificate(root.read_bytes()).not_valid_after_utc.date()
+    if end > today + timedelta(days=365):
+        return ""
+    return (
+        f"The root certificate of these kits ends on {end}, and renew=true keeps it: before that, "
+        "make kits in another folder by provision=FOLDER, and replace all kits, the server's too, "
+        "on one day."
+    )
+
+
 def make_kits(
     folder: Path, sites: Sequence[str], server: str, port: int, renew: bool = False
 ) -> Path:
@@ -358,8 +400,13 @@ def make_kits(
     for name in (server, *sites):
         for file, text in service_files(name).items():
             write_text(kits / name / "service" / file, text)
+    with needs_flare():
+        phrases = {site: sealed(kits / site) for site in sites}
     make_private(folder)
     end = date.today() + timedelta(days=CERTIFICATES)
     words = {"kits": kits, "server": server, "port": port, "sites": sites, "admin": ADMIN}
-    print(filled(TEMPLATES / "kits.txt", **words, days=CERTIFICATES, end=end), end="")
+    if line := root_ends(kits / sites[0] / "startup" / "rootCA.pem", date.today()):
+        print(line)
+    words |= {"phrases": phrases, "days": CERTIFICATES, "end": end}
+    print(filled(TEMPLATES / "kits.txt", **words), end="")
     return kits

@@ -7,13 +7,15 @@ import json
 import re
 import shutil
 import subprocess
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
 from medfed import __version__
 from medfed.common.errors import ConfigError
-from medfed.sites.deploying import make_kits, service_files
+from medfed.common.files import make_private
+from medfed.sites.deploying import make_kits, root_ends, sealed, service_files
 
 needs_flare = pytest.mark.sites
 
@@ -40,8 +42,40 @@ def test_a_service_starts_the_kit_again_without_more_rights(tmp_path: Path):
     assert json.loads(lines[-1].removeprefix("CMD ")) == ["bash", "startup/sub_start.sh", "--once"]
 
 
+def check_archive(archive: Path, kit: Path, phrase: str) -> None:
+    """It opens with its passphrase alone, holds what the kit holds, and nobody else reads it."""
+    pyzipper = pytest.importorskip("pyzipper")
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert b"PRIVATE KEY" not in archive.read_bytes()
+    files = {str(f.relative_to(kit.parent)): f for f in kit.rglob("*") if f.is_file()}
+    for wrong in (None, phrase.upper().encode()):
+        with pyzipper.AESZipFile(archive) as opened, pytest.raises(RuntimeError, match="assword"):
+            opened.read(next(iter(files)), pwd=wrong)
+    with pyzipper.AESZipFile(archive) as opened:
+        held = {i.filename: opened.read(i, pwd=phrase.encode()) for i in opened.infolist()}
+        assert {i.wz_aes_strength for i in opened.infolist()} == {3}  # 256 bits
+    assert held == {name: file.read_bytes() for name, file in files.items()}
+    for tool in filter(shutil.which, ("bsdtar", "7z")):
+        order = ["-tf" if tool == "bsdtar" else "t", str(archive)]
+        word = ["--passphrase", phrase] if tool == "bsdtar" else [f"-p{phrase}"]
+        subprocess.run([tool, *word, *order], check=True, capture_output=True)
+
+
+def test_a_kit_opens_with_its_passphrase_alone(tmp_path: Path):
+    pytest.importorskip("pyzipper")
+    kit = tmp_path / "va"
+    for name in ("startup/client.key", "startup/start.sh", "local/x"):
+        (kit / name).parent.mkdir(parents=True, exist_ok=True)
+        (kit / name).write_text(f"-----BEGIN PRIVATE KEY----- {name}\n" * 40)
+    first, second = sealed(kit), sealed(kit)
+    assert re.fullmatch(r"([a-z2-9]{5}-){4}[a-z2-9]{5}", first)
+    assert first != second
+    make_private(tmp_path)
+    check_archive(tmp_path / "va.zip", kit, second)
+
+
 @needs_flare
-def test_kits_are_renewed_by_the_same_root_and_keep_jobs(tmp_path: Path):
+def test_kits_are_renewed_by_the_same_root_and_keep_jobs(tmp_path: Path, capsys):
     pytest.importorskip("nvflare")
     from nvflare.lighter.utils import load_crt
 
@@ -60,6 +94,21 @@ def test_kits_are_renewed_by_the_same_root_and_keep_jobs(tmp_path: Path):
     roots = [certificate(kits, "a", "rootCA.pem") for kits in (first, new)]
     assert roots[0] == roots[1]
     assert (roots[0].not_valid_after_utc - roots[0].not_valid_before_utc).days == 3650
+    today = date.today()
+    root = new / "b" / "startup" / "rootCA.pem"
+    assert root_ends(root, today) == ""
+    last = roots[0].not_valid_after_utc.date()
+    assert root_ends(root, last - timedelta(days=365)).startswith(
+        f"The root certificate of these kits ends on {last}, and renew=true keeps it: before that,"
+    )
+    said = capsys.readouterr().out
+    for name in ("a", "b", "c"):
+        (phrase,) = set(
+            re.findall(rf"^ +{name}\.zip  (\S+)$", said.rpartition("The kits")[2], re.M)
+        )
+        check_archive(new / f"{name}.zip", new / name, phrase)
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in kept if phrase.encode() in path.read_bytes()]
     state = folder / "medfed" / "state" / "cert.json"
     assert state.stat().st_mode & 0o777 == 0o600
     for name in ("localhost", "a"):
