@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than CI has cores, as some tests wait for other processes.
-WORKERS ?= 3
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 SITES := $(VENV)/.installed-sites
 
