@@ -353,9 +353,19 @@ def listed_columns(
     return cells
 
 
+def is_date(text: str) -> bool:
+    """Says whether a cell is a date or a time of day.
+
+    Example:
+        >>> is_date("2019-01-12"), is_date("12.1.2019 10:30"), is_date("10:30"), is_date("12.5")
+        (True, True, True, False)
+    """
+    return _DATE.fullmatch(text) is not None
+
+
 def _dated(text: str, verb: str) -> str:
     """A cell with the words that it is a date, if it is one."""
-    return f"{text!r}{verb}a date or time," if _DATE.fullmatch(text) else f"{text!r}{verb.rstrip()}"
+    return f"{text!r}{verb}a date or time," if is_date(text) else f"{text!r}{verb.rstrip()}"
 
 
 def like_a_number(text: str) -> bool:

@@ -21,6 +21,7 @@ from medfed.datamodules.readers.csv_files import (
     Categories,
     Sheet,
     as_number,
+    is_date,
     like_a_number,
     read_cells,
     tidy,
@@ -40,8 +41,8 @@ def find_kinds(
 
     With ``auto`` a column without a cell that is, or was meant as, a number holds categories. It is
     left out, and a line says so, if it has too many of them: more than 20, or one for every second
-    row, as ids, dates and remarks have. So are row numbers (1, 2, 3 ...). What the user has named
-    is not left out but refused.
+    row, as ids and remarks have. So are dates, times, and row numbers (1, 2, 3 ...). What the user
+    has named is not left out but refused.
 
     Args:
         sheet: The cells.
@@ -64,6 +65,9 @@ def find_kinds(
             categories[name] = _named(sheet, name)
         elif auto and not given and _are_row_numbers(sheet, name):
             left_out[name or "the one without a name"] = "row numbers"
+            continue
+        elif auto and not given and _are_dates(sheet, name):
+            left_out[name] = "dates or times"
             continue
         elif auto and (distinct := _texts_of(sheet, name)):
             rows = sum(text is not None for text in sheet.texts(name))
@@ -123,6 +127,11 @@ def _texts_of(sheet: Sheet, name: str) -> tuple[str, ...]:
     """The categories of a column; none where it holds a number, or nothing."""
     texts = {text for text in sheet.texts(name) if text is not None}
     return () if any(map(like_a_number, texts)) else tuple(sorted(texts))
+
+
+def _are_dates(sheet: Sheet, name: str) -> bool:
+    texts = [text for text in sheet.texts(name) if text is not None]
+    return bool(texts) and all(map(is_date, texts))
 
 
 def _are_row_numbers(sheet: Sheet, name: str) -> bool:
