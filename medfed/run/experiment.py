@@ -278,8 +278,9 @@ def test_selected(experiment: Experiment) -> None:
     best = best_checkpoint(experiment.folder)
     # The checkpoint holds the record up to its own round; the record of later rounds must stay.
     whole = experiment.evaluation.state_dict()
+    evaluated = bool(experiment.evaluation.history or experiment.evaluation.losses)
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
-    if whole["history"] or whole["losses"]:
+    if evaluated:
         experiment.evaluation.load_state_dict(whole)
     tested = examined(experiment)
     for client, metrics in experiment.evaluation.test.items():

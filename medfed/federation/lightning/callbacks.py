@@ -36,6 +36,7 @@ from medfed.common.scores import (
     undefined_sentences,
     worst_value,
 )
+from medfed.common.tensors import packed, unpacked
 from medfed.federation.aggregation import Far
 from medfed.federation.lightning.collect import gather_named, rank, world_size
 from medfed.federation.lightning.module import FederatedModule, Task
@@ -117,10 +118,6 @@ class History(list[Record]):
         # For a metric that is unknown here, the direction of selection defines the worst value.
         values = [v if math.isfinite(v) else -math.inf for v in values]
         return sum(values) / len(values) if values else math.nan
-
-    def state_dict(self) -> list[tuple[Any, ...]]:
-        """Returns the rows, loadable with ``weights_only=True``."""
-        return [(r.round, r.client, dict(r.metrics)) for r in self]
 
 
 _log = logging.getLogger(__name__)
@@ -325,14 +322,14 @@ class PersonalEvaluation(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects like an uninterrupted one."""
-        losses = [(r.round, r.client, r.metrics) for r in self.losses]
         diverged = {n: list(clients) for n, clients in self.diverged.items()}
-        return {"history": self.history.state_dict(), "losses": losses, "diverged": diverged}
+        rows = {"history": packed(self.history), "losses": packed(self.losses)}
+        return {**rows, "diverged": diverged}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the record."""
-        self.history = History(Record(*row) for row in state_dict["history"])
-        self.losses = [Record(*row) for row in state_dict["losses"]]
+        self.history = History(unpacked(state_dict["history"], Record))
+        self.losses = unpacked(state_dict["losses"], Record)
         self.diverged = dict(state_dict["diverged"])
 
 

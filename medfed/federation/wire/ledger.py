@@ -6,10 +6,13 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from torch import Tensor
 
 from medfed.common.errors import CodecError, first_line
 from medfed.common.files import csv_text, original
+from medfed.common.tensors import packed, unpacked
 
 Direction = Literal["up", "down"]
 DIRECTIONS: tuple[Direction, ...] = ("up", "down")
@@ -156,12 +159,11 @@ class Ledger:
                 f"{', '.join(Entry._fields)}."
             ) from error
 
-    def state_dict(self) -> dict[str, list[Any]]:
-        """Returns the entries by column, loadable with ``weights_only=True``."""
-        return {f: [getattr(e, f) for e in self.entries] for f in Entry._fields}
+    def state_dict(self) -> Tensor:
+        """Returns the entries in one tensor, loadable with ``weights_only=True``."""
+        return packed(self.entries)
 
-    def load_state_dict(self, state: Mapping[str, list[Any]]) -> None:
+    def load_state_dict(self, state: Tensor) -> None:
         """Replaces the entries by those of :meth:`state_dict`."""
-        rows = zip(*(state[f] for f in Entry._fields), strict=True)
         self.entries, self._sums = [], {}
-        self.add(*(Entry(*row) for row in rows))
+        self.add(*unpacked(state, Entry))

@@ -15,14 +15,16 @@ from medfed.federation.lightning.checkpoint import (
     rounds_in,
     seal,
 )
+from medfed.federation.wire.ledger import Ledger
 from tests.contract import harness
 from tests.sweeps import sweep
 
 
 def write(folder, name):
     """A checkpoint of a federation that has done nothing."""
-    parts = ("steps", "passes", "server", "memory", "clients", "ledger")
+    parts = ("steps", "passes", "server", "memory", "clients")
     content = {"algorithm": "FedAvg", "next_round": 0, **{part: {} for part in parts}}
+    content["ledger"] = Ledger().state_dict()
     saved = io.BytesIO()
     torch.save({"federation": content}, saved)
     partial = folder / f"{name}.partial"
