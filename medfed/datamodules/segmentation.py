@@ -51,6 +51,7 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
+_USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
 class Seen(NamedTuple):
@@ -140,6 +141,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
                 f"data.spatial_dims={self.spatial_dims}: the distance of slices does not change."
             )
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
+        self._slices = self.slices if self.spatial_dims == 2 else None  # for `PatchRows`
         self._mapped = False
 
     @property
@@ -221,11 +223,10 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         `preparation.Preparation.from_record` reads the preparation from it; ``input`` has
         ``adjacent_slices``, how many slices a network gets as channels.
         """
-        usual = Preparation((Rule("zscore_nonzero"),))
         return {
             **super().preprocessing(client),
             "orientation": "RAS",
-            **(self.preparation or usual).record(),
+            **(self.preparation or _USUAL).record(),
             "input": {
                 "kind": "volumes",
                 "adjacent_slices": self.slices,
@@ -303,7 +304,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             image = plan.scanner.apply(image * 2 - 1 if scaled else image, case)
             image = (image + 1) / 2 if scaled else image
         # Last: otherwise the scanner's noise would fill channels that the client lacks.
-        present = plan.channels & has_channels(self.cases[case], self.channel_names)
+        present = plan.channels
+        if self.cases[case].lacks:
+            present = present & has_channels(self.cases[case], self.channel_names)
         image[~present] = 0
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
@@ -500,17 +503,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             "image": images.take(every),
             "label": labels,
             "case": torch.full_like(every, case),
-            "present": self._planes(seen.present, len(at)),
+            # A contrast includes its neighbours.
+            "present": seen.present.repeat_interleave(self.slices).expand(len(at), -1),
         }
-
-    def _planes(self, present: Tensor, count: int) -> Tensor:
-        """The channels of samples of a case: a contrast includes its neighbours."""
-        return present.repeat_interleave(self.slices).expand(count, -1)
-
-    @property
-    def _slices(self) -> int | None:
-        """The slices for `PatchRows`: None for volumes."""
-        return self.slices if self.spatial_dims == 2 else None
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume.
@@ -542,7 +537,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             mm[2] *= every
         count = len(image)
         beside = {"case": torch.full((count,), case), "spacing": mm.expand(count, -1)}
-        beside["present"] = self._planes(present, count)
+        beside["present"] = present.repeat_interleave(self.slices).expand(count, -1)
         if grid is not None:
             beside["grid"] = grid.expand(count, *grid.shape)
         return {"image": image, "label": label, **beside}

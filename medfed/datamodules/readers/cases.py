@@ -135,6 +135,7 @@ class CaseReader(VolumeReader):
         images = [path for role, path in patient.files.items() if role != "label"]
         mask = patient.files["label"]
         select = self._select if "image" in patient.files else None
+        names = [channel for channel in self.channels if channel not in patient.lacks]
         *loaded, label = read_together([*images, mask], select)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
@@ -146,7 +147,6 @@ class CaseReader(VolumeReader):
         image = loaded[0].voxels
         if len(loaded) > 1:
             image = torch.cat([volume.voxels for volume in loaded])
-        names = [channel for channel in self.channels if channel not in patient.lacks]
         check_finite(image, names, images)
         _check_varied(image, names, images)
         return {"image": image, "label": self._to_regions(label.voxels, mask), "spacing": spacing}

@@ -19,7 +19,7 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.readers.image_folder import search_name
-from medfed.datamodules.readers.volumes import is_there, read_geometry, stem_of
+from medfed.datamodules.readers.volumes import existing, read_geometry, stem_of
 from medfed.datamodules.splits import Split
 
 Regions = dict[str, tuple[int, ...]]
@@ -173,6 +173,8 @@ class DatalistReader(CaseReader):
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`."""
         ids = self._ids()
+        listed = {path for entry, _ in self._entries for path in self._images(entry)}
+        present = set(existing(path for path in listed if path is not None))
         patients = []
         for name, (entry, split) in zip(ids, self._entries, strict=True):
             images, label = self._images(entry), self._place(entry["label"])
@@ -185,7 +187,7 @@ class DatalistReader(CaseReader):
             if whole:
                 images *= len(self._known)
             of = {c: images[self._known.index(c)] for c in self.channels}
-            there = {c: path for c, path in of.items() if path is not None and is_there(path)}
+            there = {c: path for c, path in of.items() if path in present}
             lacks = {
                 c: f"{path or f'The {c} of {name}'} is missing, but {label} is there; copy it "
                 "there or remove the mask."

@@ -104,14 +104,14 @@ def stem_of(path: Path) -> str:
     return path.name[: len(path.name) - len(suffix_of(path))]
 
 
-def is_there(path: Path) -> bool:
-    """Says whether a volume exists: a file, or a folder that holds anything.
+def existing(paths: Iterable[Path]) -> list[Path]:
+    """Returns the volumes that exist: files, and folders that hold anything.
 
     Example:
-        >>> is_there(Path("no_such_scan.nii.gz"))
-        False
+        >>> existing([Path("no_such_scan.nii.gz")])
+        []
     """
-    return any(path.iterdir()) if path.is_dir() else path.exists()
+    return [p for p in paths if (any(p.iterdir()) if p.is_dir() else p.exists())]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -409,7 +409,7 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
     matches: list[Path] = []
     for one in patterns:
-        matches = matches or [f for f in visible if f.match(one) and is_there(f)]
+        matches = matches or existing(f for f in visible if f.match(one))
     if len(matches) != 1:
         what = "mask" if role == "label" else f"modality {role}"
         names = ", ".join(f.name for f in visible[:8])
