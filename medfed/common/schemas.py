@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
+
+from medfed.common.errors import CheckpointError, first_line
 
 T = TypeVar("T")
 LIMIT = 1 << 26
@@ -151,3 +154,41 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text:.40} is no finite number")
     return number
+
+
+def packed(rows: Sequence[Any]) -> bytes:
+    """Packs rows of plain values.
+
+    A checkpoint of 1,000 clients and 100 rounds has a million such values. ``torch.save`` calls
+    Python for each of them, at ten times the cost.
+
+    Args:
+        rows: Named tuples.
+
+    Returns:
+        See :func:`unpacked`.
+    """
+    return msgspec.msgpack.encode(rows)
+
+
+def unpacked(data: bytes, row: type[T]) -> list[T]:
+    """Unpacks what :func:`packed` has packed.
+
+    Args:
+        data: The bytes.
+        row: The class of the rows.
+
+    Raises:
+        CheckpointError: If they hold anything else.
+
+    Example:
+        >>> unpacked(packed([(1, "a")]), tuple[int, str])
+        [(1, 'a')]
+    """
+    try:
+        rows: list[T] = msgspec.msgpack.decode(data, type=list[row])  # type: ignore[valid-type]
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"The rows of a checkpoint cannot be read ({first_line(error)}); repeat the run."
+        ) from error
+    return rows

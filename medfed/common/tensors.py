@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
-import msgspec
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, first_line
-
 _K = TypeVar("_K")
-_Row = TypeVar("_Row")
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -270,41 +266,3 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
         sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
-
-
-def packed(rows: Sequence[Any]) -> Tensor:
-    """Packs rows of plain values into one tensor of bytes.
-
-    A checkpoint of 1,000 clients and 100 rounds holds a million such values. ``torch.save`` calls
-    Python for each of them, at a hundred times the cost.
-
-    Args:
-        rows: Named tuples.
-
-    Returns:
-        (n) uint8; see :func:`unpacked`.
-    """
-    return torch.frombuffer(bytearray(msgspec.msgpack.encode(rows)), dtype=torch.uint8)
-
-
-def unpacked(data: Tensor, row: type[_Row]) -> list[_Row]:
-    """Unpacks what :func:`packed` has packed.
-
-    Args:
-        data: (n) uint8.
-        row: The class of the rows.
-
-    Raises:
-        CheckpointError: If the bytes hold anything else.
-
-    Example:
-        >>> unpacked(packed([(1, "a")]), tuple[int, str])
-        [(1, 'a')]
-    """
-    try:
-        rows: list[_Row] = msgspec.msgpack.decode(data.cpu().numpy().tobytes(), type=list[row])  # type: ignore[valid-type]
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"The rows of a checkpoint cannot be read ({first_line(error)}); repeat the run."
-        ) from error
-    return rows

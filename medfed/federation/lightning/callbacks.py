@@ -24,6 +24,7 @@ from rich.progress import Progress, TaskID, TextColumn
 from medfed.common.console import bar, cell, shown
 from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
+from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import (
     Record,
     failed,
@@ -36,7 +37,6 @@ from medfed.common.scores import (
     undefined_sentences,
     worst_value,
 )
-from medfed.common.tensors import packed, unpacked
 from medfed.federation.aggregation import Far
 from medfed.federation.lightning.collect import gather_named, rank, world_size
 from medfed.federation.lightning.module import FederatedModule, Task

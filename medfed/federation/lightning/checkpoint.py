@@ -12,7 +12,6 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins import TorchCheckpointIO
-from torch import Tensor
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import sha256, whole_or_none, write_text
@@ -37,7 +36,7 @@ class _Federation(TypedDict):
     server: dict[str, Any]
     memory: dict[str, Any]
     clients: dict[str, dict[str, Any]]
-    ledger: Tensor
+    ledger: bytes
 
 
 class _Checkpoint(TypedDict):

@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from torch import Tensor
-
 from medfed.common.errors import CodecError, first_line
 from medfed.common.files import csv_text, original
-from medfed.common.tensors import packed, unpacked
+from medfed.common.schemas import packed, unpacked
 
 Direction = Literal["up", "down"]
 DIRECTIONS: tuple[Direction, ...] = ("up", "down")
@@ -159,11 +157,11 @@ class Ledger:
                 f"{', '.join(Entry._fields)}."
             ) from error
 
-    def state_dict(self) -> Tensor:
-        """Returns the entries in one tensor, loadable with ``weights_only=True``."""
+    def state_dict(self) -> bytes:
+        """Returns the entries, loadable with ``weights_only=True``."""
         return packed(self.entries)
 
-    def load_state_dict(self, state: Tensor) -> None:
+    def load_state_dict(self, state: bytes) -> None:
         """Replaces the entries by those of :meth:`state_dict`."""
         self.entries, self._sums = [], {}
         self.add(*unpacked(state, Entry))
