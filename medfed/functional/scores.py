@@ -181,10 +181,12 @@ def accepted(scores: Floats, positive: NDArray[np.bool_], weights: Floats) -> tu
         (W, U + 1) positives and negatives: 0, then those of the highest score, then of the two
         highest, and so on over all U distinct scores.
     """
-    distinct, group = np.unique(-scores, return_inverse=True)
-    parts = (sums(weights * of, group, len(distinct)) for of in (positive, ~positive))
-    right, wrong = (np.cumsum(np.pad(part, ((0, 0), (1, 0))), axis=1) for part in parts)
-    return right, wrong
+    order = np.argsort(-scores, kind="stable")
+    starts = np.flatnonzero(np.diff(scores[order], prepend=np.nan))
+    both = np.zeros((2, len(weights), len(starts) + 1))
+    for out, of in zip(both, (positive, ~positive), strict=True):
+        np.cumsum(_pieces((weights * of)[:, order], starts), axis=1, out=out[:, 1:])
+    return both[0], both[1]
 
 
 def sums(values: Floats, group: Ints, count: int) -> Floats:
@@ -203,11 +205,15 @@ def sums(values: Floats, group: Ints, count: int) -> Floats:
         [[2.0, 0.0, 5.0]]
     """
     out = np.zeros((len(values), count))
-    if len(group):
-        order = np.argsort(group, kind="stable")
-        present, starts = np.unique(group[order], return_index=True)
-        out[:, present] = np.add.reduceat(values[:, order], starts, axis=1)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    out[:, group[order][starts]] = _pieces(values[:, order], starts)
     return out
+
+
+def _pieces(values: Floats, starts: Ints) -> Floats:
+    """(W, n) sums from each start to the next."""
+    return np.add.reduceat(values, starts, axis=1) if len(starts) else values
 
 
 ALARMS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
