@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 SITES := $(VENV)/.installed-sites
+# Where this is set, each of the many processes of the tests compiles PyTorch and MONAI anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo federation test test-sites docs lint format setup clean
 

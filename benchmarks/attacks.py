@@ -81,13 +81,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--aggregations", nargs="+", choices=AGGREGATIONS, default=[*AGGREGATIONS])
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    print(f"| one of {options.sites} sites sends | {' | '.join(AGGREGATIONS)} |")
-    print("|---" * (1 + len(AGGREGATIONS)) + "|")
+    print(f"| one of {options.sites} sites sends | {' | '.join(options.aggregations)} |")
+    print("|---" * (1 + len(options.aggregations)) + "|")
     for attack in ATTACKS:
         cells = []
-        for keys in AGGREGATIONS.values():
+        for keys in map(AGGREGATIONS.__getitem__, options.aggregations):
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     score = attacked(Path(folder), options.sites, options.rounds, keys, attack)

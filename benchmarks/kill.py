@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +38,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import medfed.run.train  # noqa: F401  # forks have it
+
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.processes import Started  # noqa: E402
+
 PROCESS_FILES = ("log", "lock", "lock.pid", ".lock", ".lock.pid")
 WAIT = 5.0  # seconds in which the other ranks must have ended
 CLINICAL = ("train", "experiment=clinical_pfednet", "rounds=4", "progress=false")
@@ -114,22 +119,19 @@ class Place:
             shutil.rmtree(folder, ignore_errors=True)
         self.temporary.mkdir()
 
-    def start(
-        self, command: tuple[str, ...], folder: str, workers: int = 1
-    ) -> subprocess.Popen[str]:
+    def start(self, command: tuple[str, ...], folder: str, workers: int = 1) -> Started:
         """Starts a command in a process group of its own."""
         name, *words = (w.format(shared=self.root / "shared", workers=workers) for w in command)
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words, folder],
+        return Started(
+            ROOT / "scripts" / f"{name}.py",
+            *(*words, folder),
             cwd=self.root,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            together=True,
+            env={"TMPDIR": str(self.temporary)},
+            context=multiprocessing.get_context("fork"),
         )
 
-    def begin(self, workers: int = 1) -> subprocess.Popen[str]:
+    def begin(self, workers: int = 1) -> Started:
         """Starts the command from nothing; returns when it has written a file."""
         process = self.start(self.kind.command, f"{self.kind.folder}={self.out}", workers)
         while process.poll() is None and not any(self.written()):
@@ -153,11 +155,11 @@ class Place:
         return {n: "" if "/checkpoints/" in n else sha for n, sha in found.items()}
 
 
-def finish(process: subprocess.Popen[str]) -> None:
+def finish(process: Started) -> None:
     """Waits for a command that must succeed."""
     text, _ = process.communicate(timeout=600)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(map(str, process.args))} failed:\n{text}")  # type: ignore[arg-type]
+        raise RuntimeError(f"{' '.join(map(str, process.args))} failed:\n{text}")
 
 
 def running(group: int) -> list[int]:

@@ -72,10 +72,10 @@ def recovery(out: Path, experiment: str, runs: Sequence[tuple[int, Sequence[str]
     return {"head": head, "rows": rows}
 
 
-def joining(out: Path, name: str, less: Sequence[str]) -> Table:
+def joining(out: Path, name: str, less: Sequence[str], seeds: Sequence[int]) -> Table:
     """What hospitals get that join, by their patients and by rule: means over seeds."""
     runs = []
-    for seed in SEEDS:
+    for seed in seeds:
         folder = out / f"join_{name}_{seed}"
         trained(folder, *JOINS[name], f"seed={seed}", *less)
         if not (folder / "onboarding.json").is_file():
@@ -103,17 +103,18 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="a folder for the runs")
     parser.add_argument("--take", action="store_true", help="keep the tables for the docs")
     parser.add_argument("--rounds", type=int, help="of all runs, to see that they run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of what joins")
     parser.add_argument("--only", nargs="+", choices=["mixture", "linear", *JOINS])
     options = parser.parse_args()
     few = options.rounds
     less = [] if few is None else [f"rounds={few}", "evaluation.every=1", "pictures.format=none"]
     usual = [(seed, ["rounds=60", *less]) for seed in range(5)]
     last = [(0, [*LESS, *less])]
-    out, linear = options.out, [(seed, less) for seed in SEEDS]
+    out, linear = options.out, [(seed, less) for seed in options.seeds]
     makes: dict[str, Callable[[], Table]] = {
         "mixture": lambda: recovery(out, "synthetic_ppfl", [*usual, *last]),
         "linear": lambda: recovery(out, "synthetic_linear", linear),
-        **{name: partial(joining, out, name, less) for name in JOINS},
+        **{name: partial(joining, out, name, less, options.seeds) for name in JOINS},
     }
     tables = {name: make() for name, make in makes.items() if name in (options.only or makes)}
     for name, table in tables.items():

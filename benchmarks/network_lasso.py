@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -62,9 +61,8 @@ def peak_arrays(d: int, p: float, dtype: torch.dtype) -> float:
     Runs in a process of its own, because a process never forgets its peak. The input is not
     counted; the state that is passed in and the one that is returned are.
     """
-    call = [sys.executable, __file__, "--memory", str(d), str(p), str(dtype).removeprefix("torch.")]
-    done = subprocess.run(call, check=True, capture_output=True, text=True)
-    return float(done.stdout)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(measure_memory, (d, p, dtype))
 
 
 def measure_memory(d: int, p: float, dtype: torch.dtype) -> float:
@@ -101,14 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--largest", type=int, default=7, help="exponent of the largest d")
     parser.add_argument("--dtype", default="float64", choices=("float32", "float64"))
-    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.memory:
-        d, p, dtype = options.memory
-        print(measure_memory(int(d), float(p), getattr(torch, dtype)))
-    else:
-        report(options.largest, getattr(torch, options.dtype))
+    report(options.largest, getattr(torch, options.dtype))
 
 
 if __name__ == "__main__":

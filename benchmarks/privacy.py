@@ -95,7 +95,7 @@ def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[f
 
 def alone(*task: object) -> tuple[float, float]:
     """Measures in a new process, whose memory nothing else has grown."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     with context.Pool(1) as pool:
         return pool.apply(measured, task)
 

@@ -13,11 +13,10 @@ Run with ``python benchmarks/scale.py``; ``--clients 100 1000`` takes fewer.
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import logging
+import multiprocessing
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -65,7 +64,8 @@ def one(method: str, clients: int) -> dict[str, float]:
             ]
         )
         begin = time.process_time()
-        train(config)
+        with contextlib.redirect_stdout(None):
+            train(config)
         whole = time.process_time() - begin
     in_fit = sum(spent["evaluate"][:clients])
     return {
@@ -87,23 +87,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10000])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--one", action="store_true", help="measure in this process, as JSON")
     given = parser.parse_args()
-    if given.one:
-        found = one(given.methods[0], given.clients[0])
-        print(json.dumps(found))
-        return
+    context = multiprocessing.get_context("fork")
     print("ms of CPU: of a client in a round, of an evaluation, of a client in the whole run;")
     print("MB at most; kB per client beyond what was there before")
     heads = ("round", "evaluate", "whole", "peak", "kB")
     print(f"{'method':<10}{'clients':>7}" + "".join(f"{head:>12}" for head in heads))
     for method in given.methods:
         for clients in given.clients:
-            command = [sys.executable, __file__, "--one", "--methods", method, "--clients"]
-            done = subprocess.run(
-                [*command, str(clients)], stdout=subprocess.PIPE, text=True, check=True
-            )
-            row = json.loads(done.stdout.splitlines()[-1])
+            with context.Pool(1) as pool:
+                row = pool.apply(one, (method, clients))
             print(
                 f"{method:<10}{clients:>7}{row['round']:>12.2f}{row['evaluate']:>12.2f}"
                 f"{row['whole']:>12.1f}{row['peak']:>12.0f}{row['grown']:>12.0f}",

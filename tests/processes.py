@@ -18,6 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +45,8 @@ class Started:
         cwd: Where it works.
         together: Whether errors go with the output.
         env: Further variables of its environment.
+        context: What starts it; a fork of this process is for one that has imported the libraries
+            and has done nothing with them.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Started:
         cwd: Path = ROOT,
         together: bool = False,
         env: Mapping[str, str] | None = None,
+        context: BaseContext = _CONTEXT,
     ) -> None:
         self.args = [str(script), *arguments]
         folder = Path(tempfile.mkdtemp(dir=_folder()))
@@ -62,7 +66,7 @@ class Started:
         # What a process that was killed leaves of its temporary files goes with the session's.
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), **(env or {})}
         files = (self._out, self._out if together else self._err)
-        self._process = _CONTEXT.Process(target=_run, args=(self.args, str(cwd), environ, files))
+        self._process = context.Process(target=_run, args=(self.args, str(cwd), environ, files))
         self._process.start()
         self.pid = self._process.pid or 0
         self.returncode: int | None = None

@@ -27,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
         ("qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
         ("mixture_floor.py --clients 2 --samples 20 --seeds 1", "seed 0: half L1"),
-        ("memberships.py FOLDER/new --only linear clinical --rounds 1", "| 20 | fine-tuning |"),
+        (
+            "memberships.py FOLDER/new --only linear clinical --rounds 1 --seeds 0 1",
+            "| 20 | fine-tuning |",
+        ),
         ("outcome_units.py FOLDER/new --methods fedadam --rounds 1", "| a constant | 79.21 "),
         ("fused_lasso.py --largest 3", "ns/element"),
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
@@ -35,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("fuzz.py --inputs 20 --messages", "links with memory"),
         ("fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
         ("readers.py FOLDER --scales 1", "pictures read twice"),
-        ("attacks.py --rounds 1 --sites 3", "| none | 0.9"),
+        ("attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
         ("masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
         (
             "frontier.py --cohort digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
