@@ -295,7 +295,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
         Returns:
             ``channels`` (all, in order), ``present`` (which of them the client has; the others are
-            0), ``channels_of_cases`` (see `ClientPlan.record`; left out if no case lacks one),
+            0), ``channels_of_cases`` and ``annotated`` (see `ClientPlan.gaps`),
             ``labels`` in the order of the network's outputs, and a subclass's facts: ``spacing``
             and ``spacing_range`` in mm of the training scans, ``orientation``, ``normalization``
             by ``name``, and ``input``: the ``kind`` of input with what is needed to read one as in
@@ -306,7 +306,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return {
             "channels": list(self.channel_names),
             "present": plan.record(self.plan_names)["channels"],
-            **plan.of_cases(),
+            **plan.gaps(),
             "labels": [self.class_names[list(order).index(k)] for k in range(self.num_classes)],
             "spacing": None,
             "spacing_range": None,
@@ -380,6 +380,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             train: Block = samples["train"]
             size, regions = train["image"].shape[2:], len(train["label"].shape) > 1
             augment = augment.build(size, self.flips, regions) if augment.alters else None
+        annotated = None
+        if plan.annotated is not None:
+            order = plan.label_order or range(self.num_classes)
+            named = [self.class_names[list(order).index(k)] for k in range(self.num_classes)]
+            annotated = torch.tensor([label in plan.annotated for label in named])
         return ClientData(
             id=name,
             channels=plan.channels,
@@ -389,6 +394,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             augment=augment,
             channel_dropout=dropout,
             balanced=self.balanced,
+            annotated=annotated,
             **samples,
         )
 

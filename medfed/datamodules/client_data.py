@@ -130,6 +130,8 @@ class ClientData:
             number.
         channel_dropout: Zeroes channels of training samples after `augment`, or None.
         balanced: Whether training batches carry ``class_weights``, see `class_weights`.
+        annotated: (R,) bool, the regions that this hospital outlines, which batches then carry
+            (B, R); None if every hospital outlines all.
         fresh: Cuts new samples for every epoch; `train` is then one such set, for callers that only
             inspect samples. None: every epoch uses `train`.
         source: Makes training batches ahead; None: they are made on demand.
@@ -150,6 +152,7 @@ class ClientData:
     augment: Augment | None = field(default=None, repr=False)
     channel_dropout: ChannelDropout | None = None
     balanced: bool = False
+    annotated: Tensor | None = None
     fresh: Draws | None = field(default=None, repr=False)
     _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
     # `replace` does not pass it on: it holds only this client's samples.
@@ -200,8 +203,9 @@ class ClientData:
             device: The device of the batches from `train_batches`. They equal those of main memory,
                 which still provides their order and all random numbers.
         """
+        names = ("channels", "class_weights", "annotated")
         kept = {n: self.train[n] for n in ("image", "label", "present") if n in self.train}
-        kept |= {"channels": self.channels, "class_weights": self.class_weights}
+        kept |= {n: getattr(self, n) for n in names}
         self._near = {n: onto(t, device) for n, t in kept.items() if isinstance(t, Tensor)}
 
     def samples(self, index: Tensor) -> Batch:
@@ -331,7 +335,10 @@ class ClientData:
             label = label.float()  # stored as uint8: a quarter of the memory
         if present is None:
             present = self._beside("channels", image).expand(image.shape[0], -1)
-        return {"image": image, "label": label, "channels": present}
+        batch = {"image": image, "label": label, "channels": present}
+        if self.annotated is not None:
+            batch["annotated"] = self._beside("annotated", image).expand(image.shape[0], -1)
+        return batch
 
     def _training_batch(self, image: Tensor, label: Tensor, present: Tensor) -> Batch:
         batch = self._batch(image, label, present)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, DataError, did_you_mean
+from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.client_data import Block, ClientData, Rows, gather
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import voxel_counts
-from medfed.datamodules.readers.base import Missing, Patient
+from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patients, warn_small
 
@@ -36,6 +36,7 @@ class ClientPlan:
         label_order: (K,) its number for every class or region, or None for the order of the data.
         partial: How many of its cases have a channel, and how many cases it has, for each of its
             channels that some case lacks.
+        annotated: The labels that its hospital annotates; None if every hospital annotates all.
     """
 
     patients: Mapping[Split, list[str]]
@@ -44,6 +45,7 @@ class ClientPlan:
     scanner: Scanner | None = None
     label_order: tuple[int, ...] | None = None
     partial: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    annotated: tuple[str, ...] | None = None
 
     def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
         """Returns the facts for the record other than the patients, for JSON."""
@@ -53,12 +55,13 @@ class ClientPlan:
             "class_shares": None if self.shares is None else list(self.shares),
             "site": None if self.scanner is None else self.scanner.record(),
             **({} if self.label_order is None else {"label_order": list(self.label_order)}),
-            **self.of_cases(),
+            **self.gaps(),
         }
 
-    def of_cases(self) -> dict[str, Any]:
-        """Returns `partial` for records, if any channel is: ``channels_of_cases``."""
-        return {"channels_of_cases": dict(self.partial)} if self.partial else {}
+    def gaps(self) -> dict[str, Any]:
+        """Returns `partial` (``channels_of_cases``) and `annotated` for records, where known."""
+        gaps: dict[str, Any] = {"channels_of_cases": dict(self.partial)} if self.partial else {}
+        return gaps if self.annotated is None else {**gaps, "annotated": list(self.annotated)}
 
 
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
@@ -193,6 +196,51 @@ def match_files(
         partial = {name: (has, all_) for name, (has, all_) in counts.items() if has < all_}
         matched[client] = replace(plan, channels=present, partial=partial)
     return matched
+
+
+def match_labels(
+    plans: Mapping[str, ClientPlan],
+    cases: Mapping[str, Sequence[Patient]],
+    labels: Sequence[str],
+    given: Mapping[str, Sequence[str]],
+) -> dict[str, ClientPlan]:
+    """Notes which labels each client annotates, if one does not annotate all.
+
+    Args:
+        plans: By client.
+        cases: The cases of every patient.
+        labels: Names of the R regions.
+        given: The labels of clients; for the others, their cases say them.
+
+    Raises:
+        ConfigError: If a label is unknown.
+        DataError: If a client's cases differ in their labels, or have none.
+
+    Example:
+        >>> plans = {name: ClientPlan({"train": [name]}, torch.tensor([True])) for name in "ab"}
+        >>> cases = {"a": [Patient("a", annotated=("liver",))], "b": [Patient("b")]}
+        >>> [p.annotated for p in match_labels(plans, cases, ["liver", "spleen"], {}).values()]
+        [('liver',), ('liver', 'spleen')]
+    """
+    of: dict[str, tuple[str, ...]] = {}
+    for client, plan in plans.items():
+        if client in given:
+            named = check_names("label", given[client], labels)
+            of[client] = tuple(name for name in labels if name in named)
+            continue
+        every = [case for ids in plan.patients.values() for i in ids for case in cases[i]]
+        by_labels = {case.annotated or tuple(labels): case.id for case in every}
+        if len(by_labels) > 1:
+            first, second = islice(by_labels.items(), 2)
+            raise DataError(
+                f"Client {client} has cases that annotate different labels: {first[1]} "
+                f"{few(first[0])}, {second[1]} {few(second[0])}; give them to different clients, "
+                f"or write data.annotated={{{client}: [{', '.join(first[0])}]}}."
+            )
+        (of[client],) = by_labels
+    if all(len(annotated) == len(labels) for annotated in of.values()):
+        return dict(plans)
+    return {client: replace(plan, annotated=of[client]) for client, plan in plans.items()}
 
 
 def has_channels(case: Patient, channels: Sequence[str]) -> Tensor:

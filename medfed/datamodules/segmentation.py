@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative, within
+from medfed.common.checks import check_count, check_known, check_not_negative, within
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
@@ -42,6 +42,7 @@ from medfed.datamodules.plans import (
     by_id,
     has_channels,
     match_files,
+    match_labels,
 )
 from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
@@ -111,6 +112,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         eval_every: Validate on every n-th axial slice with brain, 1 for all; tests take all.
         batch_size: Patches per training batch.
         eval_batch_size: Slices per evaluation batch; each volume is a separate batch.
+        annotated: Regions by hospital, of hospitals that do not outline all; the others have no
+            loss and no metric there.
     """
 
     _: KW_ONLY
@@ -127,6 +130,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     eval_every: Annotated[int, check_count] = 1
     batch_size: int = 16
     eval_batch_size: int = 16
+    annotated: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,8 +185,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return {**super().facts(), "exclusive": self.exclusive}
 
     def plan(self) -> None:
-        """See the base class; clients lack the channels of which their cases have no files."""
+        """See the base class; clients lack channels without files, and regions by `annotated`."""
         super().plan()
+        self._match_labels()
         if any(case.lacks for case in self.cases.values()):
             of, channels = self._cases_by_patient, self.channel_names
             self.plans = match_files(self.plans, of, channels, self.scans.missing)
@@ -192,6 +197,24 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
                     f"{len(self.cases)}: {', '.join(f'{c} {n}' for c, n in self._files.items())}); "
                     "mend its name or pattern, or leave it out of data.reader.channels."
                 )
+
+    def _match_labels(self) -> None:
+        given, alone = self.annotated or {}, isinstance(self.partition, OwnData)
+        for client in given:  # a site reads the agreed key, which names other sites, too
+            check_known("data.annotated", client, getattr(self.partition, "sites", self.plans))
+        self.plans = match_labels(self.plans, self._cases_by_patient, self.class_names, given)
+        plans = self.plans.values()
+        outlined = {name for plan in plans for name in plan.annotated or self.class_names}
+        if lost := [name for name in self.class_names if name not in outlined and not alone]:
+            raise DataError(
+                f"No client annotates {few(lost)}; leave it out of data.reader.regions, or mend "
+                "data.annotated."
+            )
+        if any(plan.annotated for plan in plans):
+            self.remarks.append(
+                "Clients annotate different labels: a label has a loss and metrics at those that "
+                "annotate it, and a client's mean is over its labels."
+            )
 
     @property
     def _files(self) -> dict[str, int]:
@@ -308,6 +331,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self.cases[case].lacks:
             present = present & has_channels(self.cases[case], self.channel_names)
         image[~present] = 0
+        if plan.annotated is not None:
+            outlined = torch.tensor([name in plan.annotated for name in self.class_names])
+            label = label * outlined.view(-1, 1, 1, 1).to(label.dtype)
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
         return Seen(image, label, brain, present, grid, sample.get("spacing"))

@@ -31,6 +31,7 @@ __all__ = ["SegmentationMeter", "SegmentationTask", "dice_bce_loss", "dice_ce_lo
 
 _DICE = DiceLoss(sigmoid=True, batch=True)
 _DICE_OF_CLASSES = DiceLoss(softmax=True, include_background=False, batch=True)
+_SMOOTH = 1e-5  # MONAI's, which keeps the Dice of empty regions defined
 _CHOICES = ("auto", "sigmoid", "softmax")
 
 
@@ -39,7 +40,8 @@ class SegmentationTask(TaskModule):
 
     Batches: ``image (B, C, *spatial)``, ``label (B, R, *spatial)`` with 0 and 1 per region, and for
     evaluation ``case (B,)``, the patient of each image, and ``spacing (B, 3)``, the mm between
-    voxels (of slices: also between those of one case).
+    voxels (of slices: also between those of one case). Where somebody did not outline all regions,
+    ``annotated (B, R)`` says which ones; the others have no loss and no metric.
 
     Regions that may overlap (``sigmoid``) have a logit each, and hold the voxels whose probability
     is above the threshold. Where no voxel is in two regions (``softmax``), the network gives a
@@ -118,12 +120,17 @@ class SegmentationTask(TaskModule):
         super().__init__(*common, **more)
         self.custom_loss = loss
 
-    def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
+    def criterion(self, logits: Tensor, label: Tensor, annotated: Tensor | None = None) -> Tensor:
         """Returns Dice plus cross-entropy of logits and labels ``(B, R, *spatial)``."""
         if self.custom_loss is not None:
             return value_of(self.custom_loss, logits, self._classes(label.float()))
+        weights = {"dice_weight": self.dice_weight, "ce_weight": self.ce_weight}
         loss = dice_ce_loss if self.activation == "softmax" else dice_bce_loss
-        return loss(logits, label, dice_weight=self.dice_weight, ce_weight=self.ce_weight)
+        return loss(logits, label, annotated=annotated, **weights)
+
+    def training_criterion(self, logits: Tensor, batch: Batch) -> Tensor:
+        """See the base class; of the regions that are annotated."""
+        return self.criterion(logits, batch["label"], batch.get("annotated"))
 
     def output_shape(self, image: Tensor) -> tuple[int, ...]:
         """See the base class."""
@@ -135,6 +142,11 @@ class SegmentationTask(TaskModule):
 
     def check_parts(self, batch: Batch) -> None:
         """See the base class."""
+        if "annotated" in batch and (self.custom_loss is not None or self.custom_metrics):
+            raise ConfigError(
+                "Some clients do not annotate all regions, which only the default loss and the "
+                "task's metrics leave out; leave model.loss and model.metrics at null."
+            )
         if self.custom_loss is not None:
             target = self._classes(self._random_masks(batch))
             right, shape = 8 * target - 4, "(B, R, ...)"
@@ -277,7 +289,12 @@ def with_background(label: Tensor) -> Tensor:
 
 
 def dice_bce_loss(
-    logits: Tensor, target: Tensor, *, dice_weight: float = 1.0, ce_weight: float = 1.0
+    logits: Tensor,
+    target: Tensor,
+    *,
+    dice_weight: float = 1.0,
+    ce_weight: float = 1.0,
+    annotated: Tensor | None = None,
 ) -> Tensor:
     """Soft Dice plus binary cross-entropy for regions that may overlap (sigmoid outputs).
 
@@ -292,6 +309,8 @@ def dice_bce_loss(
         target: ``(B, R, *spatial)`` with values 0 and 1.
         dice_weight: Factor of ``1 - Dice``, averaged over regions.
         ce_weight: Factor of the cross-entropy, averaged over voxels and regions.
+        annotated: ``(B, R)`` bool, the regions that are outlined; the others count in no mean and
+            have no gradient. None for all.
 
     Returns:
         A scalar.
@@ -304,13 +323,23 @@ def dice_bce_loss(
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()  # sums over a patch exceed what half precision can count
     target = target.to(logits.dtype)
+    if annotated is not None:
+        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        of_region = each.flatten(2).mean(2) * annotated
+        bce = of_region.sum() / annotated.sum().clamp(min=1)
+        return dice_weight * _known_dice(logits.sigmoid(), target, annotated) + ce_weight * bce
     bce = F.binary_cross_entropy_with_logits(logits, target)
     dice: Tensor = _DICE(logits, target)
     return dice_weight * dice + ce_weight * bce
 
 
 def dice_ce_loss(
-    logits: Tensor, target: Tensor, *, dice_weight: float = 1.0, ce_weight: float = 1.0
+    logits: Tensor,
+    target: Tensor,
+    *,
+    dice_weight: float = 1.0,
+    ce_weight: float = 1.0,
+    annotated: Tensor | None = None,
 ) -> Tensor:
     """Soft Dice of the regions plus cross-entropy of all classes, where regions are exclusive.
 
@@ -318,11 +347,19 @@ def dice_ce_loss(
     pooled over the batch as that of :func:`dice_bce_loss` is, and the background, which is almost
     all of an image, has no Dice of its own.
 
+    Where regions are not annotated, a voxel outside the annotated ones may lie in any of them: its
+    cross-entropy is of the sum of their probabilities and the background's.
+
+    Source: G. Shi et al., "Marginal loss and exclusion loss for partially supervised multi-organ
+    segmentation", Medical Image Analysis 70, 2021.
+
     Args:
         logits: ``(B, 1 + R, *spatial)``, the background first.
         target: ``(B, R, *spatial)`` with values 0 and 1, at most one 1 per voxel.
         dice_weight: Factor of ``1 - Dice``, averaged over regions.
         ce_weight: Factor of the cross-entropy, averaged over voxels.
+        annotated: ``(B, R)`` bool, the regions that are outlined; only these have a Dice. None for
+            all.
 
     Returns:
         A scalar.
@@ -337,5 +374,21 @@ def dice_ce_loss(
         logits = logits.float()  # sums over a patch exceed what half precision can count
     target = target.to(logits.dtype)
     classes = with_background(target)
-    dice: Tensor = _DICE_OF_CLASSES(logits, classes)
+    if annotated is not None:
+        known = F.pad(annotated, (1, 0)).view(*classes.shape[:2], *[1] * (classes.ndim - 2))
+        # The background's voxels may be of any class that is not annotated.
+        possible = torch.where(classes[:, :1] > 0, ~known, classes > 0)
+        marginal = logits.log_softmax(1).masked_fill(~possible, -math.inf).logsumexp(1)
+        dice: Tensor = _known_dice(logits.softmax(1)[:, 1:], target, annotated)
+        return dice_weight * dice - ce_weight * marginal.mean()
+    dice = _DICE_OF_CLASSES(logits, classes)
     return dice_weight * dice + ce_weight * F.cross_entropy(logits, classes.argmax(1))
+
+
+def _known_dice(probabilities: Tensor, target: Tensor, annotated: Tensor) -> Tensor:
+    """One minus MONAI's soft Dice of ``(B, R, *spatial)``, over annotated regions."""
+    overlap = (probabilities * target).flatten(2).sum(2) * annotated
+    total = (probabilities + target).flatten(2).sum(2) * annotated
+    of_region = 1 - (2 * overlap.sum(0) + _SMOOTH) / (total.sum(0) + _SMOOTH)
+    known = annotated.any(0)
+    return (of_region * known).sum() / known.sum().clamp(min=1)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.scores import mean_of_known
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns
 
@@ -160,7 +161,8 @@ class SegmentationMeter:
     """Counts overlaps per case and region, so that they can be pooled or averaged over cases.
 
     Args:
-        criterion: The loss of logits and labels ``(B, R, *spatial)``.
+        criterion: The loss of logits and labels ``(B, R, *spatial)``, and of ``annotated`` if a
+            batch has it.
         regions: Names of the R regions.
         segment: From logits to masks ``(B, R, *spatial)``, bool.
         tolerances: For each region the mm within which surfaces agree; None measures no surfaces.
@@ -168,7 +170,7 @@ class SegmentationMeter:
 
     def __init__(
         self,
-        criterion: Callable[[Tensor, Tensor], Tensor],
+        criterion: Callable[..., Tensor],
         regions: Sequence[str],
         segment: Callable[[Tensor], Tensor],
         tolerances: Sequence[float] | None = None,
@@ -180,6 +182,7 @@ class SegmentationMeter:
         self.loss_sum, self.images = 0.0, 0
         self.counts: dict[int, Tensor] = {}
         self.voxels: dict[int, int] = {}
+        self.known: dict[int, Tensor] = {}  # (R,) bool, the regions that are annotated
         self.surfaces: dict[int, list[Tensor]] = {}  # (2, R) of every scan of a case
         self._slices: list[tuple[Tensor, Tensor]] = []
         self._stack: tuple[int, int, tuple[float, ...]] | None = None  # case, scan, spacing
@@ -189,15 +192,19 @@ class SegmentationMeter:
 
         The ``case`` of the batch ``(B,)`` says which patient an image belongs to; without it each
         image is a case of its own. A patient may have several scans, numbered by ``scan`` ``(B,)``.
+        Regions that are not ``annotated`` ``(B, R)`` have no metrics.
         """
         pred, truth = self.segment(logits), batch["label"] > 0.5
         counts = overlap_counts(pred, truth).cpu()
         first = len(self.counts)
         ids = batch["case"].tolist() if "case" in batch else range(first, first + len(counts))
-        for i, c in zip(ids, counts, strict=True):
+        gaps = {name: batch[name] for name in ("annotated",) if name in batch}
+        known = gaps.get("annotated", torch.ones(pred.shape[:2], dtype=torch.bool)).cpu()
+        for i, c, k in zip(ids, counts, known, strict=True):
             self.counts[i] = self.counts[i] + c if i in self.counts else c
             self.voxels[i] = self.voxels.get(i, 0) + pred[0, 0].numel()
-        self.loss_sum += self.criterion(logits, batch["label"]).item() * len(counts)
+            self.known[i] = k
+        self.loss_sum += self.criterion(logits, batch["label"], **gaps).item() * len(counts)
         self.images += len(counts)
         if self.tolerances is not None:
             spacing = batch.get("spacing")
@@ -246,23 +253,28 @@ class SegmentationMeter:
         ``iou`` and ``dice`` pool the voxels of all cases; ``dice_case`` is the mean over cases, and
         so are ``hd95``, in mm, and ``nsd``, of volumes whose slices follow each other from the feet
         up; ``loss`` is the mean over images. All are NaN where there is no case, and the last two
-        also where the data do not say the spacing of their voxels.
+        also where the data do not say the spacing of their voxels. A region that no case annotates
+        is NaN, too, and counts in no mean.
         """
         self._close_stack()
         # Without a case every number is NaN.
         nowhere = torch.full((1, len(self.regions), 3), math.nan)
         cases = torch.stack([*self.counts.values()]) if self.counts else nowhere
-        iou, dice = iou_and_dice(cases.sum(0))
-        values = {"iou": iou, "dice": dice, "dice_case": iou_and_dice(cases)[1].mean(0)}
+        known = torch.stack([*self.known.values()]) if self.known else cases[..., 0] != 0
+        # Of cases that annotate a region: their voxels together, and the mean over them.
+        pooled = (cases * known[..., None]).sum(0)
+        iou, dice = (torch.where(known.any(0), v, math.nan) for v in iou_and_dice(pooled))
+        values = {"iou": iou, "dice": dice, "dice_case": _mean(iou_and_dice(cases)[1], known)}
         if self.tolerances is not None:
             # (cases, 2, R)
             surfaces = [self._surfaces_of(case) for case in self.surfaces]
             of_cases = torch.stack(surfaces or [nowhere[0, :, :2].T])
-            values |= dict(zip(_SURFACE, of_cases.mean(0), strict=True))
+            values |= {n: _mean(of_cases[:, k], known) for k, n in enumerate(_SURFACE)}
         out = {"loss": self.loss_sum / self.images if self.images else math.nan}
         for name, per_region in values.items():
             scores = per_region.tolist()
-            out[name] = math.fsum(scores) / len(scores)
+            some = [v for v, k in zip(scores, known.any(0).tolist(), strict=True) if k]
+            out[name] = math.fsum(some) / len(some) if some else math.nan
             out |= {f"{name}/{r}": v for r, v in zip(self.regions, scores, strict=True)}
         return out
 
@@ -275,11 +287,18 @@ class SegmentationMeter:
             columns |= dict(zip(("iou", "dice"), iou_and_dice(counts), strict=True))
             if self.tolerances is not None:
                 columns |= dict(zip(_SURFACE, self._surfaces_of(case), strict=True))
-            for r, region in enumerate(self.regions):
+            for r in self.known[case].nonzero().flatten().tolist():
                 values = {name: column[r].item() for name, column in columns.items()}
                 size = self.voxels[case]
-                rows.append({"case": case, "region": region, "voxels": size, **values})
+                rows.append({"case": case, "region": self.regions[r], "voxels": size, **values})
         return rows
+
+
+def _mean(values: Tensor, known: Tensor) -> Tensor:
+    """Returns the means (R,) of values (cases, R) over the cases where they are known."""
+    if bool(known.all()):
+        return values.mean(0)
+    return torch.where(known, values, 0).sum(0) / known.sum(0)
 
 
 def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> dict[str, Floats]:
@@ -308,5 +327,5 @@ def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> d
             values |= {n: (w * v).sum(1) / w.sum(1) for n, v in by_case.items()}
         scores |= {f"{n}/{region}": v for n, v in values.items()}
     names = dict.fromkeys(n.split("/")[0] for n in scores)
-    means = {n: np.mean([scores[f"{n}/{r}"] for r in regions], axis=0) for n in names}
+    means = {n: mean_of_known(np.array([scores[f"{n}/{r}"] for r in regions]), 0) for n in names}
     return means | scores

@@ -213,8 +213,9 @@ class TaskModule(pl.LightningModule):
         """
         with self._evaluating():
             batch = self._to_network(batch)
-            pairs = zip(self.logits(batch).float(), batch["label"], strict=True)
-            return torch.stack([self.criterion(z[None], label[None]) for z, label in pairs])
+            parts = (batch[name] for name in ("label", "annotated") if name in batch)
+            rows = zip(self.logits(batch).float(), *parts, strict=True)
+            return torch.stack([self.criterion(*(part[None] for part in row)) for row in rows])
 
     def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
         """Evaluates a split, without changing module, training flags or random streams.

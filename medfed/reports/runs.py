@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, few
 from medfed.common.scores import (
     failure_sentences,
@@ -342,11 +343,25 @@ def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
     """
     return [
         step_note(methods, clients),
+        *label_notes(next(iter(methods.values()))[0], clients),
         *pass_notes(methods, clients),
         *setting_notes(methods),
         *improving_notes(methods),
         *dict.fromkeys(score_notes(methods)),
     ]
+
+
+def label_notes(run: Run, clients: Sequence[str]) -> Iterator[str]:
+    """Says which labels each client annotates, if one does not annotate all."""
+    if not run.preprocessing_json.is_file():
+        return
+    labels = {c: of for c in clients if (of := run.preprocessing[c].get("annotated"))}
+    if labels:
+        listed = few([f"{shown(c)} {', '.join(of)}" for c, of in labels.items()])
+        yield (
+            f"Annotated labels: {listed}. A client's means are over its labels; other labels "
+            "are undefined there."
+        )
 
 
 def improving_notes(methods: Runs) -> Iterator[str]:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfed.common.console import size
-from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.common.console import shown, size
+from medfed.common.errors import ConfigError, did_you_mean, few, first_line
 from medfed.common.floors import Statistic
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -26,6 +26,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.collect import rank
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
+from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.base import Codec
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
@@ -59,10 +60,28 @@ def federate(
     local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
     hide_clients(config, federation, across=everyone is not None)
+    say_untrained(federation.algorithm, local.split, data)
     if config.privacy.example is not None:
         sent = statistics_of(federation.algorithm, data)
         protect(config, data.clients, task, federation, local, sent, across=everyone is not None)
     return federation, local
+
+
+def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDataModule) -> None:
+    """Names the labels that a client's personal head never learns, as it does not annotate them."""
+    kept = not algorithm.leaves or {*split.head} & {*split.parameters("personal")}
+    lacking = {
+        name: [label for label in data.class_names if label not in plan.annotated]
+        for name, plan in data.plans.items()
+        if plan.annotated is not None
+    }
+    if kept and rank() == 0 and any(lacking.values()):
+        listed = [f"{shown(name)} ({few(labels)})" for name, labels in lacking.items() if labels]
+        _log.warning(
+            "A head that stays with its client never learns labels that the client does not "
+            "annotate; do not use these outputs: %s.",
+            few(listed),
+        )
 
 
 def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Statistic]:

@@ -44,6 +44,7 @@ class Patient:
         invented: Whether `centre` is not a hospital from the data; see `with_hospitals`.
         lacks: The channels of a case that have no file, each with a sentence that says which file
             is missing. A patient of several cases has none; its cases have.
+        annotated: The regions that somebody has outlined in a case; None for all.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Patient:
     split: Split | None = None
     invented: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
+    annotated: tuple[str, ...] | None = None
 
     def class_counts(self, num_classes: int) -> tuple[int, ...]:
         """Returns the samples per class, (K,); a patient with one label is one sample.

@@ -198,13 +198,27 @@ class DatalistReader(CaseReader):
                 there = {"image": there[self.channels[0]]}
             centre = None if (at := entry.get(self._centre)) is None else str(at)
             files = {**there, "label": label}
-            patients.append(Patient(name, files, centre, split=split, lacks=lacks))
+            done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
+            patients.append(Patient(name, files, centre, split=split, lacks=lacks, annotated=done))
         if self._pattern is not None:
             self._person = {n: search_name("patient", self._pattern, n, self._file) for n in ids}
         else:
             named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
             self._person = {n: str(patient) for n, patient in named if patient is not None}
         return patients
+
+    def _outlined(self, case: str, names: object) -> tuple[str, ...]:
+        """The regions that an entry lists as ``annotated``."""
+        listed = names if isinstance(names, list) else [names]
+        known = {*self.regions, *map(str, self._index.get("labels") or ())}
+        known |= {str(label) for label in (self._index.get("labels") or {}).values()}
+        outlined = tuple(region for region in self.regions if region in listed)
+        if not outlined or set(listed) - known:
+            raise DataError(
+                f"{self._file}: case {case} has annotated {str(names)[:80]}; list one or more of "
+                f"{few(self.regions)}, or leave the entry out if all are annotated."
+            )
+        return outlined
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""

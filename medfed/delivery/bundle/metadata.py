@@ -22,6 +22,7 @@ present           those that the hospital was trained with; the others are zero 
 channels_of_cases  how many of its cases have a channel, of how many, where some lack it: a scan may
                   come without it
 labels            regions or classes in the order of the output, or the outcome of a regression
+annotated         those of them that the hospital annotates, where some hospital leaves some out
 normalization, input, orientation, spacing, spacing_range, resampled_to, crop_foreground
                   what training did to the data: ``FederatedDataModule.preprocessing``
 site              the simulated scanner of the hospital's training data, or ``null``
@@ -244,6 +245,7 @@ class Facts(TypedDict):
         dict[str, tuple[int, int]] | None, "two numbers of cases by channel, or null"
     ]
     labels: Annotated[Names, _DIFFERENT, _distinct]
+    annotated: Annotated[Names | None, f"{_DIFFERENT}, or null", _distinct]
     normalization: Annotated[dict[str, Any] | None, "an object or null"]
     input: Annotated[Kind, f"an object whose kind is {', '.join(get_args(_KIND))}"]
     code: Annotated[Code | None, "files of Python with their hashes, or null", has_modules]

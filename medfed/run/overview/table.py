@@ -105,6 +105,7 @@ class Had:
             among the voxels of training patches. For outcomes: their mean.
         missing: Classes without a sample, per split that has any sample.
         notes: Other differences from the original data.
+        annotated: The labels that it annotates; None if every client annotates all.
     """
 
     patients: int
@@ -117,6 +118,7 @@ class Had:
     after: list[float]
     missing: dict[str, list[str]]
     notes: list[str]
+    annotated: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,9 @@ def to_csv(cohort: CohortRecord) -> str:
         shares: Sequence[object] = had.after or [""] * len(cohort.names)
         counts = [had.patients, had.of, *(had.splits[s] for s in SPLITS), had.samples]
         notes = "; ".join([*_missing(had), *had.notes])
-        rows.append([name, *counts, *shares, " ".join(had.removed), notes])
-    return csv_text([*head, "channels removed", "notes"], rows)
+        annotated = cohort.names if had.annotated is None else had.annotated
+        rows.append([name, *counts, *shares, " ".join(had.removed), notes, " ".join(annotated)])
+    return csv_text([*head, "channels removed", "notes", "annotated"], rows)
 
 
 def cohort_record(data: FederatedDataModule) -> CohortRecord:
@@ -254,11 +257,16 @@ def _had(
         before=_shares(_counted(pool, classes)),
         after=after,
         missing={
-            split: [n for n, count in zip(data.class_names, split_counts, strict=True) if not count]
+            split: [
+                n
+                for n, count in zip(data.class_names, split_counts, strict=True)
+                if not count and (plan.annotated is None or n in plan.annotated)
+            ]
             for split, split_counts in counts.items()
             if kind != "outcome" and split_counts.any()
         },
         notes=list(_notes(data, client, plan)),
+        annotated=None if plan.annotated is None else list(plan.annotated),
     )
 
 
@@ -339,6 +347,7 @@ def _table(cohort: CohortRecord) -> Table:
             "train / val / test": " / ".join(f"{n:,}" for n in h.splits.values()),
             "samples": _thinned(h),
             "channels removed": escape(", ".join(h.removed)),
+            "annotated": escape(", ".join(h.annotated or [])),
             title: shown(h.before, h.after),
             "note": escape("; ".join([*_missing(h), *h.notes])),
         }
