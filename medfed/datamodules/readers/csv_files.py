@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -391,6 +391,7 @@ def as_number(text: str) -> float:
         return float("inf")
 
 
+@lru_cache(1 << 16)  # a table repeats its cells
 def tidy(text: str) -> str:
     """Gives equal numbers one spelling.
 

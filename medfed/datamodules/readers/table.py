@@ -63,25 +63,28 @@ def find_kinds(
     for name in names:
         if name in declared:
             categories[name] = _named(sheet, name)
-        elif auto and not given and _are_row_numbers(sheet, name):
+            kept.append(name)
+            continue
+        texts = sheet.texts(name) if auto else []
+        known = {text for text in texts if text is not None}
+        rows = len(texts) - texts.count(None)
+        if not given and _are_row_numbers(texts):
             left_out[name or "the one without a name"] = "row numbers"
-            continue
-        elif auto and not given and _are_dates(sheet, name):
+        elif not given and known and all(map(is_date, known)):
             left_out[name] = "dates or times"
-            continue
-        elif auto and (distinct := _texts_of(sheet, name)):
-            rows = sum(text is not None for text in sheet.texts(name))
-            if len(distinct) > _MOST_FOUND or (len(distinct) > 2 and 2 * len(distinct) > rows):
-                what = f"{len(distinct)} different texts in {rows} rows"
-                if given:
-                    raise DataError(
-                        f"{sheet.path}: column {name} has {what}, which is no feature; leave it "
-                        "out of data.features, or name it in data.categorical."
-                    )
-                left_out[name] = what
-                continue
-            categories[name] = distinct
-        kept.append(name)
+        elif not known or any(map(like_a_number, known)):
+            kept.append(name)
+        elif len(known) > _MOST_FOUND or (len(known) > 2 and 2 * len(known) > rows):
+            what = f"{len(known)} different texts in {rows} rows"
+            if given:
+                raise DataError(
+                    f"{sheet.path}: column {name} has {what}, which is no feature; leave it "
+                    "out of data.features, or name it in data.categorical."
+                )
+            left_out[name] = what
+        else:
+            categories[name] = tuple(sorted(known))
+            kept.append(name)
     if left_out:
         listed = few([f"{name[:60]} ({why})" for name, why in left_out.items()], 8)
         log.warning(
@@ -123,19 +126,7 @@ def check_count(name: str, count: int) -> None:
         )
 
 
-def _texts_of(sheet: Sheet, name: str) -> tuple[str, ...]:
-    """The categories of a column; none where it holds a number, or nothing."""
-    texts = {text for text in sheet.texts(name) if text is not None}
-    return () if any(map(like_a_number, texts)) else tuple(sorted(texts))
-
-
-def _are_dates(sheet: Sheet, name: str) -> bool:
-    texts = [text for text in sheet.texts(name) if text is not None]
-    return bool(texts) and all(map(is_date, texts))
-
-
-def _are_row_numbers(sheet: Sheet, name: str) -> bool:
-    texts = sheet.texts(name)
+def _are_row_numbers(texts: Sequence[str | None]) -> bool:
     if len(texts) < _NUMBERED or texts[0] not in ("0", "1"):
         return False
     return texts == [str(n) for n in range(int(texts[0]), int(texts[0]) + len(texts))]
