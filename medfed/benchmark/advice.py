@@ -8,8 +8,9 @@ once. A pilot adds the hospitals that it cannot judge, and the patients that a v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from medfed.benchmark.pilot import Question
 from medfed.benchmark.runner import Progress
 from medfed.common.console import in_markdown, say, shown, size, wide_console
 from medfed.common.errors import MedfedError, few
+from medfed.common.templates import filled
 from medfed.functional.statistics import Difference, Floats, splits_needed
 from medfed.reports.sentences import about
 from medfed.reports.tables import Table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 
+_TEMPLATES = Path(__file__).parent / "templates"
 ALONE = "local"
 FEW = 10
 """The least patients of a hospital for a verdict."""
@@ -65,6 +68,12 @@ class Gain:
     patients: int
     times: float = math.nan
     repeats: int = 0
+
+    @property
+    def text(self) -> str:
+        """The mean with its interval."""
+        ends = "" if math.isnan(self.low) else f" [{self.low:+.4f}, {self.high:+.4f}]"
+        return f"{self.mean:+.4f}{ends}"
 
 
 def gain_of(
@@ -167,6 +176,11 @@ class Cost:
     down: float
     hours: float
 
+    @property
+    def sent(self) -> float:
+        """Bytes both ways."""
+        return self.up + self.down
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -223,21 +237,19 @@ class Advice:
         """The method whose hospitals are shown: the one to use, or the best of the pilot."""
         return self.use if self.use not in ("", ALONE) else self.best
 
+    def hospitals(self, says: str) -> list[str]:
+        """Returns the hospitals with this verdict on the shown method."""
+        return [c for c, g in self.methods[self.shown].hospitals.items() if g.says == says]
+
     @property
     def alone(self) -> list[str]:
         """The hospitals that are worse off with it than alone."""
-        return [c for c, g in self.methods[self.shown].hospitals.items() if g.says == "worse"]
-
-    @property
-    def gaining(self) -> list[str]:
-        """The hospitals that are better off with it."""
-        return [c for c, g in self.methods[self.shown].hospitals.items() if g.says == "better"]
+        return self.hospitals("worse")
 
     @property
     def open(self) -> list[str]:
         """The hospitals without a verdict."""
-        known = {*self.alone, *self.gaining}
-        return [c for c in self.methods[self.shown].hospitals if c not in known]
+        return self.hospitals("cannot tell")
 
     @property
     def rivals(self) -> list[str]:
@@ -256,7 +268,7 @@ class Advice:
             "metric": self.task.metric,
             "smaller_is_better": self.task.falls,
             "hospitals_of": self.shown,
-            "gaining": self.gaining,
+            "gaining": self.hospitals("better"),
             "stay_alone": self.alone,
             "cannot_tell": self.open,
             "no_difference_shown": self.rivals,
@@ -304,12 +316,11 @@ def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
             "The pilot has nothing to compare: " + (" ".join(notes) or "no method was computed.")
         )
     verdicts = judge(task)
-    patients = sum(map(len, asked.patients.values()))
-    gains = _gains(task, others, ALONE, patients)
+    gains = _gains(task, others, ALONE, asked.count)
     use = _use(gains)
     best = max(others, key=lambda name: _known(gains[name].mean))
     shown = use if use not in ("", ALONE) else best
-    rivals = _gains(task, [name for name in others if name != shown], shown, patients)
+    rivals = _gains(task, [name for name in others if name != shown], shown, asked.count)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
     methods = {
@@ -401,110 +412,23 @@ def _growth(result: Mapping[str, Any], times: float) -> float:
     return float(1 + (times - 1) * each * result["rounds"] / whole)
 
 
-def sentences(advice: Advice) -> Iterator[str]:
-    """Yields the sentences of the advice, the answer first.
+def sentences(advice: Advice) -> list[str]:
+    """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them.
 
     Args:
         advice: The advice.
     """
-    yield _answer(advice)
-    if advice.use and advice.use != ALONE and advice.rivals:
-        yield f"No difference from {advice.use} is shown for {_rivals(advice)}."
-    yield from _of_hospitals(advice)
-    name, floor = advice.floor
-    reached = advice.methods[advice.shown].mean
-    if name and not math.isnan(floor) and reached <= floor:
-        yield (
-            f"Even {advice.shown} is no better than the constant predictor {name}, which "
-            "ignores the "
-            f"input ({advice.task.raw(floor):.4f}): first find a model that learns something."
-        )
-    yield _rests_on(advice)
-    if advice.rounds < advice.asked.rounds:
-        yield (
-            f"Runs of the pilot had {advice.rounds} rounds instead of {advice.asked.rounds}: "
-            "methods "
-            "that learn slowly seem worse than they are. The advice multiplies hours by "
-            f"{advice.asked.rounds / advice.rounds:.3g}, and bytes except those that are sent once."
-        )
-    for judged in advice.methods.values():
-        if judged.failed:
-            yield (
-                f"{judged.name} has failed in {judged.failed} of {advice.repetitions} repetitions "
-                "(values that are not finite), which counts as the worst possible."
-            )
-    yield from advice.notes
-
-
-def _answer(advice: Advice) -> str:
-    metric = advice.task.metric
-    gain = advice.methods[advice.shown].gain
-    assert gain is not None
-    if advice.use == ALONE:
-        return (
-            f"Train alone: every method of the pilot is worse in {metric}. The best of them, "
-            f"{advice.best}, differs by {_interval(gain)}."
-        )
-    if advice.use:
-        return (
-            f"Use {advice.use}: in {metric} it is better than training alone by {_interval(gain)}."
-        )
-    return (
-        f"The pilot cannot tell whether any of these methods is better than training alone. The "
-        f"best of the pilot, {advice.best}, differs in {metric} by {_interval(gain)}: {gain.why}. "
-        "Until then, training alone harms no hospital."
-    )
-
-
-def _rivals(advice: Advice) -> str:
-    rivals = []
-    sent = sum((advice.methods[advice.use].cost.up, advice.methods[advice.use].cost.down))
-    for name in advice.rivals:
-        cost = advice.methods[name].cost
-        rivals.append(
-            f"{name} ({(cost.up + cost.down) / sent:.2g} times its bytes)" if sent else name
-        )
-    return ", ".join(rivals)
-
-
-def _of_hospitals(advice: Advice) -> Iterator[str]:
-    if advice.alone:
-        yield (
-            f"With {advice.shown}, {few([shown(c) for c in advice.alone])} would be worse off than "
-            "alone. They can take part, as in the pilot, and use the model that they train alone."
-        )
-    elif advice.use not in ("", ALONE):
-        yield "No hospital is surely worse off than alone."
     hospitals = advice.methods[advice.shown].hospitals
-    if advice.open:
-        below = [c for c in advice.open if hospitals[c].mean < 0]
-        least = f"; below training alone: {few([shown(c) for c in below])}" if below else ""
-        yield f"The pilot cannot tell whether {few([shown(c) for c in advice.open])} gain{least}."
-    tiny = [c for c, gain in hospitals.items() if gain.patients < FEW]
-    if tiny:
-        yield (
-            f"{few([shown(c) for c in tiny])} have fewer than {FEW} patients, too few for a "
-            "verdict."
-        )
-
-
-def _rests_on(advice: Advice) -> str:
-    asked = advice.asked
-    again = advice.repetitions // asked.folds
-    times = {1: "once", 2: "twice"}.get(again, f"{again} times")
-    return (
-        f"The advice rests on {advice.repetitions} repetitions. Models that had not seen a patient "
-        f"tested each of the {sum(map(len, asked.patients.values())):,} training and validation "
-        f"patients {times}; the pilot never used the {asked.kept_out:,} test patients. All methods "
-        "had the given settings, untuned. Verdicts hold for all methods, or all hospitals of a "
-        "method, at once (Holm, 5 %); intervals are at 95 %."
+    text = filled(
+        _TEMPLATES / "advice.txt",
+        advice=advice,
+        again=advice.repetitions // advice.asked.folds,
+        below=[c for c in advice.open if hospitals[c].mean < 0],
+        tiny=[c for c, gain in hospitals.items() if gain.patients < FEW],
+        least=FEW,
+        few=lambda names: few([shown(name) for name in names]),
     )
-
-
-def _interval(gain: Gain) -> str:
-    if math.isnan(gain.low):
-        return f"{gain.mean:+.4f}"
-    return f"{gain.mean:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
+    return [*filter(None, text.splitlines()), *advice.notes]
 
 
 def method_rows(advice: Advice) -> list[tuple[str, ...]]:
@@ -513,20 +437,17 @@ def method_rows(advice: Advice) -> list[tuple[str, ...]]:
     Args:
         advice: The advice.
     """
-    rows: list[tuple[str, ...]] = []
-    for judged in sorted(advice.methods.values(), key=lambda j: -_sortable(j.mean)):
-        gain, cost = judged.gain, judged.cost
-        rows.append(
-            (
-                judged.name,
-                f"{advice.task.raw(judged.mean):.4f}",
-                "" if gain is None else _interval(gain),
-                "" if gain is None else gain.says,
-                size(round(cost.up + cost.down)),
-                duration(cost.hours),
-            )
+    return [
+        (
+            judged.name,
+            f"{advice.task.raw(judged.mean):.4f}",
+            judged.gain.text if judged.gain else "",
+            judged.gain.says if judged.gain else "",
+            size(round(judged.cost.sent)),
+            duration(judged.cost.hours),
         )
-    return rows
+        for judged in sorted(advice.methods.values(), key=lambda j: -_known(j.mean))
+    ]
 
 
 def duration(hours: float) -> str:
@@ -541,10 +462,6 @@ def duration(hours: float) -> str:
     return f"{60 * hours:.0f} min" if hours < 2 else f"{hours:.0f} h"
 
 
-def _sortable(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
-
-
 def hospital_rows(advice: Advice) -> list[tuple[str, ...]]:
     """Returns a line per hospital, with the method that is shown.
 
@@ -555,7 +472,7 @@ def hospital_rows(advice: Advice) -> list[tuple[str, ...]]:
         (
             client,
             str(gain.patients),
-            "–" if math.isnan(gain.mean) else _interval(gain),
+            "–" if math.isnan(gain.mean) else gain.text,
             VERDICT[gain.says] + (f": {gain.why}" if gain.why else ""),
         )
         for client, gain in advice.methods[advice.shown].hospitals.items()
@@ -569,38 +486,16 @@ def markdown(advice: Advice, command: str) -> str:
         advice: The advice.
         command: The command that trains as advised; alone if the pilot cannot tell.
     """
-    first, *rest = in_markdown(sentences(advice))
-    title = f"use {advice.use}" if advice.use else "cannot tell"
-    better = "smaller" if advice.task.falls else "larger"
-    tables = _tables(advice)
-    return "\n".join(
-        [
-            f"# Advice: {title}",
-            "",
-            first,
-            "",
-            *(f"- {s}" for s in rest),
-            "",
-            "```",
-            command,
-            "```",
-            "",
-            f"## Methods, {advice.task.metric} ({better} is better)",
-            "",
-            *tables[0].markdown(),
-            "",
-            _of_costs(advice),
-            "",
-            f"## Hospitals, with {advice.shown}",
-            "",
-            *tables[1].markdown(),
-            "",
-            "Gain of each hospital over training alone with each method; * marks a shown "
-            "difference:",
-            "",
-            *_every(advice).markdown(),
-            "",
-        ]
+    methods, hospitals = _tables(advice)
+    return filled(
+        _TEMPLATES / "advice.md",
+        advice=advice,
+        command=command,
+        sentences=in_markdown(sentences(advice)),
+        methods=methods,
+        hospitals=hospitals,
+        every=_every(advice),
+        costs=_of_costs(advice),
     )
 
 

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from medfed.benchmark.runner import Progress
-from medfed.benchmark.suite import yamls_of
+from medfed.benchmark.suite import read_yaml, yamls_of
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.schemas import fit_keys
 from medfed.common.scores import mean_of_known, smaller_is_better, worst_value
 from medfed.functional.statistics import LEVEL, difference, holm
 from medfed.reports.claims import MISSING, NO, UNKNOWN, YES, Answer, JudgedClaim
@@ -76,8 +76,8 @@ class Claim:
 
     name: str
     claim: str
-    source: str
-    parts: tuple[Question, ...]
+    source: str = ""
+    parts: tuple[Question, ...] = ()
     reasons: tuple[Question, ...] = ()
 
 
@@ -90,22 +90,17 @@ def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
     Raises:
         ConfigError: If one cannot be read; the error names the file and the reason.
     """
-    claims = []
-    for file in yamls_of("claims", folders):
-        try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            asked = {n: tuple(map(_question, content.get(n) or ())) for n in ("parts", "reasons")}
-            if unknown := sorted(set(content) - {"claim", "source", "parts", "reasons"}):
-                raise ValueError(f"it has no key {unknown[0]!r}")
-            if not asked["parts"]:
-                raise ValueError("it has no parts")
-            claims.append(Claim(file.stem, content["claim"], content.get("source", ""), **asked))
-        except (OSError, KeyError, AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            if isinstance(error, KeyError):
-                reason = f"it lacks the key {reason}"
-            raise ConfigError(f"The claim {file} cannot be read: {reason}.") from error
-    return claims
+    return [read_yaml(file, "claim", _claim) for file in yamls_of("claims", folders)]
+
+
+def _claim(name: str, content: dict[str, Any]) -> Claim:
+    asked = {n: tuple(map(_question, content.get(n) or ())) for n in ("parts", "reasons")}
+    claim = replace(
+        fit_keys({**content, **dict.fromkeys(asked, ()), "name": name}, Claim, "it"), **asked
+    )
+    if not claim.parts:
+        raise ValueError("it has no parts")
+    return claim
 
 
 def _question(given: Mapping[str, Any]) -> Question:

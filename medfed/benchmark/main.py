@@ -203,7 +203,7 @@ def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
     count, splits = len(groups), len(asked.divisions)
     return (
         f"The pilot trains {count} methods in {splits} repetitions ({count * splits} runs of "
-        f"{rounds} rounds) on the {sum(map(len, asked.patients.values())):,} training and "
+        f"{rounds} rounds) on the {asked.count:,} training and "
         f"validation patients of {len(asked.patients)} hospitals. It never uses the "
         f"{asked.kept_out:,} test patients."
     )

@@ -23,7 +23,6 @@ from medfed.config.compose import described
 from medfed.config.description import RunDescription, written
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import Split, split_patients
-from medfed.federation.card import Range
 from medfed.records.cells import Cell, Stage, cell_key
 from medfed.run.assembly import unread_data
 
@@ -165,6 +164,11 @@ class Question:
     divisions: tuple[Division, ...]
     folds: int
 
+    @property
+    def count(self) -> int:
+        """The number of patients that the pilot may use."""
+        return sum(map(len, self.patients.values()))
+
 
 def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
     """Reads who is who, and deals the patients whom a run would train and validate on.
@@ -259,7 +263,7 @@ def pilots(
             write_json(file, division.content)
     variant = file_names([asked.name])[asked.name]
     suite = Suite(
-        name="pilot", title="A pilot", experiment=asked.name, lr=Range(1.0, 1.0), splits="folds",
+        name="pilot", title="A pilot", experiment=asked.name, lr=(1.0, 1.0), splits="folds",
         variants={variant: Variant()}, sizes={}, folds=asked.folds, passes=math.inf,
     )  # fmt: skip
     size = Size(len(asked.divisions), 1)

@@ -26,7 +26,7 @@ from medfed.common.errors import ConfigError
 from medfed.config.compose import load
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import select
-from medfed.federation.card import CEILINGS, Card
+from medfed.federation.card import CEILINGS, Card, Range
 from medfed.records.cells import Cell, Stage, cell_key
 
 Setting = Mapping[str, float]
@@ -72,7 +72,7 @@ class Group:
         """The settings that are tried, the default first."""
         if self.arm is not None and not self.arm.tuned:
             return [{}]
-        return points(search_space(self.card, self.suite.lr), self.size.trials)
+        return points(search_space(self.card, Range(*self.suite.lr)), self.size.trials)
 
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
         """Composes the task with this method, at its defaults and of no split in particular.

@@ -14,19 +14,23 @@ table has no arms, and no correction counts them; claims use them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml  # type: ignore[import-untyped]
+from msgspec import Meta
 
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.schemas import fit, fit_keys
 from medfed.config.compose import CONFIG_DIR, class_of
 from medfed.config.description import RunDescription
 from medfed.config.sections import put, select
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
 
+T = TypeVar("T")
+Splits = Literal["sample", "seed", "folds"]
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -35,7 +39,6 @@ class Arm:
     """A measurement of a method with something changed.
 
     Attributes:
-        name: Its name.
         method: The method, as ``methods=`` has it.
         overrides: Its changes, which come before tuned values.
         times: Whole numbers of the configuration that are multiplied, by key, at any size alike.
@@ -43,16 +46,17 @@ class Arm:
         tuned: Whether it has the settings that were tuned for the method, or its defaults.
         splits: Of how many splits, at most; None: of all.
         looks: Whether every split keeps memberships and pictures, rather than the first.
+        name: Its name.
     """
 
-    name: str
     method: str
     overrides: tuple[str, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict)
     variant: str = ""
     tuned: bool = True
-    splits: int | None = None
+    splits: Annotated[int, Meta(ge=1)] | None = None
     looks: bool = False
+    name: str = ""
 
     @property
     def own(self) -> set[str]:
@@ -63,7 +67,7 @@ class Arm:
         """Returns its overrides after those of the suite, but for sections that it replaces.
 
         Example:
-            >>> arm = Arm("groups", "ppfl", ("partition=site_groups",))
+            >>> arm = Arm("ppfl", ("partition=site_groups",))
             >>> arm.after(["partition.delta=4", "rounds=9"])
             ['rounds=9', 'partition=site_groups']
         """
@@ -75,7 +79,7 @@ class Arm:
         """Returns the tuned values, without those of keys that the arm sets.
 
         Example:
-            >>> arm = Arm("apart", "pfednet", ("algorithm.strength=0",))
+            >>> arm = Arm("pfednet", ("algorithm.strength=0",))
             >>> arm.setting({"optimizer.lr": 0.1, "algorithm.strength": 0.03})
             {'optimizer.lr': 0.1}
         """
@@ -96,40 +100,6 @@ class Arm:
         evaluation["every"] = min(evaluation["every"], source["rounds"])
 
 
-def read_arms(content: Mapping[str, Any], variants: Collection[str]) -> dict[str, Arm]:
-    """Reads the arms of a suite.
-
-    Args:
-        content: What its file has under ``arms``.
-        variants: Its variants.
-
-    Raises:
-        ValueError: If one is none; it is named.
-    """
-    known = [n for n in Arm.__dataclass_fields__ if n != "name"]
-    arms = {}
-    for name, given in content.items():
-        keys = dict(given or {})
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"the arm {name!r} must be named by letters, digits, _ and .")
-        _check_keys(f"the arm {name}", keys, known)
-        if "method" not in keys:
-            raise ValueError(f"the arm {name} lacks the key method")
-        keys["overrides"] = tuple(keys.get("overrides", ()))
-        arm = Arm(name, **keys)
-        if arm.variant and arm.variant not in variants:
-            raise ValueError(
-                f"the arm {name} is of variant={arm.variant}, which is none"
-                f"{did_you_mean(arm.variant, variants)}"
-            )
-        if "algorithm" in arm.own:
-            raise ValueError(f"the arm {name} sets algorithm; its key method is for that")
-        if arm.splits is not None and arm.splits < 1:
-            raise ValueError(f"the arm {name} needs at least 1 split")
-        arms[name] = arm
-    return arms
-
-
 def chosen_arms(
     wanted: bool | str | Sequence[str],
     by_suite: Mapping[str, Mapping[str, Arm]],
@@ -146,7 +116,7 @@ def chosen_arms(
         ConfigError: If one is unknown, or has a method's name.
 
     Example:
-        >>> arms = {"digits": {"apart": Arm("apart", "pfednet")}, "heart": {}}
+        >>> arms = {"digits": {"apart": Arm("pfednet", name="apart")}, "heart": {}}
         >>> [[arm.name for arm in some] for some in chosen_arms(True, arms).values()]
         [['apart'], []]
     """
@@ -179,8 +149,8 @@ class Size:
         methods: Those that are compared where none are named, or ``all``; None: the suite's.
     """
 
-    splits: int
-    trials: int
+    splits: Annotated[int, Meta(ge=1)]
+    trials: Annotated[int, Meta(ge=1)]
     overrides: tuple[str, ...] = ()
     methods: str | tuple[str, ...] | None = None
 
@@ -209,7 +179,7 @@ class Suite:
         name: The name of its file.
         title: What it is, in a line.
         experiment: The experiment that is run.
-        lr: The learning rates among which every method is tuned.
+        lr: The least and the greatest learning rate among which every method is tuned.
         splits: How a split comes about: ``sample``, other generated patients of the same hospitals;
             ``seed``, other generated data; ``folds``, real patients are dealt into parts that are
             tested in turn, again and again.
@@ -226,14 +196,13 @@ class Suite:
         bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
             in equal rounds.
         arms: Further measurements, by name: see :mod:`medfed.benchmark.suite`.
-        file: Where it is written.
     """
 
     name: str
     title: str
     experiment: str
-    lr: Range
-    splits: Literal["sample", "seed", "folds"]
+    lr: tuple[float, float]
+    splits: Splits
     variants: Mapping[str, Variant]
     sizes: Mapping[str, Size]
     overrides: tuple[str, ...] = ()
@@ -245,7 +214,6 @@ class Suite:
     passes: float = 1.05
     bytes: float | None = None
     arms: Mapping[str, Arm] = field(default_factory=dict)
-    file: Path = field(default=Path(), compare=False)
 
     @property
     def base(self) -> str:
@@ -342,80 +310,73 @@ def yamls_of(kind: str, folders: Sequence[str | Path] = ()) -> list[Path]:
     return [file for place in places for file in sorted(place.glob("*.yaml"))]
 
 
+def read_yaml(file: Path, what: str, read: Callable[[str, dict[str, Any]], T]) -> T:
+    """Reads a suite or a claim.
+
+    Args:
+        file: Its file.
+        what: What it is.
+        read: Makes it of its name and its keys.
+
+    Raises:
+        ConfigError: If it is none; the error names the file and the reason.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no keys")
+        return read(file.stem, content)
+    except (OSError, yaml.YAMLError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"The {what} {file} cannot be read: {reason}.") from error
+
+
 def read_suite(file: Path) -> Suite:
     """Reads a suite.
 
     Raises:
         ConfigError: If it is no suite; the error names the file and the reason.
     """
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it holds no keys")
-        return _suite(file, dict(content))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"The suite {file} cannot be read: {reason}.") from error
+    return read_yaml(file, "suite", _suite)
 
 
-def _suite(file: Path, content: dict[str, Any]) -> Suite:
-    _check_keys("it", content, set(Suite.__dataclass_fields__) - {"name", "file"})
-    required = ("title", "experiment", "lr", "splits", "variants", "sizes")
-    if lacking := [key for key in required if not content.get(key)]:
-        raise ValueError(f"it lacks the key {lacking[0]}")
-    if content["splits"] not in ("sample", "seed", "folds"):
+def _suite(name: str, content: dict[str, Any]) -> Suite:
+    parts: dict[str, Any] = {
+        "variants": _each(content, "variants", Variant, "variants."),
+        "sizes": _each(content, "sizes", Size, "sizes."),
+        "arms": _each(content, "arms", Arm, "the arm "),
+    }
+    if content.get("splits", "seed") not in get_args(Splits):
         raise ValueError(f"splits={content['splits']} is unknown; choose sample, seed or folds")
-    variants = {}
-    for name, keys in content.pop("variants").items():
-        keys = keys or {}
-        _check_keys(f"variants.{name}", keys, Variant.__dataclass_fields__)
-        variants[str(name)] = Variant(_words(keys), keys.get("dial"), keys.get("situation", ""))
-    sizes = {name: _size(f"sizes.{name}", keys) for name, keys in content.pop("sizes").items()}
-    if unknown := [name for name in sizes if name not in SIZES]:
+    suite = fit_keys({**content, **{key: {} for key in parts}, "name": name}, Suite, "it")
+    if lacking := [key for key in ("variants", "sizes") if not parts[key]]:
+        raise ValueError(f"it lacks the key {lacking[0]}")
+    if unknown := [size for size in parts["sizes"] if size not in SIZES]:
         raise ValueError(f"the size {unknown[0]} is unknown; choose {', '.join(SIZES)}")
-    lr, arms = _lr(content.pop("lr")), read_arms(content.pop("arms", None) or {}, variants)
-    keys = {n: _words(content, n) for n in ("overrides", "methods") if n in content}
-    return Suite(
-        file.stem,
-        lr=lr,
-        variants=variants,
-        sizes=sizes,
-        arms=arms,
-        file=file,
-        **{**content, **keys},
-    )
+    if not 0 < suite.lr[0] <= suite.lr[1]:
+        raise ValueError(f"lr={list(suite.lr)} must be two positive numbers in order")
+    for arm, one in parts["arms"].items():
+        _check_arm(arm, one, parts["variants"])
+        parts["arms"][arm] = replace(one, name=arm)
+    return replace(suite, **parts)
 
 
-def _check_keys(what: str, content: object, known: Collection[str]) -> None:
-    if not isinstance(content, dict):
-        raise ValueError(f"{what} must have keys, and is {content!r}")
-    if unknown := sorted(str(key) for key in content if key not in known):
+def _each(content: Mapping[str, Any], key: str, kind: type[T], what: str) -> dict[str, T]:
+    """The parts of a suite by their names."""
+    given = fit(content.get(key) or {}, dict[str, Any])
+    return {name: fit_keys(keys, kind, f"{what}{name}") for name, keys in given.items()}
+
+
+def _check_arm(name: str, arm: Arm, variants: Collection[str]) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"the arm {name!r} must be named by letters, digits, _ and .")
+    if arm.variant and arm.variant not in variants:
         raise ValueError(
-            f"{what} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its keys are "
-            f"{', '.join(sorted(known))}"
+            f"the arm {name} is of variant={arm.variant}, which is none"
+            f"{did_you_mean(arm.variant, variants)}"
         )
-
-
-def _words(content: Mapping[str, Any], key: str = "overrides") -> tuple[str, ...]:
-    """A list, or one word alone."""
-    words = content.get(key) or ()
-    return (words,) if isinstance(words, str) else tuple(map(str, words))
-
-
-def _lr(value: Any) -> Range:
-    numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
-    if not numbers or len(value) != 2 or not 0 < value[0] <= value[1]:
-        raise ValueError(f"lr={value} must be two positive numbers in order")
-    return Range(float(value[0]), float(value[1]))
-
-
-def _size(what: str, content: Any) -> Size:
-    _check_keys(what, content, Size.__dataclass_fields__)
-    splits, trials = (content.get(key) for key in ("splits", "trials"))
-    if not all(type(n) is int and n >= 1 for n in (splits, trials)):
-        raise ValueError(f"{what} needs at least 1 split and 1 trial, as whole numbers")
-    methods = _words(content, "methods") or None
-    return Size(splits, trials, _words(content), "all" if methods == ("all",) else methods)
+    if "algorithm" in arm.own:
+        raise ValueError(f"the arm {name} sets algorithm; its key method is for that")
 
 
 def check_shard(shard: str | None) -> tuple[int, int]:

@@ -11,12 +11,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
 
-from medfed.common.errors import CheckpointError, first_line
+from medfed.common.errors import CheckpointError, did_you_mean, first_line
 
 T = TypeVar("T")
 LIMIT = 1 << 26
@@ -118,6 +119,42 @@ def fit(content: Any, kind: type[T]) -> T:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise ValueError(_sentence(str(error))) from None
+
+
+def fit_keys(content: object, kind: type[T], what: str) -> T:
+    """Returns what a person has written as a dataclass, and refuses keys that it does not have.
+
+    Args:
+        content: Content from YAML; None is no key at all.
+        kind: The dataclass.
+        what: What the content is, for the sentence.
+
+    Raises:
+        ValueError: If the content does not fit.
+
+    Example:
+        >>> from dataclasses import make_dataclass
+        >>> Size = make_dataclass("Size", [("splits", int)])
+        >>> fit_keys({"splits": 2}, Size, "the size"), fit_keys({"split": 2}, Size, "the size")
+        Traceback (most recent call last):
+        ...
+        ValueError: the size has no key 'split' (did you mean splits?); its keys are splits
+    """
+    content = {} if content is None else content
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} must have keys, and is {content!r:.80}")
+    every = fields(kind)  # type: ignore[arg-type]
+    known = {f.name: f.default is f.default_factory is MISSING for f in every}
+    for key in content:
+        if key not in known:
+            hint, names = did_you_mean(str(key), known), ", ".join(sorted(known))
+            raise ValueError(f"{what} has no key {str(key)!r}{hint}; its keys are {names}")
+    if lacking := [key for key, needed in known.items() if needed and key not in content]:
+        raise ValueError(f"{what} lacks the key {lacking[0]}")
+    try:
+        return fit(content, kind)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _sentence(text: str) -> str:

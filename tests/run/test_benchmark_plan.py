@@ -143,13 +143,13 @@ def test_a_shard_that_is_none_is_refused(shard):
         (("splits: folds", "splits: random"), r"splits=random is unknown; choose sample, seed or"),
         (("variants: {base: {}}", "variants: {}"), r"it lacks the key variants"),
         (("  full: {splits", "  ful: {splits"), r"the size ful is unknown; choose smoke, small, f"),
-        (("smoke: {splits: 1", "smoke: {splits: 0"), r"sizes\.smoke needs at least 1 split"),
+        (("smoke: {splits: 1", "smoke: {splits: 0"), r"sizes\.smoke: splits: expected int >= 1"),
         (("title: A test", "title: [A test"), r"cannot be read: "),
-        (("lr: [0.01, 0.1]", "lr: [0.1]"), r"lr=\[0\.1\] must be two positive numbers"),
-        (("lr: [0.01, 0.1]", "lr: much"), r"lr=much must be two positive numbers"),
+        (("lr: [0.01, 0.1]", "lr: [0.1]"), r"lr: expected array of length 2, got 1"),
+        (("lr: [0.01, 0.1]", "lr: much"), r"lr: expected array, got str"),
         (
             ("splits: 1, trials: 1", "splits: two, trials: 1"),
-            r"sizes\.smoke needs .* whole numbers",
+            r"sizes\.smoke: splits: expected int, got str",
         ),
         (("trials: 1}", "trails: 1}"), r"sizes\.smoke has no key 'trails' \(did you mean trials"),
         (
@@ -159,12 +159,12 @@ def test_a_shard_that_is_none_is_refused(shard):
         (("base: {}", "base: [rounds=1]"), r"variants\.base must have keys, and is \['rounds=1'\]"),
         (("title:", "arms: {a: {metod: ditto}}\ntitle:"), r"arm a has no key 'metod' \(did"),
         (("title:", "arms: {a: {}}\ntitle:"), r"the arm a lacks the key method"),
-        (("title:", "arms: {a/b: {}}\ntitle:"), r"the arm 'a/b' must be named by letters"),
+        (("title:", "arms: {a/b: {method: ditto}}\ntitle:"), r"the arm 'a/b' must be named by letters"),
         (
             ("title:", "arms: {a: {method: ditto, variant: bse}}\ntitle:"),
             r"variant=bse, which is no",
         ),
-        (("title:", "arms: {a: {method: ditto, splits: 0}}\ntitle:"), r"at least 1 split"),
+        (("title:", "arms: {a: {method: ditto, splits: 0}}\ntitle:"), r"splits: expected int >= 1"),
         (
             ("title:", "arms: {a: {method: ditto, overrides: [algorithm=x]}}\ntitle:"),
             r"the arm a sets algorithm; its key method",
@@ -299,7 +299,7 @@ def test_an_arm_is_its_method_with_something_changed(tmp_path):
 
 
 def test_arms_that_there_are_not_are_refused_by_name():
-    arms = {"mine": {"apart": Arm("apart", "ditto")}}
+    arms = {"mine": {"apart": Arm("ditto", name="apart")}}
     assert not chosen_arms(False, arms)["mine"]
     with pytest.raises(ConfigError, match=r"arms=apat is none of suite=mine \(did you mean apart"):
         chosen_arms("apat", arms)
