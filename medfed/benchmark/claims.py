@@ -94,7 +94,9 @@ def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
 
 
 def _claim(name: str, content: dict[str, Any]) -> Claim:
-    asked = {n: tuple(map(_question, content.get(n) or ())) for n in ("parts", "reasons")}
+    asked: dict[str, Any] = {
+        n: tuple(map(_question, content.get(n) or ())) for n in ("parts", "reasons")
+    }
     claim = replace(
         fit_keys({**content, **dict.fromkeys(asked, ()), "name": name}, Claim, "it"), **asked
     )

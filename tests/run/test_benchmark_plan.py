@@ -159,7 +159,10 @@ def test_a_shard_that_is_none_is_refused(shard):
         (("base: {}", "base: [rounds=1]"), r"variants\.base must have keys, and is \['rounds=1'\]"),
         (("title:", "arms: {a: {metod: ditto}}\ntitle:"), r"arm a has no key 'metod' \(did"),
         (("title:", "arms: {a: {}}\ntitle:"), r"the arm a lacks the key method"),
-        (("title:", "arms: {a/b: {method: ditto}}\ntitle:"), r"the arm 'a/b' must be named by letters"),
+        (
+            ("title:", "arms: {a/b: {method: ditto}}\ntitle:"),
+            r"the arm 'a/b' must be named by letters",
+        ),
         (
             ("title:", "arms: {a: {method: ditto, variant: bse}}\ntitle:"),
             r"variant=bse, which is no",
