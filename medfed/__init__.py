@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from medfed.api import federate, train
-    from medfed.federation.reference import ArrayClient, Federated
+    from medfed.federation.reference import ArrayClient, Federated, Hospital
     from medfed.records.folder import Run
 
 __version__ = "0.2.0"
-__all__ = ["ArrayClient", "Federated", "Run", "federate", "train"]
+__all__ = ["ArrayClient", "Federated", "Hospital", "Run", "federate", "train"]
 # Found when they are asked for, so that `import medfed` loads no library.
 _HOMES = {
     "ArrayClient": "medfed.federation.reference",
     "Federated": "medfed.federation.reference",
+    "Hospital": "medfed.federation.reference",
     "Run": "medfed.records.folder",
     "federate": "medfed.api",
     "train": "medfed.api",

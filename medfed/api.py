@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 import torch
+from torch import nn
 
 from medfed.common.console import without_remarks
 from medfed.common.errors import ConfigError
@@ -20,6 +21,7 @@ from medfed.config.description import describe, written
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.reference import Federated
 from medfed.federation.reference import federate as _federate
+from medfed.models.networks.personal_part import default_personal
 from medfed.records.folder import Run
 
 _Others = ParamSpec("_Others")
@@ -64,7 +66,10 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
 def _by_name(
     function: Callable[Concatenate[Algorithm, _Others], Federated],
 ) -> Callable[Concatenate[Algorithm | str, _Others], Federated]:
-    """Lets a method be given by the name that ``algorithm=`` has it by."""
+    """Lets a method be given by the name that ``algorithm=`` has it by.
+
+    Without a personal part, a known network has its default one.
+    """
 
     @functools.wraps(function)
     def federate(
@@ -73,6 +78,9 @@ def _by_name(
         method = algorithm
         if isinstance(method, str):
             method = build(load([f"algorithm={method}"]).algorithm)
+        network = others[0] if others else keys.get("network")
+        if isinstance(network, nn.Module):
+            keys.setdefault("personal", default_personal(network))
         return function(method, *others, **keys)
 
     return federate  # type: ignore[return-value]  # whose first argument has its name, too

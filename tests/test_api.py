@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
 from tests.integration.runs import CLINICAL, data_and_task, run
+from tests.pages import DOCS
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +217,97 @@ def test_federate_takes_a_channel_and_tells_every_round():
     assert 0 < rounds[0][1] < rounds[1][1] <= done.ledger.total()
     with pytest.raises(ConfigError, match=r"no client 'site_7'; the clients are site_0, site_1"):
         done.weights("site_7")
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The names that the code of the page leaves, which runs as it stands there."""
+    text = (DOCS / "python.md").read_text()
+    names = {}
+    with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytorch_lightning.trainer.trainer.log", logging.getLogger("quiet"))
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            exec(block, names)
+    return names
+
+
+def test_hospitals_of_data_sets_and_loaders(page):
+    """MONAI's dictionaries and a loader's pairs train together; a seed gives an epoch."""
+    north, _, west = page["hospitals"]
+    for hospital in (north, west):
+        one, again, other = (list(hospital.train_batches(seed)) for seed in (1, 1, 2))
+        assert [len(b["image"]) for b in one] == [4, 4]
+        assert all(list(b)[:2] == ["image", "label"] for b in one)
+        assert all(type(b["image"]) is torch.Tensor for b in one)
+        assert all(torch.equal(a["image"], b["image"]) for a, b in zip(one, again, strict=True))
+        assert not all(torch.equal(a["image"], b["image"]) for a, b in zip(one, other, strict=True))
+        assert torch.equal(hospital.train_inputs(3).isnan().any(), torch.tensor(False))
+    assert page["done"].losses("test").keys() == {"north", "south", "west"}
+    model, (batch,) = page["done"].model("west"), west.eval_batches("test")
+    loss = float(page["loss"](model, batch).detach())
+    assert page["done"].losses("test")["west"] == pytest.approx(loss, abs=1e-6)
+    # The decoder of MONAI's U-Net is personal by default.
+    done = medfed.federate("fedper", page["network"], page["loss"], [north, west], rounds=1)
+    assert all(n.startswith("model.2.") for n in done.federation.clients["north"].split.personal)
+
+
+def test_a_lightning_trainer_of_the_user_gives_the_bits_of_federate(page):
+    torch.manual_seed(3)
+    start = page["UNet"](2, 1, 1, channels=(4, 8), strides=(2,))
+    keys = {"rounds": 2, "steps": 3, "lr": 0.1}
+    plain = medfed.federate("ditto", start, page["loss"], page["hospitals"], **keys)
+    task = page["Task"](start)
+    federation, local = page["assemble"](
+        Ditto(),
+        start,
+        task.loss,
+        page["hospitals"],
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        rounds=2,
+        budget=page["LocalBudget"](steps=3),
+    )
+    module = page["FederatedModule"](task, federation, local)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = page["pl"].Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        callbacks=[page["FederatedRounds"](), page["PersonalEvaluation"]("dice")],
+        **quiet,
+    )
+    trainer.fit(module)
+    assert federation.digests() == plain.federation.digests()
+    assert set(page["evaluation"].test) == {"north", "south", "west"}
+    assert page["evaluation"].history.rounds == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("train", "sentence"),
+    [
+        ([], "Hospital a: train is of the type list, without a length or without a sample"),
+        (iter(()), "of the type tuple_iterator, without a length"),
+        ([{"ct": torch.zeros(1)}], "a batch is a dict with ct; give pairs of image and label"),
+        ([torch.zeros(1)], "Hospital a: a batch is a Tensor; give pairs of image and label"),
+    ],
+)
+def test_samples_that_no_hospital_can_have(train, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        list(medfed.Hospital("a", train).train_batches(0))
+    assert "\n" not in str(caught.value)
+
+
+def test_several_crops_of_a_sample_are_samples():
+    crops = [
+        [{"image": torch.full((1, 4), float(k)), "label": torch.tensor(k)}] * 2 for k in (0, 1)
+    ]
+    hospital = medfed.Hospital("a", crops, batch_size=2)
+    (batch,) = hospital.eval_batches("train")
+    assert batch["label"].tolist() == [0, 0, 1, 1]
+    assert hospital.label_counts.tolist() == [2, 2]
+    assert hospital.channels.tolist() == [True]
+    done = medfed.federate(
+        "fedavg", linear(torch.float32), lambda n, b: n(b["image"]).square().mean(), [hospital]
+    )
+    with pytest.raises(ConfigError, match=r"Client a has no test data; give it some\."):
+        done.losses("test")

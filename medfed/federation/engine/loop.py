@@ -292,7 +292,7 @@ class LocalTrainer:
     ) -> float:
         """Returns the mean loss over an epoch, or its first batches, as in `gradient`."""
         if split == "val":
-            return self._validation(data, at, batches)
+            return self.evaluated(data, at, split, batches)
         total, seen = torch.zeros((), device=self.model.device, dtype=torch.float64), 0
         with torch.no_grad():
             for batch, size in self._pass(data, at, key, batches):
@@ -300,13 +300,26 @@ class LocalTrainer:
                 seen += size
         return float(total) / seen
 
-    def _validation(self, data: ClientData, at: Mapping[str, Tensor], batches: int | None) -> float:
-        evaluated = list(islice(data.eval_batches("val"), batches))
-        if not evaluated:
+    def evaluated(
+        self,
+        data: ClientData,
+        at: Mapping[str, Tensor],
+        split: Literal["train", "val", "test"],
+        batches: int | None = None,
+    ) -> float:
+        """Returns the mean loss over a split, or its first batches, in evaluation mode.
+
+        Raises:
+            ConfigError: If the client has no sample there.
+        """
+        evaluated = list(islice(data.eval_batches(split), batches))
+        if not evaluated and split == "val":
             raise ConfigError(
                 f"Client {data.id} has no validation data, which the algorithm needs; raise "
                 "data.val_fraction, or leave the client out by cohort.clients."
             )
+        if not evaluated:
+            raise ConfigError(f"Client {data.id} has no {split} data; give it some.")
         self.model.load(at)
         if self.measure is not None:
             self.gradients.forward_passes += len(evaluated)
