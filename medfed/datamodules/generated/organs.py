@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,11 +11,23 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from medfed.datamodules.generated.cohort import VolumeCohort
-from medfed.datamodules.generated.head import Array, Label, Rng, smooth_noise
+from medfed.datamodules.generated.head import Label, Rng, smooth_noise
 from medfed.datamodules.generated.hospitals import Hospital, trait
 
 LABELS = ("background", "liver", "spleen", "kidneys", "tumour")
-_AIR, _FAT = -1000.0, -95.0
+# Painted in this order: centre and half axes in mm, HU without contrast agent, share of the agent.
+_PARTS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int, float], ...] = (
+    ("fat", (0, 0, 0), (150, 108, 4000), -95, 0.0),
+    ("muscle", (0, 0, 0), (134, 92, 4000), 50, 0.1),
+    ("fat", (0, 18, 0), (116, 68, 4000), -95, 0.0),
+    ("bowel", (-40, 40, -20), (50, 22, 60), 40, 0.0),
+    ("spine", (0, -66, 0), (21, 19, 4000), 250, 0.0),
+    ("aorta", (12, -36, 0), (10, 10, 4000), 40, 1.1),
+    ("kidneys", (66, -42, -32), (26, 24, 46), 32, 1.4),
+    ("kidneys", (-66, -42, -26), (26, 24, 46), 32, 1.4),
+    ("spleen", (-92, -22, 42), (28, 40, 42), 46, 0.8),
+    ("liver", (58, 8, 38), (66, 64, 54), 50, 0.6),
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,6 @@ class AbdomenHospital(Hospital):
         blur: In-plane blur of the reconstruction kernel, in pixels.
         offset: HU by which the calibration is wrong.
         tumour_size: Typical radius of a tumour of the liver, in mm.
-        steatosis: HU by which fat darkens the livers.
     """
 
     agent: float = trait(15.0, 90.0)
@@ -41,7 +51,6 @@ class AbdomenHospital(Hospital):
     blur: float = trait(0.2, 0.9)
     offset: float = trait(-12.0, 12.0)
     tumour_size: float = trait(14.0, 24.0)
-    steatosis: float = trait(0.0, 25.0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class OrgansCohort(VolumeCohort):
     """
 
     kind: ClassVar[str] = "organs"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     field: ClassVar[tuple[float, float, float]] = (340.0, 270.0, 190.0)
     least: ClassVar[int] = 12
     instead: ClassVar[str] = "data=datalist data.path=/path/to/Task09_Spleen"
@@ -106,87 +115,26 @@ def make_abdomen(
     Returns:
         (H, W, D) int16 in HU, and (H, W, D) uint8 as `LABELS` numbers them.
     """
-    scale = rng.uniform(0.88, 1.08)  # of the whole patient
-    axes = (
-        (np.arange(n, dtype=np.float32) - (n - 1) / 2) * np.float32(mm / scale)
-        for n, mm in zip(shape, spacing, strict=True)
-    )
-    grid = np.stack(np.meshgrid(*axes, indexing="ij"))
-    rough = smooth_noise(rng, shape, 3.0)
-    at = partial(_ellipsoid, grid, rough, rng)
+    axes = ((np.arange(n) - (n - 1) / 2) * mm for n, mm in zip(shape, spacing, strict=True))
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    rough = 0.06 * smooth_noise(rng, shape, 3.0)  # of all surfaces
+
+    def inside(centre: NDArray[np.float64], half: NDArray[np.float64]) -> NDArray[np.bool_]:
+        return np.asarray(np.linalg.norm((grid - centre) / half, axis=-1) + rough < 1)
+
     agent = hospital.agent * rng.uniform(0.8, 1.2)
-    image, label = np.full(shape, _AIR, np.float32), np.zeros(shape, np.uint8)
-    image[at((0, 0, 0), (150, 108, 4000), 0.01) < 1] = _FAT
-    image[at((0, 0, 0), (134, 92, 4000), 0.03) < 1] = 50 + 0.1 * agent  # muscle
-    image[at((0, 18, 0), (116, 68, 4000), 0.06) < 1] = _FAT
-    _bowel(rng, image, at)
-    image[at((0, -66, 0), (21, 19, 4000), 0.05) < 1] = rng.uniform(180, 320)  # spine
-    image[at((12, -36, 0), (10, 10, 4000), 0.02) < 1] = 40 + 1.1 * agent  # aorta
-    organs = {  # centre, half axes, roughness, HU
-        "kidneys": (((66, -42, -32), (26, 24, 46)), ((-66, -42, -26), (26, 24, 46))),
-        "spleen": (((-92, -22, 42), (28, 40, 42)),),
-        "liver": (((58, 8, 38), (66, 64, 54)), ((0, 34, 44), (44, 28, 34))),
-    }
-    values = {"kidneys": 32 + 1.4 * agent, "spleen": 46 + 0.8 * agent}
-    values["liver"] = 58 + 0.6 * agent - hospital.steatosis * rng.uniform(0.5, 1.5)
-    for name, parts in organs.items():
-        for centre, half in parts:
-            moved = tuple(np.add(centre, rng.normal(0, 5, 3)))
-            inside = at(moved, tuple(np.multiply(half, rng.uniform(0.88, 1.12, 3))), 0.08) < 1
-            image[inside] = values[name] + rng.normal(0, 4)
-            label[inside] = LABELS.index(name)
-    _tumours(rng, image, label, at, hospital, values["liver"])
-    return _scanned(rng, image, hospital), label
-
-
-def _ellipsoid(
-    grid: Array,
-    rough: Array,
-    rng: Rng,
-    centre: tuple[float, ...],
-    half: tuple[float, ...],
-    roughness: float,
-) -> Array:
-    """Distance from a centre in units of the half axes, its surface rough."""
-    terms = [((g - c) / h) ** 2 for g, c, h in zip(grid, centre, half, strict=True)]
-    distance = np.sqrt(sum(terms))
-    shift = [int(rng.integers(n)) for n in rough.shape]  # another piece of the same noise
-    noise = np.roll(rough, shift, axis=(0, 1, 2))
-    return np.asarray(distance + roughness * noise * np.minimum(distance, 1), dtype=np.float32)
-
-
-def _bowel(rng: Rng, image: Array, at: partial[Array]) -> None:
-    """Loops of soft tissue, some with gas, which look like organs."""
-    for _ in range(14):
-        centre = (rng.uniform(-95, 95), rng.uniform(-10, 66), rng.uniform(-95, 60))
-        half = tuple(rng.uniform(12, 24, 3))
-        image[at(centre, half, 0.15) < 1] = rng.uniform(10, 75)
-        if rng.random() < 0.35:
-            image[at(centre, tuple(np.multiply(half, 0.5)), 0.2) < 1] = -750
-
-
-def _tumours(
-    rng: Rng,
-    image: Array,
-    label: Label,
-    at: partial[Array],
-    hospital: AbdomenHospital,
-    liver: float,
-) -> None:
-    """One to three tumours within the liver, darker than it."""
-    inside = label == LABELS.index("liver")
+    image, label = np.full(shape, -1000.0), np.zeros(shape, np.uint8)
+    for name, centre, half, value, share in _PARTS:
+        part = inside(rng.normal(centre, 4), np.multiply(half, rng.uniform(0.9, 1.1, 3)))
+        image[part] = rng.normal(value, 4) + share * agent
+        label[part] = LABELS.index(name) if name in LABELS else 0
+    liver = label == LABELS.index("liver")
     for _ in range(int(rng.integers(1, 4))):
         radius = hospital.tumour_size * rng.uniform(0.6, 1.3)
-        centre = (58 + rng.uniform(-34, 34), 8 + rng.uniform(-34, 34), 38 + rng.uniform(-30, 30))
-        tumour = (at(centre, tuple(radius * rng.uniform(0.8, 1.2, 3)), 0.12) < 1) & inside
-        image[tumour] = liver - rng.uniform(30, 60)
+        tumour = liver & inside(rng.uniform((24, -26, 8), (92, 42, 68)), np.full(3, radius))
+        image[tumour] -= rng.uniform(30, 60)
         label[tumour] = LABELS.index("tumour")
-
-
-def _scanned(rng: Rng, image: Array, hospital: AbdomenHospital) -> NDArray[np.int16]:
-    """Texture, the kernel's blur, noise and calibration."""
-    image = image + 6 * smooth_noise(rng, image.shape, 1.2)
     image = gaussian_filter(image, (hospital.blur, hospital.blur, 0))
-    noise = gaussian_filter(rng.standard_normal(image.shape, dtype=np.float32), (0.5, 0.5, 0))
-    image = image + hospital.noise * noise / noise.std() + hospital.offset
-    return np.clip(np.rint(image), -1024, 3000).astype(np.int16)
+    noise = gaussian_filter(rng.standard_normal(shape), (0.5, 0.5, 0))
+    image += hospital.noise * noise / noise.std() + hospital.offset
+    return np.clip(np.rint(image), -1024, 3000).astype(np.int16), label
