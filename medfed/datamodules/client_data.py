@@ -399,13 +399,14 @@ class EvaluationBatches(IterableDataset[Batch]):
             offset += len(client.patients[self.split])
 
 
+@dataclass(eq=False)
 class ArrayRows:
     """Rows of an array as `medfed.datamodules.client_data.Rows`: those of one client.
 
     Each process maps the file when it takes the first row; a pickled object is just a path and row
     numbers.
 
-    Args:
+    Attributes:
         source: The array (N, ...), or the ``.npy`` file that holds it.
         index: (n,) the numbers of the client's rows, in order.
         convert: Converts gathered rows for a batch, such as int16 HU to [-1, 1].
@@ -416,16 +417,10 @@ class ArrayRows:
         ((2, 1), [7.0, 7.0, 9.0])
     """
 
-    def __init__(
-        self,
-        source: NDArray[Any] | Path,
-        index: NDArray[np.int64],
-        convert: Callable[[NDArray[Any]], NDArray[Any]],
-    ) -> None:
-        self.source = source
-        self.index = index
-        self.convert = convert
-        self._mapped: NDArray[Any] | None = None
+    source: NDArray[Any] | Path
+    index: NDArray[np.int64]
+    convert: Callable[[NDArray[Any]], NDArray[Any]]
+    _mapped: NDArray[Any] | None = field(default=None, init=False, repr=False)
 
     @property
     def array(self) -> NDArray[Any]:

@@ -58,10 +58,11 @@ class ResidualNorms(NamedTuple):
     """Norm of Omega Q^T."""
 
 
+@dataclass(eq=False)
 class AdmmSteps:
     """The iterates of one problem in main memory, in one pass over ``a`` per iteration.
 
-    Args:
+    Attributes:
         v: ``(N, d)`` floating tensor.
         mass: ``(N,)`` float64 tensor on the CPU, positive.
         edges: ``(M, 2)`` long tensor on the CPU, without self-loops.
@@ -71,19 +72,16 @@ class AdmmSteps:
         rho: Penalty.
     """
 
-    def __init__(
-        self,
-        v: Tensor,
-        mass: Tensor,
-        edges: Tensor,
-        weight: Tensor,
-        p: float,
-        a: Tensor,
-        rho: float,
-    ) -> None:
-        self.v, self.mass, self.edges, self.weight, self.p, self.a = v, mass, edges, weight, p, a
-        self.z = torch.empty_like(v)
-        self.rho = rho
+    v: Tensor
+    mass: Tensor
+    edges: Tensor
+    weight: Tensor
+    p: float
+    a: Tensor
+    rho: float
+
+    def __post_init__(self) -> None:
+        self.z = torch.empty_like(self.v)
         self._prepare()
 
     def rescale(self, rho: float) -> None:

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -52,10 +52,11 @@ class HasCases(Protocol):
         """Returns rows of a table; ``case`` is the index of the patient in the split."""
 
 
+@dataclass(eq=False)
 class WholeSplit:
     """The meter of metrics that need all logits and labels of a split together.
 
-    Args:
+    Attributes:
         criterion: The loss of logits and labels.
         names: The metrics other than the loss; NaN if the split is empty.
         measure: Computes them from all logits and labels.
@@ -63,20 +64,13 @@ class WholeSplit:
             table of cases; None for no such table.
     """
 
-    def __init__(
-        self,
-        criterion: Callable[[Tensor, Tensor], Tensor],
-        names: Sequence[str],
-        measure: Callable[[Tensor, Tensor], dict[str, float]],
-        columns: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
-    ) -> None:
-        self.criterion = criterion
-        self.names = names
-        self.measure = measure
-        self.columns = columns
-        self.logits: list[Tensor] = []
-        self.labels: list[Tensor] = []
-        self.case: list[int] = []
+    criterion: Callable[[Tensor, Tensor], Tensor]
+    names: Sequence[str]
+    measure: Callable[[Tensor, Tensor], dict[str, float]]
+    columns: Callable[[Tensor], Mapping[str, Tensor]] | None = None
+    logits: list[Tensor] = field(default_factory=list, init=False)
+    labels: list[Tensor] = field(default_factory=list, init=False)
+    case: list[int] = field(default_factory=list, init=False)
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Adds the logits ``(B, ...)`` and the ``label`` and ``case`` of a batch."""

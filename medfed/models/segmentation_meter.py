@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -157,28 +158,23 @@ _COUNTS = ("true_positive", "predicted", "labelled")
 _SURFACE = ("hd95", "nsd")
 
 
+@dataclass(eq=False)
 class SegmentationMeter:
     """Counts overlaps per case and region, so that they can be pooled or averaged over cases.
 
-    Args:
-        criterion: The loss of logits and labels ``(B, R, *spatial)``, and of ``annotated`` if a
-            batch has it.
+    Attributes:
+        criterion: The loss of logits and labels ``(B, R, *spatial)``.
         regions: Names of the R regions.
         segment: From logits to masks ``(B, R, *spatial)``, bool.
         tolerances: For each region the mm within which surfaces agree; None measures no surfaces.
     """
 
-    def __init__(
-        self,
-        criterion: Callable[..., Tensor],
-        regions: Sequence[str],
-        segment: Callable[[Tensor], Tensor],
-        tolerances: Sequence[float] | None = None,
-    ) -> None:
-        self.criterion = criterion
-        self.regions = tuple(regions)
-        self.segment = segment
-        self.tolerances = tolerances
+    criterion: Callable[..., Tensor]
+    regions: Sequence[str]
+    segment: Callable[[Tensor], Tensor]
+    tolerances: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
         self.loss_sum, self.images = 0.0, 0
         self.counts: dict[int, Tensor] = {}
         self.voxels: dict[int, int] = {}

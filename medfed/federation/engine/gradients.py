@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -219,92 +220,78 @@ def _finite(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([t.isfinite().all() for t in tensors]).all()
 
 
+@dataclass(eq=False)
 class StepGradient:
     """Computes the gradient of a step's batches, or of the next ones, at other parameters.
 
     Each call restores the live parameters. It also restores the running statistics if the step has
     already updated them; otherwise the first call updates them.
 
-    Args:
+    Attributes:
         gradients: Computes them.
-        group: The step's batches.
+        groups: The step's batches; those of later steps follow when they are asked for.
         stream: The batches of later steps.
         trained: The live parameters.
         buffers: The live running statistics.
         taken: Whether the step itself has passed its batches through the network.
-
-    Attributes:
         loss: The loss of the first call, if the step computes none.
     """
 
-    def __init__(
-        self,
-        gradients: Gradients,
-        group: Sequence[Batch],
-        stream: Iterator[Sequence[Batch]],
-        trained: Mapping[str, Tensor],
-        buffers: Sequence[Tensor],
-        taken: bool = True,
-    ) -> None:
-        self.loss: Tensor | None = None
-        self._gradients, self._groups, self._stream = gradients, [group], stream
-        self._trained, self._buffers, self._taken = trained, list(buffers), taken
+    gradients: Gradients
+    groups: list[Sequence[Batch]]
+    stream: Iterator[Sequence[Batch]]
+    trained: Mapping[str, Tensor]
+    buffers: list[Tensor]
+    taken: bool = True
+    loss: Tensor | None = None
 
     def __call__(self, at: Mapping[str, Tensor], *, fresh: int = 0) -> Tensors:
         """See :class:`medfed.federation.client.GradientAt`."""
-        names = list(self._trained)
-        live = [self._trained[n] for n in names]
+        names = list(self.trained)
+        live = [self.trained[n] for n in names]
         # The values are put into the live tensors, and not passed by functional_call: so the loss
         # may be any function that knows the network.
-        statistics = [t.clone() for t in self._buffers]
+        statistics = [t.clone() for t in self.buffers]
         kept = [t.detach().clone() for t in live]
         with torch.no_grad():
             torch._foreach_copy_(live, [at[n] for n in names])
         forget(live)
         # Fresh batches come from the stream of the steps, so no later step uses them again.
-        while len(self._groups) <= fresh:
-            self._groups.append(next(self._stream))
-        loss = self._gradients.add(self._groups[fresh], self._trained, self._buffers)
+        while len(self.groups) <= fresh:
+            self.groups.append(next(self.stream))
+        loss = self.gradients.add(self.groups[fresh], self.trained, self.buffers)
         result = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
         with torch.no_grad():
             torch._foreach_copy_(live, kept)
-            if statistics and (self._taken or self.loss is not None):
-                torch._foreach_copy_(self._buffers, statistics)
+            if statistics and (self.taken or self.loss is not None):
+                torch._foreach_copy_(self.buffers, statistics)
         self.loss = loss if self.loss is None else self.loss
         return result
 
 
+@dataclass(eq=False)
 class WatchedForward:
     """The forward passes of a batch, watched while the network computes its loss.
 
-    Args:
+    Attributes:
         network: The network, in training mode.
         trained: The live parameters.
         head: Names of the parameters of its head, whose input are the features.
-        penalty: A term of the batch and the forward pass.
+        term: A penalty of the batch and the forward pass.
         outputs: Changes the network's outputs before the loss.
         gradients: Gives the precision, and counts the additional forward passes.
-
-    Attributes:
         loss: Of the batch, under the live weights.
     """
 
-    loss: Tensor
-
-    def __init__(
-        self,
-        network: nn.Module,
-        trained: Mapping[str, Tensor],
-        head: Sequence[str],
-        penalty: BatchPenalty | None,
-        outputs: Outputs | None,
-        gradients: Gradients,
-    ) -> None:
-        self._network, self._trained, self._gradients = network, trained, gradients
-        self._penalty, self._outputs = penalty, outputs
-        self._heads = _modules(network, head) if penalty is not None else []
-        self._inputs: tuple[Any, Any] = ((), {})
-        self._seen: dict[str, Tensor] = {}
+    network: nn.Module
+    trained: Mapping[str, Tensor]
+    head: Sequence[str]
+    term: BatchPenalty | None
+    outputs: Outputs | None
+    gradients: Gradients
+    loss: Tensor = field(init=False)
+    _inputs: tuple[Any, Any] = field(default=((), {}), init=False)
+    _seen: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -315,11 +302,11 @@ class WatchedForward:
 
         def answered(_: nn.Module, args: Any, output: Any) -> Any:
             self._seen["outputs"] = output
-            return None if self._outputs is None else self._outputs(output)
+            return None if self.outputs is None else self.outputs(output)
 
         hooks = [
-            self._network.register_forward_pre_hook(called, with_kwargs=True),
-            self._network.register_forward_hook(answered),
+            self.network.register_forward_pre_hook(called, with_kwargs=True),
+            self.network.register_forward_hook(answered),
             *self._watch_heads(),
         ]
         try:
@@ -332,17 +319,17 @@ class WatchedForward:
         def entered(_: nn.Module, args: Any) -> None:
             self._seen.setdefault("features", args[0])  # of the head's first layer
 
-        for module in self._heads:
+        for module in _modules(self.network, self.head) if self.term is not None else ():
             yield module.register_forward_pre_hook(entered)
 
     def penalty(self, batch: Batch, loss: Tensor) -> Tensor | None:
         """Returns the term of a batch whose loss was computed while watching."""
         self.loss = loss
-        return None if self._penalty is None else self._penalty(batch, self._trained, self)
+        return None if self.term is None else self.term(batch, self.trained, self)
 
     def __call__(self, weights: Mapping[str, Tensor], *, features: bool = False) -> Tensor:
         """See :class:`medfed.federation.client.Forward`."""
-        seen = self._seen if weights is self._trained else self._under(weights)
+        seen = self._seen if weights is self.trained else self._under(weights)
         if not features:
             return seen["outputs"]
         if "features" not in seen:
@@ -356,15 +343,15 @@ class WatchedForward:
     def _under(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Passes the batch through the network with other weights, in evaluation mode."""
         # The head's hooks write to _seen: the live pass's record is kept aside.
-        flags = {m: m.training for m in self._network.modules()}
+        flags = {m: m.training for m in self.network.modules()}
         live, self._seen = self._seen, {}
         hooks = list(self._watch_heads())
         args, kwargs = self._inputs
-        self._network.eval()
+        self.network.eval()
         try:
-            with torch.no_grad(), self._gradients.precision():
-                output = functional_call(self._network, dict(weights), args, kwargs)
-            self._gradients.forward_passes += 1
+            with torch.no_grad(), self.gradients.precision():
+                output = functional_call(self.network, dict(weights), args, kwargs)
+            self.gradients.forward_passes += 1
             return {**self._seen, "outputs": output}
         finally:
             self._seen = live

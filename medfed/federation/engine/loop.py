@@ -194,7 +194,8 @@ class LocalTrainer:
                     total += self.step(plan, group, penalty, watch)
                 if after_step is not None:
                     with torch.no_grad():
-                        at = StepGradient(self.gradients, group, stream, plan.trained, plan.buffers)
+                        live = plan.trained, plan.buffers
+                        at = StepGradient(self.gradients, [group], stream, *live)
                         after_step(plan.trained, at)
         return float(total) / steps
 
@@ -229,7 +230,7 @@ class LocalTrainer:
         stream: Iterator[Sequence[Batch]],
     ) -> Tensor | float:
         """Takes one step along a method's replacement of the gradient; returns its loss."""
-        at = StepGradient(self.gradients, group, stream, plan.trained, plan.buffers, taken=False)
+        at = StepGradient(self.gradients, [group], stream, plan.trained, plan.buffers, False)
         with torch.no_grad():
             along = direction(plan.trained, at)
         for name, tensor in plan.trained.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -43,10 +44,11 @@ class _Checkpoint(TypedDict):
     federation: _Federation
 
 
+@dataclass(eq=False)
 class RoundCheckpoint(Checkpoint):
     """Saves by round, not by optimizer step: some algorithms take no such steps.
 
-    Args:
+    Attributes:
         folder: The folder of the checkpoints.
         keep: How many of the last rounds to keep, in addition to the best one; at least 2, so that
             a damaged file has a predecessor.
@@ -54,17 +56,13 @@ class RoundCheckpoint(Checkpoint):
         evaluation: Gives the best round; ``None`` to keep no best checkpoint.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        keep: int = 2,
-        every: int = 1,
-        evaluation: PersonalEvaluation | None = None,
-    ) -> None:
-        self.folder = Path(folder)
-        self.keep = max(2, keep)
-        self.every = max(1, every)
-        self.evaluation = evaluation
+    folder: Path
+    keep: int = 2
+    every: int = 1
+    evaluation: PersonalEvaluation | None = None
+
+    def __post_init__(self) -> None:
+        self.keep, self.every = max(2, self.keep), max(1, self.every)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Saves the round that has closed; a collective call."""

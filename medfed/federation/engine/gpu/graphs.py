@@ -19,7 +19,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -178,8 +178,8 @@ def anatomy(penalty: Penalty | None) -> Anatomy | None:
         return None
     structure: list[Hashable] = [type(penalty)]
     tensors: list[Tensor] = []
-    for field in fields(penalty):
-        value = getattr(penalty, field.name)
+    for one in fields(penalty):
+        value = getattr(penalty, one.name)
         if isinstance(value, Tensor):
             value = {"": value}
         if isinstance(value, Mapping) and all(isinstance(t, Tensor) for t in value.values()):
@@ -197,12 +197,12 @@ def _copied(penalty: Any) -> Any:
     if penalty is None:
         return None
     copies: dict[str, Any] = {}
-    for field in fields(penalty):
-        value = getattr(penalty, field.name)
+    for one in fields(penalty):
+        value = getattr(penalty, one.name)
         if isinstance(value, Tensor):
-            copies[field.name] = value.detach().clone()
+            copies[one.name] = value.detach().clone()
         elif isinstance(value, Mapping):
-            copies[field.name] = {n: t.detach().clone() for n, t in value.items()}
+            copies[one.name] = {n: t.detach().clone() for n, t in value.items()}
     return replace(penalty, **copies)
 
 
@@ -225,35 +225,30 @@ class Graph:
     keeps: object
 
 
+@dataclass(eq=False)
 class Graphs:
     """Captures the steps of one network, and replays them.
 
-    Args:
+    Attributes:
         backend: Records steps.
         often: Steps of a kind before it is captured.
         often_if_short: The same of smaller batches than others.
         kept: Graphs at most; the least recently used one is dropped.
-
-    Attributes:
         captured: Steps that were captured so far.
         replayed: Steps that were replayed.
         reasons: Why other steps were not captured, each logged once.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        often: int = OFTEN,
-        often_if_short: int = OFTEN_IF_SHORT,
-        kept: int = KEPT,
-    ) -> None:
-        self._backend = backend
-        self._often, self._often_if_short, self._kept = often, often_if_short, kept
-        self._graphs: OrderedDict[Hashable, Graph | None] = OrderedDict()
-        self._seen: Counter[Hashable] = Counter()
-        self._largest = 0
-        self.captured = self.replayed = 0
-        self.reasons: list[str] = []
+    backend: Backend
+    often: int = OFTEN
+    often_if_short: int = OFTEN_IF_SHORT
+    kept: int = KEPT
+    captured: int = field(default=0, init=False)
+    replayed: int = field(default=0, init=False)
+    reasons: list[str] = field(default_factory=list, init=False)
+    _graphs: OrderedDict[Hashable, Graph | None] = field(default_factory=OrderedDict, init=False)
+    _seen: Counter[Hashable] = field(default_factory=Counter, init=False)
+    _largest: int = field(default=0, init=False)
 
     def clear(self) -> None:
         """Forgets all graphs, of a network that keeps its weights elsewhere from now on."""
@@ -300,7 +295,7 @@ class Graphs:
         key = (kind, shapes, parts.structure)
         if key not in self._graphs and self._is_time(key, group):
             self._graphs[key] = self._capture(group, penalty, step, changes())
-            while len(self._graphs) > self._kept:
+            while len(self._graphs) > self.kept:
                 self._graphs.popitem(last=False)
         if (graph := self._graphs.get(key)) is None:
             return None
@@ -316,7 +311,7 @@ class Graphs:
         size = sum(len(next(iter(batch.values()))) for batch in group)
         self._largest = max(self._largest, size)
         self._seen[key] += 1
-        often = self._often if size == self._largest else self._often_if_short
+        often = self.often if size == self._largest else self.often_if_short
         return self._seen[key] > often
 
     def _capture(
@@ -336,11 +331,11 @@ class Graphs:
         streams = _random(device)
         losses: list[Tensor] = []
         try:
-            with self._backend.side():
+            with self.backend.side():
                 with Watch():
                     step(batches, copied)
                 step(batches, copied)
-            replay = self._backend.record(lambda: losses.append(step(batches, copied)))
+            replay = self.backend.record(lambda: losses.append(step(batches, copied)))
         except (UncapturableError, RuntimeError) as error:
             self.decline(str(error).splitlines()[0].rstrip("."))
             return None
