@@ -45,7 +45,13 @@ from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions
+from medfed.datamodules.splits import (
+    SPLITS,
+    Split,
+    check_fold,
+    check_fractions,
+    warn_of_clients,
+)
 
 
 def labelled(
@@ -53,19 +59,16 @@ def labelled(
     plan: ClientPlan,
     blocks: Mapping[Split, Block],
     class_names: Sequence[str],
-    balanced: bool = False,
 ) -> dict[str, Any]:
     """Renumbers the labels of one client, and counts its training labels.
 
-    A client with another label order gets its class numbers in all splits. Warns if a client trains
-    on a single class.
+    A client with another label order gets its class numbers in all splits.
 
     Args:
         name: The client's name.
         plan: The client's plan.
         blocks: Its samples of every split; ``label`` is (N,), int64 or float32.
         class_names: Names of K classes.
-        balanced: Whether classes are weighed by their training samples.
 
     Returns:
         ``train``, ``evaluation`` and ``label_counts`` of its `ClientData`. For continuous outcomes
@@ -87,14 +90,6 @@ def labelled(
             order = torch.tensor(plan.label_order)
             labels = {split: order[values] for split, values in labels.items()}
         counts = torch.bincount(labels["train"], minlength=len(class_names)).float()
-        if int((counts > 0).sum()) < 2:
-            log.warning("Client %s trains on a single class.", name)
-        absent = [class_names[k] for k in (counts == 0).nonzero().flatten().tolist()]
-        if balanced and absent:
-            log.warning(
-                "Client %s has no training sample of %s; balanced weights give 0 to it.",
-                name, ", ".join(map(shown, absent)),
-            )  # fmt: skip
     named = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
     evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
     return {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
@@ -364,12 +359,29 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """The second half of `setup`: reads the patients of the planned clients."""
         with one_thread():
             built = self.build_clients(self.plans)
+        self._warn_of_classes(built)
         if self.workers:
             source = BatchWorkers(built, self.workers)
             for client in built.values():
                 client.source = source
         self.kept_out = {n: built.pop(n) for n in self.keep_out if n in built}
         self.clients = built
+
+    def _warn_of_classes(self, clients: Mapping[str, ClientData]) -> None:
+        """Names the clients that train on a single class, or lack one that weights balance."""
+        found = []
+        for name, client in clients.items():
+            label = client.train["label"]
+            if not isinstance(label, Tensor) or label.dim() > 1 or label.is_floating_point():
+                continue  # regions, or an outcome
+            absent = (client.label_counts == 0).nonzero().flatten().tolist()
+            if len(absent) > len(client.label_counts) - 2:
+                found.append((name, "trains on a single class", "train on a single class"))
+            if self.balanced and absent:
+                names = ", ".join(shown(self.class_names[k]) for k in absent)
+                what = f"no training sample of {names}; balanced weights give 0 to it"
+                found.append((name, f"has {what}", f"have {what}"))
+        warn_of_clients(found)
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """Makes a client from its plan, the settings, and the other arguments of `ClientData`."""
@@ -400,7 +412,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     def labelled_client(self, name: str, plan: ClientPlan, blocks: Blocks) -> ClientData:
         """Makes a client whose samples have one label each; see `labelled`."""
-        samples = labelled(name, plan, blocks, self.class_names, self.balanced)
+        samples = labelled(name, plan, blocks, self.class_names)
         return self.client_of(name, plan, **samples)
 
     def contents(self) -> tuple[str, Iterable[Sample]]:

@@ -131,8 +131,8 @@ def plan_clients(
             new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
             for split in SPLITS:
                 parts[split] = sorted(parts[split] + new[split])
-        warn_small(client, parts)
         splits[client] = parts
+    warn_small(splits)
     check_leakage(splits)
     channels, classes = names
     present = partition.availability(clients, channels, seed)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from medfed.common.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.seeding import numpy_rng
 
 Split = Literal["train", "val", "test"]
@@ -152,21 +152,39 @@ def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> 
             parts[split].append(parts[largest].pop())
 
 
-def warn_small(client: str, parts: Mapping[Split, Sequence[str]]) -> None:
-    """Warns of a client with empty splits or a single training patient.
+def warn_small(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
+    """Warns of clients with empty splits or a single training patient.
 
     Args:
-        client: The client's name.
-        parts: Its patients per split.
+        clients: The patients per split of each client.
 
     Example:
-        >>> warn_small("a", {"train": ["p", "q"], "val": ["r"], "test": ["s"]})
+        >>> warn_small({"a": {"train": ["p", "q"], "val": ["r"], "test": ["s"]}})
     """
-    empty = [split for split in SPLITS if not parts[split]]
-    if empty:
-        log.warning("Client %s has no patient in: %s.", client, ", ".join(empty))
-    elif len(parts["train"]) == 1:
-        log.warning("Client %s trains on a single patient.", client)
+    found = []
+    for client, parts in clients.items():
+        if empty := [split for split in SPLITS if not parts[split]]:
+            what = f"no patient in: {', '.join(empty)}"
+            found.append((client, f"has {what}", f"have {what}"))
+        elif len(parts["train"]) == 1:
+            found.append((client, "trains on a single patient", "train on a single patient"))
+    warn_of_clients(found)
+
+
+def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:
+    """Logs what clients have in common, in one line each, however many they are.
+
+    Args:
+        found: A client, what it does, and the same words for several clients.
+    """
+    alike: dict[tuple[str, str], list[str]] = {}
+    for client, one, many in found:
+        alike.setdefault((one, many), []).append(client)
+    for (one, many), names in alike.items():
+        if len(names) == 1:
+            log.warning("Client %s %s.", names[0], one)
+        else:
+            log.warning("%d clients %s: %s.", len(names), many, few(names, 8))
 
 
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:

@@ -60,7 +60,11 @@ def test_leakage_names_the_patient_and_both_places():
 
 def test_small_clients_are_warned_about(caplog):
     with caplog.at_level(logging.WARNING):
-        warn_small("tiny", {"train": ["p"], "val": [], "test": []})
-        warn_small("small", {"train": ["p"], "val": ["q"], "test": ["r"]})
-    assert "tiny has no patient in: val, test" in caplog.text
-    assert "small trains on a single patient" in caplog.text
+        tiny, small = {"train": ["p"], "val": [], "test": []}, {"train": ["p"], "val": ["q"]}
+        some = {f"small_{n}": {**small, "test": ["r"]} for n in range(12)}
+        warn_small({"tiny": tiny, **some})
+    assert caplog.messages == [
+        "Client tiny has no patient in: val, test.",
+        "12 clients train on a single patient: small_0, small_1, small_2, small_3, small_4, "
+        "small_5, small_6, small_7 and 4 more.",
+    ]

@@ -228,7 +228,7 @@ def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):
     assert notes["Bern"] == "no 0"
     assert notes["Chur"].startswith("no patient in val")
     assert notes["Chur"].endswith("trains on one patient")
-    assert "Client Bern trains on a single class." in caplog.messages
+    assert "2 clients train on a single class: Bern, Chur." in caplog.messages
 
 
 @pytest.mark.parametrize("data", ["brats", "luna16", "medmnist"])
