@@ -40,6 +40,7 @@ from medfed.federation.split import BufferPolicy
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Packet
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
@@ -441,6 +442,84 @@ def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
     return LocalClient(data, like.trainer, like.weights, federation.client_start)
 
 
+class Newcomer:
+    """The client's half of a method's onboarding.
+
+    Args:
+        federation: A federation whose channel and method it uses.
+        client: The onboarded client, in the initial state of all; its end of the channel changes.
+
+    Attributes:
+        phase: How many questions it has answered.
+        ledger: What it has received and sent.
+    """
+
+    def __init__(self, federation: Federation, client: LocalClient) -> None:
+        self.federation, self.client = federation, client
+        self.phase = 0
+        self.ledger = Ledger()
+
+    def answer(self, packet: Packet) -> Packet:
+        """Answers a question of the server."""
+        algorithm, client = self.federation.algorithm, self.client
+        message = self._received(packet)
+        client.begin(0, message.phase, self.phase)
+        reply = algorithm.fit(client, message)
+        check_reply(algorithm, reply)
+        place, memory = Place(client.id, OUTSIDE, self.phase), client.memory
+        encoded, memory["up"] = self.federation.channel.encode(reply, "up", place, memory["up"])
+        count(self.ledger, encoded, OUTSIDE, encoded.phase, client.id, "up")
+        self.phase += 1
+        return encoded
+
+    def begin(self, packet: Packet) -> Message:
+        """Returns the last message, from which the client then starts."""
+        message = self._received(packet)
+        # This name is part of the seeds of published results.
+        self.client.begin(0, "join", self.phase)
+        return message
+
+    def _received(self, packet: Packet) -> Message:
+        memory = self.client.memory
+        message, memory["down"] = self.federation.channel.decode(packet, "down", memory["down"])
+        count(self.ledger, packet, OUTSIDE, packet.phase, self.client.id, "down")
+        return message
+
+
+def question(
+    federation: Federation, info: ClientInfo, send: Callable[[Packet, bool], Packet], ledger: Ledger
+) -> None:
+    """Runs the server's half of a method's onboarding; the server's state does not change.
+
+    Args:
+        federation: The trained federation.
+        info: The onboarded client.
+        send: Sends a message to it, and returns its answer; the last message needs none.
+        ledger: Counts the messages.
+    """
+    algorithm, channel, phase = federation.algorithm, federation.channel, 0
+    memory: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
+
+    def answered(message: Message, last: bool) -> Packet:
+        place = Place(info.id, OUTSIDE, phase)
+        packet, memory["down"] = channel.encode(message, "down", place, memory["down"])
+        count(ledger, packet, OUTSIDE, packet.phase, info.id, "down")
+        return send(packet, last)
+
+    generator = rules_of(algorithm).onboarding(federation.server, info)
+    try:
+        message = next(generator)
+        while True:
+            packet = answered(message, last=False)
+            answer, memory["up"] = channel.decode(packet, "up", memory["up"])
+            check_reply(algorithm, answer)
+            count(ledger, packet, OUTSIDE, packet.phase, info.id, "up")
+            phase += 1
+            message = generator.send(answer)
+    except StopIteration as stop:
+        answered(stop.value, last=True)
+
+
 def exchange(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
     """Runs both halves of a method's onboarding.
 
@@ -454,34 +533,12 @@ def exchange(federation: Federation, client: LocalClient) -> tuple[Message, Ledg
     Returns:
         The message from which the onboarded client starts, and the ledger.
     """
-    algorithm, channel, ledger = federation.algorithm, federation.channel, Ledger()
-    server: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
-    phase = 0
+    newcomer, ledger = Newcomer(federation, client), Ledger()
+    packets: list[Packet] = []
 
-    def passed_on(message: Message, direction: Direction) -> Message:
-        """Sends a message and returns it as the other end decodes it."""
-        ends = (server, client.memory)
-        sender, receiver = ends if direction == "down" else ends[::-1]
-        place = Place(client.id, OUTSIDE, phase)
-        packet, sent = channel.encode(message, direction, place, sender[direction])
-        decoded, receiver[direction] = channel.decode(packet, direction, receiver[direction])
-        sender[direction] = sent
-        count(ledger, packet, OUTSIDE, packet.phase, client.id, direction)
-        return decoded
+    def send(packet: Packet, last: bool) -> Packet:
+        packets.append(packet)
+        return packet if last else newcomer.answer(packet)
 
-    info = ClientInfo(client.id, client.num_samples)
-    generator = rules_of(algorithm).onboarding(federation.server, info)
-    try:
-        question = next(generator)
-        while True:
-            received = passed_on(question, "down")
-            client.begin(0, received.phase, phase)
-            reply = algorithm.fit(client, received)
-            check_reply(algorithm, reply)
-            answer = passed_on(reply, "up")
-            phase += 1
-            question = generator.send(answer)
-    except StopIteration as stop:
-        last = passed_on(stop.value, "down")
-    client.begin(0, "join", phase)  # this name is part of the seeds of published results
-    return last, ledger
+    question(federation, ClientInfo(client.id, client.num_samples), send, ledger)
+    return newcomer.begin(packets[-1]), ledger

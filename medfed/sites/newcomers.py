@@ -1,14 +1,11 @@
-"""A hospital that joins after the others have trained: both halves, across sites.
+"""A hospital that joins after the others have trained.
 
-The halves are those of :mod:`medfed.federation.reference` in two processes. The newcomer receives
-the start of the method's rule, trains on its patients, evaluates its test patients, and keeps the
+The two halves of :mod:`medfed.federation.reference` run in two processes. The newcomer receives the
+start of the method's rule, trains on its patients, evaluates its test patients, and keeps the
 model. The federation does not change.
 
-The module also runs the coordinator's part for a finished run across sites, and its record.
-
-It does the same as :func:`medfed.run.onboarding.onboard` in a simulation, by the method's rule and
-with all of the newcomer's training patients, which only the newcomer knows. The newcomer itself can
-compare other rules.
+The result is that of :func:`medfed.run.onboarding.onboard` in a simulation, by the method's rule
+and with all training patients of the newcomer.
 """
 
 from __future__ import annotations
@@ -31,14 +28,11 @@ from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation.algorithm import ClientInfo
-from medfed.federation.federation import Federation, check_reply, count
+from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule, Measures
-from medfed.federation.local_client import LocalClient
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import OUTSIDE
-from medfed.federation.wire.channel import Memory, Place
-from medfed.federation.wire.ledger import Direction, Ledger
-from medfed.federation.wire.message import Message
+from medfed.federation.reference import Newcomer, question
+from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import Run, RunFolder
 from medfed.records.tasks import build_task
@@ -93,48 +87,37 @@ def onboard(
         ) from error
     if like is not None:
         compare_models(like, facts, "the run", site)
-    info = ClientInfo(site, facts.num_samples)
-    channel, ledger = federation.channel, Ledger(preprocessing(exchanged))
-    memory: dict[Direction, Memory] = {"up": {}, "down": {}}
-    everyone = _as_content(federation)
-    phase = 0
+    info, ledger = ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
+    content = {"steps": steps, "clients": _as_content(federation), "job": job}
+    packets, metrics = list[Packet](), dict[str, float]()
 
-    def asked(message: Message, last: bool) -> tuple[Any, bytes]:
-        place = Place(site, OUTSIDE, phase)
-        packet, memory["down"] = channel.encode(message, "down", place, memory["down"])
-        count(ledger, packet, OUTSIDE, packet.phase, site, "down")
-        content = {"last": last, "steps": steps, "clients": everyone, "job": job}
+    def send(packet: Packet, last: bool) -> Packet:
         request = caller.request(
-            "onboard", site, phase=phase, content=content, body=packet.to_bytes()
+            "onboard",
+            site,
+            phase=len(packets),
+            content={**content, "last": last},
+            body=packet.to_bytes(),
         )
         reply = caller.one(request, caller.terms.timeout)
         if isinstance(reply, str):
             raise SiteError(f"{shown(site)}: {reply}.")
-        return reply.content["metrics"], reply.body
+        metrics.update(reply.content["metrics"])
+        if not last:
+            packets.append(Packet.from_bytes(reply.body, federation.most_elements))
+        return packets[-1] if packets else packet
 
-    packet: Packet | None = None
-    generator = rules_of(federation.algorithm).onboarding(federation.server, info)
     try:
-        question = next(generator)
-        while True:
-            _, body = asked(question, last=False)
-            packet = Packet.from_bytes(body, federation.most_elements)
-            answer, memory["up"] = channel.decode(packet, "up", memory["up"])
-            check_reply(federation.algorithm, answer)
-            count(ledger, packet, OUTSIDE, packet.phase, site, "up")
-            phase += 1
-            question = generator.send(answer)
-    except StopIteration as stop:
-        metrics, _ = asked(stop.value, last=True)
+        question(federation, info, send, ledger)
     except (CodecError, ValueError) as error:
         raise SiteError(
             f"{shown(site)}: its message cannot be used: {str(error).rstrip('.')}."
         ) from error
     except KeyError as error:
-        if packet is None or error.args[0] in {*packet.parts, *packet.scalars}:
+        if not packets or error.args[0] in {*packets[-1].parts, *packets[-1].scalars}:
             raise
         raise SiteError(f"{shown(site)}: its message has no {error.args[0]!s:.60}.") from error
-    return info.num_samples, dict(metrics), ledger
+    return info.num_samples, metrics, ledger
 
 
 def _as_content(federation: Federation) -> list[dict[str, Any]]:
@@ -142,40 +125,20 @@ def _as_content(federation: Federation) -> list[dict[str, Any]]:
     return [{"id": c, "num_samples": int(sizes[c]) if c in sizes else 1} for c in federation.ids]
 
 
-class Newcomer:
-    """The newcomer's half.
+class Joining(Newcomer):
+    """The newcomer's half across sites.
 
     Args:
         module: The federation as it is there: with this client alone, in the state that all began
             with.
         site: Its name.
         steps: Gradient steps that it may take.
-
-    Attributes:
-        ledger: What it has received and sent.
     """
 
     def __init__(self, module: FederatedModule, site: str, steps: int) -> None:
+        super().__init__(module.federation, module.federation.clients[site])
         self.module = module
-        self.client: LocalClient = module.federation.clients[site]
         module.local.budget = replace(module.local.budget, steps=steps)
-        self.phase = 0
-        self.ledger = Ledger()
-
-    def answer(self, packet: Packet) -> Packet:
-        """Answers a question of the coordinator's."""
-        federation, client = self.module.federation, self.client
-        message, received = federation.channel.decode(packet, "down", client.memory["down"])
-        count(self.ledger, packet, OUTSIDE, packet.phase, client.id, "down")
-        client.begin(0, message.phase, self.phase)
-        reply = federation.algorithm.fit(client, message)
-        check_reply(federation.algorithm, reply)
-        place = Place(client.id, OUTSIDE, self.phase)
-        encoded, sent = federation.channel.encode(reply, "up", place, client.memory["up"])
-        count(self.ledger, encoded, OUTSIDE, encoded.phase, client.id, "up")
-        client.memory = {"down": received, "up": sent}
-        self.phase += 1
-        return encoded
 
     def learn(self, packet: Packet) -> tuple[Tensors, dict[str, float]]:
         """Trains by the method's rule on the last message.
@@ -183,11 +146,8 @@ class Newcomer:
         Returns:
             The model, and its metrics on the test patients.
         """
-        federation, client, module = self.module.federation, self.client, self.module
-        message, _ = federation.channel.decode(packet, "down", client.memory["down"])
-        count(self.ledger, packet, OUTSIDE, packet.phase, client.id, "down")
-        client.begin(0, "join", self.phase)
-        model = rules_of(federation.algorithm).onboard(client, message)
+        client, module = self.client, self.module
+        model = rules_of(self.federation.algorithm).onboard(client, self.begin(packet))
         module.local.model.load(model)
         batches = (to_device(batch, module.device) for batch in client.data.eval_batches("test"))
         with torch.no_grad():

@@ -49,7 +49,7 @@ from medfed.run.loggers import NO_LOGGER
 from medfed.run.start import Start
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.masks import Half, Signer
-from medfed.sites.newcomers import Newcomer
+from medfed.sites.newcomers import Joining
 from medfed.sites.policy import NO_LIMITS, Policy, VetoError, check_data, check_study
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
@@ -125,7 +125,7 @@ class Keeper(Protocol):
         """Called after the answer to a round's request; an error it raises becomes the answer."""
 
     def joined(
-        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
+        self, site: Site, newcomer: Joining, model: Tensors, metrics: dict[str, float]
     ) -> None:
         """Called with the model of a site that has joined a trained federation."""
 
@@ -170,7 +170,7 @@ class Site:
         self._base_at = START
         self._start: Kept = {}
         self._replies: dict[bytes, bytes] = {}
-        self._newcomer: Newcomer | None = None
+        self._newcomer: Joining | None = None
         self._measured: dict[int, set[bytes]] = {}  # hashes of models by round, over all sessions
         self._tested = False
 
@@ -417,7 +417,7 @@ class Site:
                 raise Refusal("message")
             self.folder = self._folder_of(asked, "-joined")
             module = self.workplace.join(sizes)
-            self._newcomer = Newcomer(module, self.name, asked.content["steps"])
+            self._newcomer = Joining(module, self.name, asked.content["steps"])
             self.module, self._session = module, ""  # no longer part of another session
         elif self._newcomer is None or self._newcomer.phase != asked.phase:
             raise Refusal("order", "unready")

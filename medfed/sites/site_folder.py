@@ -40,7 +40,7 @@ from medfed.run.overview.table import cohort_record
 from medfed.run.privacy import Protection, protections, record
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.masks import Signer
-from medfed.sites.newcomers import Newcomer, numbers
+from medfed.sites.newcomers import Joining, numbers
 from medfed.sites.policy import SPENT, AskedModels, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
@@ -183,7 +183,7 @@ class SiteFolder:
             self.tested.add(asked.body)  # last: the model is kept where its metrics may not leave
 
     def joined(
-        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
+        self, site: Site, newcomer: Joining, model: Tensors, metrics: dict[str, float]
     ) -> None:
         """Writes the folder of a site that has joined a trained federation."""
         place, run, federation = self.workplace, RunFolder(site.folder), newcomer.module.federation

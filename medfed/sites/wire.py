@@ -27,7 +27,7 @@ the site was restarted and needs a greeting first; ``refused``, with a word of :
 ``failed``, with only the type of the error: its text, which may hold anything, stays in the log of
 the site.
 
-The module also defines the transport of bytes: a protocol, and one transport within a process.
+The module also defines the transport of bytes: a protocol.
 
 A transport does not interpret the bytes. At the coordinator it sends a request to a site and
 returns the reply, or raises :class:`Silent` if none arrives in time; one thread per site calls it,
@@ -45,7 +45,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, Protocol, Self
@@ -76,25 +75,12 @@ Name = Annotated[str, msgspec.Meta(max_length=200)]
 Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 
 
-class _Content(msgspec.Struct, forbid_unknown_fields=True):
-    """The content and body of one kind of request or reply."""
-
-
-class _Client(_Content):
+class _Client(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     num_samples: Samples
 
 
-class _Begin(_Content):
-    clients: list[_Client]
-    job: str
-
-
-class _Cohort(_Content):
-    cohort: list[str]
-
-
-class _Keys(_Content):
+class _Keys(msgspec.Struct, forbid_unknown_fields=True):
     mask: str
     box: str
     seal: str
@@ -106,89 +92,40 @@ class _Announced(_Keys):
     given: list[str] = []
 
 
-class _AllKeys(_Content):
-    keys: dict[str, _Keys]
-
-
-class _Boxes(_Content):
-    boxes: dict[str, str]
-
-
-class _Fit(_Cohort):
-    boxes: dict[str, str] = {}
-
-
-class _Sent(_Content):
-    sent: list[str]
-
-
-class _Shares(_Content):
-    shares: dict[str, str]
-
-
-class _Evaluate(_Content):
-    split: str
-    trained: bool
-    selected: RoundNumber = START
-
-
-class _Commit(_Content):
-    needed: list[RoundNumber]
-
-
-class _Onboard(_Content):
-    last: bool
-    steps: int
-    job: str
-    clients: list[_Client]
-
-
-class _Greeted(_Content):
-    agreed: dict[str, str]
-    data: dict[str, Any]
-    versions: dict[str, Name] = {}
-
-
-class _AgreedOn(_Content):
-    facts: dict[str, Any]
-
-
-class _Begun(_Content):
-    rounds: list[RoundNumber]
-
-
-class _Spent(_Content):
-    steps: Count
-    passes: tuple[Count, Count]
-
-
-class _Committed(_Spent):
-    loss: Number | None = None
-
-
-class _Measured(_Content):
-    metrics: dict[str, float]
-    diverged: bool = False
-
-
-class _Loaded(_Content):
-    digest: str
-
-
-_CONTENTS: dict[Kind, tuple[type[_Content], type[_Content]]] = {
-    "hello": (_Content, _Greeted),
-    "agree": (_Content, _AgreedOn),
-    "begin": (_Begin, _Begun),
-    "keys": (_Cohort, _Announced),
-    "shares": (_AllKeys, _Boxes),
-    "fit": (_Fit, _Spent),
-    "unmask": (_Sent, _Shares),
-    "evaluate": (_Evaluate, _Measured),
-    "commit": (_Commit, _Committed),
-    "load": (_Content, _Loaded),
-    "onboard": (_Onboard, _Measured),
+_COHORT, _JOB = ("cohort", list[str]), (("job", str), ("clients", list[_Client]))
+_SPENT = (("steps", Count), ("passes", tuple[Count, Count]))
+_METRICS = (("metrics", dict[str, float]), ("diverged", bool, False))
+_Side = tuple[tuple[Any, ...], ...] | type[_Announced]
+_MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
+    "hello": (
+        (),
+        (("agreed", dict[str, str]), ("data", dict[str, Any]), ("versions", dict[str, Name], {})),
+    ),
+    "agree": ((), (("facts", dict[str, Any]),)),
+    "begin": (_JOB, (("rounds", list[RoundNumber]),)),
+    "keys": ((_COHORT,), _Announced),
+    "shares": ((("keys", dict[str, _Keys]),), (("boxes", dict[str, str]),)),
+    "fit": ((_COHORT, ("boxes", dict[str, str], {})), _SPENT),
+    "unmask": ((("sent", list[str]),), (("shares", dict[str, str]),)),
+    "evaluate": (
+        (("split", str), ("trained", bool), ("selected", RoundNumber, START)),
+        _METRICS,
+    ),
+    "commit": ((("needed", list[RoundNumber]),), (*_SPENT, ("loss", Number | None, None))),
+    "load": ((), (("digest", str),)),
+    "onboard": ((("last", bool), ("steps", int), *_JOB), _METRICS),
 }
-"""Of each kind what its requests and its replies hold."""
+"""Of each kind what its requests and its replies hold: names, types, and defaults."""
+_CONTENTS = {
+    kind: tuple(
+        msgspec.defstruct(kind, side, forbid_unknown_fields=True)
+        if isinstance(side, tuple)
+        else side
+        for side in sides
+    )
+    for kind, sides in _MEMBERS.items()
+}
+_EMPTY = _CONTENTS["load"][0]
 
 
 @dataclass(frozen=True)
@@ -305,7 +242,7 @@ class Reply(Message):
             raise ValueError("the type of an error is not a name")
         if self.status == "refused" and self.reason not in REASONS:
             raise ValueError(f"{self.reason!r:.40} is not a reason")
-        kind = _CONTENTS[self.kind][1] if self.status == "ok" else _Content
+        kind = _CONTENTS[self.kind][1] if self.status == "ok" else _EMPTY
         _check_content(self.content, kind)
 
 
@@ -387,7 +324,7 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
     return head, data[_FIRST + size :]
 
 
-def _check_content(content: Mapping[str, Any], kind: type[_Content]) -> None:
+def _check_content(content: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
     try:
         fit(content, kind)
     except ValueError as error:
@@ -422,23 +359,3 @@ class Transport(Protocol):
         Raises:
             Silent: If no reply arrives in time, or the site is known to be down.
         """
-
-
-class Direct:
-    """Sites in this process, for tests and for a rehearsal; every message crosses as bytes.
-
-    Args:
-        sites: The sites by name; one may be replaced or removed.
-    """
-
-    def __init__(self, sites: Mapping[str, Answers]) -> None:
-        self.sites = dict(sites)
-        # Training draws from the random stream of the process, so one after the other.
-        self._lock = threading.Lock()
-
-    def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """See :meth:`Transport.call`; it does not wait."""
-        if site not in self.sites:
-            raise Silent
-        with self._lock:
-            return bytes(self.sites[site].answer(bytes(request)))

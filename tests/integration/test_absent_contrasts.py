@@ -18,9 +18,9 @@ from medfed.run.experiment import reopen_selected
 from medfed.run.subsets import measure_subsets
 from medfed.sites.calls import SiteError
 from medfed.sites.site import ConfiguredSite, Site
-from medfed.sites.wire import Direct
 from tests.datamodules.absent_contrasts import write_folders
 from tests.integration.runs import IMAGING, run
+from tests.sites.direct import Direct
 from tests.sites.hospitals import Rehearsal, across, same
 
 TRAIN = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from medfed.sites.wire import Direct, Request, Silent
+from medfed.sites.wire import Request, Silent
+from tests.sites.direct import Direct
 
 Event = Callable[[Request], bool]
 

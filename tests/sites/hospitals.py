@@ -10,7 +10,8 @@ from medfed.sites.calls import Terms
 from medfed.sites.policy import Policy
 from medfed.sites.run import coordinate
 from medfed.sites.site import ConfiguredSite, Site
-from medfed.sites.wire import Direct, Transport
+from medfed.sites.wire import Transport
+from tests.sites.direct import Direct
 
 EQUAL = ("hashes.json", "metrics.csv", "ledger.csv")
 QUICK = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=5)

@@ -22,9 +22,10 @@ from medfed.sites.agreement import fingerprints
 from medfed.sites.calls import Caller, Terms, greet
 from medfed.sites.run import as_before
 from medfed.sites.status import Status, Traffic
-from medfed.sites.wire import Direct, Facts, Reply, Request, Silent
+from medfed.sites.wire import Facts, Reply, Request, Silent
 from medfed.sites.withdrawal import SitesRecord
 from tests.integration.runs import CLINICAL, run
+from tests.sites.direct import Direct
 from tests.sites.hospitals import across, direct, same
 from tests.sites.toy_sites import NAMES, coordinated, fit, toy_sites
 

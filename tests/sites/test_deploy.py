@@ -18,8 +18,9 @@ from medfed.sites.flare_processes import (
     outcome,
     run_coordinator,
 )
-from medfed.sites.wire import Direct, Reply, Request
+from medfed.sites.wire import Reply, Request
 from tests.integration.runs import run
+from tests.sites.direct import Direct
 from tests.sites.hospitals import direct, same
 
 CLINICAL = ("experiment=clinical_pfednet", "partition.num_clients=2", "local.steps=2")

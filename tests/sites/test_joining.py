@@ -17,8 +17,9 @@ from medfed.federation.reference import exchange, onboarded_client, run_referenc
 from medfed.sites.calls import Caller
 from medfed.sites.newcomers import onboard
 from medfed.sites.site import Site
-from medfed.sites.wire import Direct, Facts
+from medfed.sites.wire import Facts
 from tests.contract.harness import federation
+from tests.sites.direct import Direct
 from tests.sites.hospitals import as_left
 from tests.sites.toy_sites import NAMES, QUICK, Toy, lossy
 from tests.toys import toy_data

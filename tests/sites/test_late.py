@@ -18,8 +18,8 @@ from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.flare_processes import FINISHED, STOPPED, Deployment, outcome, run_coordinator
 from medfed.sites.newcomers import agreed_for
 from medfed.sites.site_folder import hospital
-from medfed.sites.wire import Direct
 from tests.integration.runs import left_in, run
+from tests.sites.direct import Direct
 from tests.sites.hospitals import as_left
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 from tests.sites.test_deploy import sentence

@@ -26,9 +26,10 @@ from medfed.sites.coordinator import Coordinator
 from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
 from medfed.sites.run import SitesModule
 from medfed.sites.site import SUMS, Site
-from medfed.sites.wire import Direct, Reply, Request
+from medfed.sites.wire import Reply, Request
 from tests.contract.harness import algorithm, federation
 from tests.integration.runs import CLINICAL, run
+from tests.sites.direct import Direct
 from tests.sites.faults import Faulty, is_at, once
 from tests.sites.hospitals import across, direct, same
 from tests.sites.toy_sites import QUICK, Toy, fit, nothing

@@ -13,7 +13,8 @@ from medfed.sites.deploying import TEMPLATES
 from medfed.sites.flare_processes import encoded, start_site
 from medfed.sites.policy import NO_LIMITS, AskedModels, Policy, VetoError
 from medfed.sites.run import coordinate
-from medfed.sites.wire import Direct, Reply, Request
+from medfed.sites.wire import Reply, Request
+from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, write_table
 

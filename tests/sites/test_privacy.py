@@ -18,7 +18,7 @@ from medfed.sites.check import check_site
 from medfed.sites.policy import Ceiling, Spending, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
-from medfed.sites.wire import Direct
+from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, write_table
 

@@ -14,8 +14,9 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
-from medfed.sites.wire import Direct, Reply, Request
+from medfed.sites.wire import Reply, Request
 from tests.integration.runs import run
+from tests.sites.direct import Direct
 from tests.sites.hospitals import EQUAL, QUICK, same
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 

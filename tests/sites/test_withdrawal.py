@@ -17,9 +17,9 @@ from medfed.sites.calls import Terms
 from medfed.sites.flare_processes import Deployment
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
-from medfed.sites.wire import Direct
 from medfed.sites.withdrawal import forgotten_state
 from tests.integration.runs import run
+from tests.sites.direct import Direct
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 
 TYPED = (*EXPERIMENT, "rounds=2", "algorithm=fedavg", "algorithm.weighting=samples")

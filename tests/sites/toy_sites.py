@@ -21,8 +21,9 @@ from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.run import SitesEvaluation, SitesModule
 from medfed.sites.site import Site
-from medfed.sites.wire import Direct, Facts, Greeting, Transport
+from medfed.sites.wire import Facts, Greeting, Transport
 from tests.contract.harness import federation
+from tests.sites.direct import Direct
 
 NAMES = ["c0", "c1", "c2"]
 ROUNDS = 2
