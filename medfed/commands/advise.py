@@ -16,6 +16,7 @@ from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.compose import CONFIG_DIR
 from medfed.config.description import RunDescription
+from medfed.config.spelling import key_of
 
 OWN = ("methods", "folds", "repeats", "pilot_rounds", "out", "workers")
 LARGEST = 1000  # folds and repeats; with more, no pilot would end
@@ -32,7 +33,7 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
             "-m runs a sweep, but medfed advise answers one question; leave out -m and name the "
             "methods to compare by methods=[A,B]."
         )
-    for key in (a.partition("=")[0].lstrip("+~") for a in sys.argv[1:]):
+    for key in map(key_of, sys.argv[1:]):
         if key == "algorithm" or key.startswith("algorithm."):
             raise ConfigError(
                 f"{key} chooses a method, but medfed advise compares methods; name those to "
@@ -107,7 +108,7 @@ def main(config: RunDescription) -> None:
 
     asked = config.values
     advise(
-        [o for o in config.overrides or () if o.partition("=")[0].lstrip("+~") not in OWN],
+        [o for o in config.overrides or () if key_of(o) not in OWN],
         list(dict.fromkeys(_listed(asked.methods))),
         folds=asked.folds,
         repeats=asked.repeats,

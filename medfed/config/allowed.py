@@ -26,7 +26,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from typing import Any
 from hydra._internal.utils import _locate
 
 from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.config.sections import targets
 
 KEY = "plugins="
 _active: list[Path] = []  # the folders that the user has named to this process
@@ -233,29 +234,13 @@ nothing that a configuration may build; name what the shipped configs name, an o
 a network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
 you add by plugins=FOLDER.
     """
-    nodes = list(_nodes(plain, place))
+    nodes = list(targets(plain, place))
     for key, node in nodes:  # checks all spellings before any import
         if not _is_spelled_well(node[_KEY]):
             raise _refusal(key, node[_KEY])
     if found:
         for key, node in nodes:
             _check_found(key, node)
-
-
-def _nodes(plain: Any, place: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Yields every node with ``_target_`` and its key; without recursion, so at any depth."""
-    waiting = [(place, plain)]
-    while waiting:
-        key, value = waiting.pop()
-        if isinstance(value, Mapping):
-            if _KEY in value:
-                yield f"{key}.{_KEY}" if key else _KEY, value
-            inner = ((f"{key}.{k}" if key else str(k), v) for k, v in value.items())
-        elif isinstance(value, list | tuple):
-            inner = ((f"{key}[{i}]", v) for i, v in enumerate(value))
-        else:
-            continue
-        waiting += reversed(list(inner))
 
 
 def _is_spelled_well(target: object) -> bool:

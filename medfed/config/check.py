@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from medfed.common.checks import check_known
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.processes import Launched, launched
-from medfed.config.sections import select
+from medfed.config.sections import select, walk
 
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None)}
 # medfed.common.files.ExistingPath, which is plain text to type checkers.
@@ -336,18 +336,10 @@ def check_missing(source: Mapping[str, Any]) -> None:
         ...
         medfed.common.errors.ConfigError: data.path has no value yet; set it by data.path=VALUE.
     """
-    if missing := next(_missing(source), None):
+    if missing := next((key for key, value in walk(source) if value == "???"), None):
         where = source.get("source") if missing == "data.path" else None
         where = f" ({where})" if where else ""
         raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE{where}.")
-
-
-def _missing(node: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    for key, value in node.items():
-        if value == "???":
-            yield f"{place}{key}"
-        elif isinstance(value, Mapping):
-            yield from _missing(value, f"{place}{key}.")
 
 
 def check_values(values: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_types
 from medfed.config.description import RunDescription, checked, describe, resolved, written
-from medfed.config.sections import Section
+from medfed.config.sections import Section, walk
 from medfed.config.spelling import GROUPS, spelled
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
@@ -347,26 +347,15 @@ def changed_keys(
         >>> changed_keys(a, b, ignore=["resume"])
         ['local.steps: 1 -> 2']
     """
-    flat_old, flat_new = _leaves(old, ignore), _leaves(new, ignore)
+    flat_old, flat_new = (
+        {key: value for key, value in walk(config, lists=False) if not isinstance(value, Mapping)}
+        for config in (old, new)
+    )
     return [
         f"{key}: {flat_old.get(key)} -> {flat_new.get(key)}"
         for key in sorted({*flat_old, *flat_new})
-        if key not in ignore and flat_old.get(key) != flat_new.get(key)
+        if not {key, key.partition(".")[0]} & {*ignore} and flat_old.get(key) != flat_new.get(key)
     ]
-
-
-def _leaves(config: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, Mapping):
-            for key, value in node.items():
-                walk(value, f"{path}.{key}" if path else str(key))
-        else:
-            leaves[path] = node
-
-    walk({k: v for k, v in config.items() if k not in ignore}, "")
-    return leaves
 
 
 def _example_of_map(key: str, override: str, overrides: Sequence[str], name: str) -> str:
@@ -484,7 +473,7 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             where = f"{parent} has" if parent else "the top level has"
             more = f" and {len(known) - _LISTED} more" * (len(known) > _LISTED)
             listed = f"{', '.join(known[:_LISTED])}{more}"
-            deeper = [] if parent else [k for k in _leaves(written(config), ()) if _last(k) == leaf]
+            deeper = [] if parent else [k for k, _ in walk(written(config)) if _last(k) == leaf]
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
             return f"Unknown key {key!r}{hint}; {where} {listed}."
     return f"The configuration cannot be composed: {first_line(error)}."

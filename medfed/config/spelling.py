@@ -24,6 +24,16 @@ SEARCHPATH = "hydra.searchpath="
 LISTS = ("k", "client", "bundle", "weights", "suite", "methods", "variants")
 
 
+def key_of(override: str) -> str:
+    """Returns the key of an override, without its signs.
+
+    Example:
+        >>> key_of("++optimizer.lr=0.1")
+        'optimizer.lr'
+    """
+    return override.partition("=")[0].strip().lstrip("+~")
+
+
 def spelled(arguments: Sequence[str]) -> list[str]:
     """Returns a command line in Hydra's spelling, and makes its plugins importable.
 

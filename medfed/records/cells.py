@@ -31,6 +31,7 @@ from medfed.common.untrusted import read_json
 from medfed.config.allowed import is_plugin
 from medfed.config.check import module_file
 from medfed.config.description import RunDescription, written
+from medfed.config.sections import targets
 from medfed.records.folder import NOT_THE_EXPERIMENT
 
 
@@ -58,23 +59,6 @@ def code_hash(targets: Iterable[str]) -> str:
         waiting += [m for name in imported if (m := _module(name))]
     lines = [f"{module} {seen[module]}" for module in sorted(seen)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def targets_of(node: Any) -> Iterator[str]:
-    """Yields the targets that a plain configuration builds.
-
-    Example:
-        >>> list(targets_of({"a": [{"_target_": "x.Y"}], "b": 1}))
-        ['x.Y']
-    """
-    if isinstance(node, dict):
-        if isinstance(node.get("_target_"), str):
-            yield node["_target_"]
-        for value in node.values():
-            yield from targets_of(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from targets_of(value)
 
 
 @cache
@@ -204,7 +188,7 @@ def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str
         "config": settings,
         "device": {key: plain["trainer"].get(key) for key in ("accelerator", "precision")},
         "data": data_fingerprint(plain["data"].get("path")),
-        "code": code_hash([ROOT, *targets_of(plain)]),
+        "code": code_hash([ROOT, *(str(node["_target_"]) for _, node in targets(plain))]),
         "libraries": libraries(),
     }
     # Without facts of the data, which the runner fills in.

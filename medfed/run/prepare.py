@@ -21,6 +21,7 @@ from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text, writing
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.config.description import RunDescription
+from medfed.config.spelling import key_of
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Store
 from medfed.datamodules.cache.volumes import CachedDataModule
@@ -103,7 +104,7 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
 
 def _names_model(overrides: Sequence[str]) -> bool:
     """Whether the user chose a model, not only data."""
-    roots = {_key(o).split(".")[0].split("@")[0] for o in overrides}
+    roots = {key_of(o).split(".")[0].split("@")[0] for o in overrides}
     return bool(roots & {"model", "experiment", "algorithm", "canonical"})
 
 
@@ -190,20 +191,16 @@ def train_command(overrides: Sequence[str], saved: Path | None = None) -> str:
         'medfed train experiment=digits_pfednet data=digits partition=saved \
 partition.file=a/splits.json'
     """
-    kept = [o for o in overrides if _key(o) not in NOT_FOR_TRAINING]
+    kept = [o for o in overrides if key_of(o) not in NOT_FOR_TRAINING]
     if saved is not None:
-        kept = [o for o in kept if _key(o).split(".")[0].split("@")[0] != "partition"]
+        kept = [o for o in kept if key_of(o).split(".")[0].split("@")[0] != "partition"]
         kept += ["partition=saved", f"partition.file={saved}"]
-    if any(_key(o) == "experiment" for o in kept):
+    if any(key_of(o) == "experiment" for o in kept):
         return shlex.join(["medfed", "train", *kept])
     name = next((o.removeprefix("data=") for o in kept if o.startswith("data=")), "brats")
     experiment = CONFIG_DIR / "experiment" / f"{LIKE.get(name, name)}_pfednet.yaml"
     chosen = [f"experiment={experiment.stem}"] if experiment.is_file() else []
     return shlex.join(["medfed", "train", *chosen, *kept])
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").split("=")[0]
 
 
 def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:

@@ -44,7 +44,7 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -59,8 +59,8 @@ from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
 from medfed.config.compose import load, parse
 from medfed.config.description import RunDescription, describe, written
-from medfed.config.sections import put, select
-from medfed.config.spelling import hydra_spelling, with_whole_data
+from medfed.config.sections import put, select, targets, walk
+from medfed.config.spelling import hydra_spelling, key_of, with_whole_data
 from medfed.sites.policy import NO_LIMITS, Policy, VetoError, read_approved, read_policy
 
 # Keys that only a site sets, with their defaults.
@@ -279,18 +279,10 @@ def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
         >>> agreed_values({"seed": 1, "threads": 4, "data": {"path": "/a", "seed": 1}})
         {'seed': 1, 'data.seed': 1}
     """
-    hashes: dict[str, Any] = {}
-    waiting = [("", _agreed_part(config))]
-    while waiting:
-        place, node = waiting.pop()
-        for key, value in node.items():
-            name = f"{place}.{key}" if place else str(key)
-            if isinstance(value, dict) and value:
-                waiting.append((name, value))
-            else:
-                hashes[name] = value
+    every = walk(_agreed_part(config), lists=False)
+    values = {key: value for key, value in every if not (isinstance(value, dict) and value)}
     codes = sorted(plugin_hashes(config.get("plugins") or ()).values())
-    return {**hashes, **({"plugins": codes} if codes else {})}
+    return {**values, **({"plugins": codes} if codes else {})}
 
 
 def fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
@@ -330,7 +322,7 @@ def _is_there(config: Mapping[str, Any], key: str) -> bool:
 
 def _key(override: str) -> str:
     """The key of an override, without signs and a group's package."""
-    return override.partition("=")[0].strip().lstrip("+~").rpartition("@")[2]
+    return key_of(override).rpartition("@")[2]
 
 
 def _is_site_key(key: str) -> bool:
@@ -370,22 +362,12 @@ def _check_targets(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: If there is one; the key is named.
     """
-    for key, target in _targets("", _agreed_part(config)):
-        if str(target).startswith(_NOT):
+    for key, node in targets(_agreed_part(config)):
+        if str(target := node["_target_"]).startswith(_NOT):
             raise ConfigError(
                 f"{key}={target!s:.100} is not allowed in an agreement: sites do not "
                 "build it for others; leave it out."
             )
-
-
-def _targets(place: str, node: Any) -> Iterator[tuple[str, object]]:
-    pairs = node.items() if isinstance(node, dict) else enumerate(node)
-    for key, value in pairs:
-        name = f"{place}.{key}" if place else str(key)
-        if key == "_target_":
-            yield name, value
-        elif isinstance(value, dict | list):
-            yield from _targets(name, value)
 
 
 _log = logging.getLogger(__name__)
