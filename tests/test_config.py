@@ -4,10 +4,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from medfed.common.errors import ConfigError
-from medfed.config.compose import CONFIG_DIR, build, changed_keys, check_overrides, load
+from medfed.config.compose import CONFIG_DIR, build, changed_keys, load
 from medfed.config.description import checked
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
+from tests.checking import check_overrides
 
 EXPERIMENTS = sorted(p.stem for p in (CONFIG_DIR / "experiment").glob("*.yaml"))
 

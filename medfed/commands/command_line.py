@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
 from medfed.common.console import visible, without_remarks
@@ -36,24 +34,26 @@ from medfed.common.errors import (
     first_line,
 )
 from medfed.common.processes import end_with_parent, ended_by_signals, is_first_process
-from medfed.config.compose import CONFIG_DIR, Composition, as_typed, composed, source_of
+from medfed.config.compose import as_typed, composed, run_sweep, show, source_of
 from medfed.config.description import checked, describe
 from medfed.config.spelling import spelled
 from medfed.records.places import SWEEP, Before, Places, check_made, refuse_full
 
 Main = Callable[..., None]
-Run = Callable[[Any], Any]
+Run = Callable[..., Any]
 Check = Callable[[Sequence[Any], bool], None]
-Task = Callable[[DictConfig], Any]
 FULL_ERROR = "HYDRA_FULL_ERROR"
-_users: str | None = None  # the user's value of this variable
 # The flags of Hydra that are allowed; the others could load code, pickles or configurations from
 # anywhere.
 FLAGS = ("-m", "--multirun", "--cfg", "--resolve", "--package", "-p", "-c", "--info")
 
 
 def command(
-    name: str, check: Check | None = None, runs: bool = False, folders: str = ""
+    name: str,
+    check: Check | None = None,
+    runs: bool = False,
+    folders: str = "",
+    trains: bool = False,
 ) -> Callable[[Run], Main]:
     """Turns a function of a configuration into a command.
 
@@ -64,6 +64,8 @@ def command(
         runs: Whether the configuration describes a run. Then the function gets a
             :class:`~medfed.config.description.RunDescription`, otherwise the keys.
         folders: The key of arguments without a key, which are folders; empty: there are none.
+        trains: Whether Hydra makes the folder of a run, which must be new. Then the function also
+            gets what was there before, so that the run never removes older files.
 
     Returns:
         A decorator. The decorated function takes the command line without the program (by default
@@ -75,7 +77,7 @@ def command(
         def main(arguments: Sequence[str] | None = None) -> None:
             end_with_parent()
             with ended_by_signals():
-                _start(_Command(name, run, check, runs, folders), arguments)
+                _start(_Command(name, run, check, runs, folders, trains), arguments)
 
         return main
 
@@ -89,6 +91,7 @@ class _Command:
     check: Check | None
     describes: bool
     folders: str
+    trains: bool
 
     def with_keys(self, arguments: Sequence[str]) -> list[str]:
         """Returns a command line in which folders have the key that they belong to."""
@@ -105,11 +108,21 @@ class _Command:
         check_made(asked.values if self.describes else asked)
         return asked
 
-    def answer(self, asked: Any) -> Any:
+    def answer(self, asked: Any, *before: Before) -> Any:
         """Runs the command within Hydra, while Hydra's log is still open."""
         folder = asked.folder if self.describes else asked.get("run")
         with one_sentence(None if folder is None else Path(str(folder))):
-            return self.run(asked)
+            return self.run(asked, *before)
+
+    def sweep_in(self, folder: Path) -> Callable[[DictConfig], Any]:
+        """Returns what Hydra calls for each run of a sweep in a folder."""
+        before = [_before(folder, known_by=SWEEP)] if self.trains else []
+
+        def run(config: DictConfig) -> Any:
+            overrides = as_typed(HydraConfig.get().overrides.task)
+            return self.answer(self.read(source_of(config), overrides), *before)
+
+        return run
 
 
 def _start(command: _Command, arguments: Sequence[str] | None) -> None:
@@ -119,90 +132,51 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
     if {"-h", "--help"} & set(sys.argv):
         print_help(command.name, inspect.getmodule(inspect.unwrap(command.run)).__doc__ or "")
         return
-    task: Task = lambda config: command.answer(  # noqa: E731
-        command.read(source_of(config), as_typed(HydraConfig.get().overrides.task))
-    )
-    single: Composition | None = None
     with one_sentence(), loading():
         flags = checked_flags(sys.argv[1:])
         overrides = spelled(command.with_keys([a for a in sys.argv[1:] if a not in flags]))
         sys.argv[1:] = [*flags, *overrides]
         compositions = composed(overrides, command.name)
-        if (several := compositions[0].sweep) and not several.startswith("hydra.mode"):
-            _check_sweep(several, flags, overrides)
-        if not {"--cfg", "-c", "--info"} & set(flags):  # --cfg may show missing values
-            described = [command.read(each.source(), each.overrides) for each in compositions]
-            if command.check is not None:
-                command.check(described, bool({"-m", "--multirun"} & set(flags)))
-        if not flags and not compositions[0].sweep:
-            (single,), (asked,) = compositions, described
-            task = lambda _: command.answer(asked)  # noqa: E731
-    with without_remarks(), one_sentence(), hydra_raising(task) as raising:
-        if single is not None:
-            single.run(raising)
+        sweeps = bool({"-m", "--multirun"} & {*flags}) or "hydra.mode=MULTIRUN" in overrides
+        if (several := compositions[0].sweep) and not sweeps:
+            raise ConfigError(
+                f"{several} is a sweep; add -m for a run of each, or write one value."
+            )
+        if show(flags, overrides, command.name):  # also where values are missing
+            return
+        described = [command.read(each.source(), each.overrides) for each in compositions]
+        if command.check is not None:
+            command.check(described, sweeps)
+    with without_remarks(), one_sentence(), _writing():
+        if sweeps:
+            run_sweep(overrides, command.name, command.sweep_in)
         else:
-            folder = str(CONFIG_DIR)
-            hydra.main(version_base="1.3", config_path=folder, config_name=command.name)(raising)()
+            asked, before = described[0], list[Before]()
+            if command.trains:
+                new = asked.resume is None and is_first_process()
+                before = [_before(Path(asked.folder), new=new)]
+            compositions[0].run(lambda _: command.answer(asked, *before))
 
 
-def _check_sweep(several: str, flags: Sequence[str], overrides: Sequence[str]) -> None:
-    """Refuses several values where Hydra is not asked for a run of each."""
-    asked = {"-m", "--multirun"} & set(flags) or any(o.startswith("hydra.mode=") for o in overrides)
-    if not asked:
-        raise ConfigError(f"{several} is a sweep; add -m for a run of each, or write one value.")
+def _before(folder: Path, new: bool = True, known_by: str | None = None) -> Before:
+    """Records what is in a folder of runs; a new one must be empty, or of an earlier sweep."""
+    if new:
+        refuse_full(folder, known_by)
+    return Before.of(folder)
 
 
 @contextmanager
-def hydra_raising(run: Task) -> Iterator[Task]:
-    """Makes Hydra raise its errors, such as a folder that cannot be made, instead of printing them.
-
-    Hydra does so if the variable is set with which users ask for tracebacks. The run and the ranks
-    that it starts see the user's value of that variable.
-
-    Args:
-        run: The function that Hydra will call.
-
-    Yields:
-        The function to pass to Hydra.
-    """
-    global _users
-    _users = os.environ.get(FULL_ERROR)
-
-    @functools.wraps(run)
-    def under_users(config: DictConfig) -> Any:
-        with as_the_user_asked():
-            return run(config)
-
-    _put("1")
+def _writing() -> Iterator[None]:
+    """Says in one sentence that Hydra cannot make a folder."""
     try:
-        yield under_users
+        yield
     except OSError as error:
-        if _users == "1":
+        if os.environ.get(FULL_ERROR) == "1":
             raise
-        _put(_users)
         raise DataError(
             f"Cannot write {error.filename or 'the run folder'} "
             f"({error.strerror or error}); choose another folder by hydra.run.dir=FOLDER."
         ) from error
-    finally:
-        _put(_users)
-
-
-@contextmanager
-def as_the_user_asked() -> Iterator[None]:
-    """Shows tracebacks within Hydra only if the user asked for them."""
-    _put(_users)
-    try:
-        yield
-    finally:
-        _put("1")
-
-
-def _put(value: str | None) -> None:
-    if value is None:
-        os.environ.pop(FULL_ERROR, None)
-    else:
-        os.environ[FULL_ERROR] = value
 
 
 def checked_flags(arguments: Sequence[str]) -> list[str]:
@@ -294,51 +268,3 @@ def _logged(error: Exception, folder: Path | None) -> str:
             continue
         return f"the traceback is in {name}; please report it."
     return "HYDRA_FULL_ERROR=1 shows the traceback; please report it."
-
-
-class Watch(Callback):
-    """Refuses a run folder that is not empty, and keeps the files that were there before.
-
-    Hydra only makes the run folder and writes the record of a sweep. The run writes everything else
-    after it has claimed the folder.
-    """
-
-    seen: ClassVar[Before | None] = None
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Checks the folder of a single run."""
-        with _answered(), _resolving(config):
-            folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
-            if config.resume is None and is_first_process():
-                refuse_full(folder)
-            Watch.seen = Before.of(folder)
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Checks the folder of a sweep, which an earlier sweep may have left."""
-        with _answered(), _resolving(config):
-            folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
-            refuse_full(folder, known_by=SWEEP)
-            Watch.seen = Before.of(folder)
-
-
-@contextmanager
-def _answered() -> Iterator[None]:
-    """Stops the program at a mistake of which Hydra would only warn."""
-    try:
-        with as_the_user_asked(), one_sentence():
-            yield
-    except MedfedError:  # HYDRA_FULL_ERROR=1
-        traceback.print_exc()
-        sys.exit(1)
-
-
-@contextmanager
-def _resolving(config: DictConfig) -> Iterator[None]:
-    """Gives ``${hydra:…}`` its values before Hydra runs."""
-    hydra = HydraConfig.instance()
-    before = hydra.cfg
-    hydra.set_config(config)
-    try:
-        yield
-    finally:
-        hydra.cfg = before

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.callbacks import Callbacks
-from hydra._internal.utils import _locate
+from hydra._internal.utils import _locate, get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
-from hydra.types import HydraContext
+from hydra.types import HydraContext, RunMode
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -30,7 +33,7 @@ from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_l
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_types
-from medfed.config.description import RunDescription, checked, describe, resolved, written
+from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, walk
 from medfed.config.spelling import GROUPS, spelled
 
@@ -140,7 +143,7 @@ class Composition:
     Attributes:
         config: The configuration, including Hydra's section.
         loader: Hydra's loader of its files.
-        sweep: The first override that has several values, or tells Hydra to sweep; empty: none.
+        sweep: The first override that has several values; empty: none.
     """
 
     config: DictConfig
@@ -154,28 +157,71 @@ class Composition:
 
     def source(self) -> dict[str, Any]:
         """Returns the configuration as it is written; ``folder`` is the folder of Hydra's run."""
-        config, hydra = self.config, HydraConfig.instance()
-        before = hydra.cfg
+        config = self.config
         try:
-            hydra.set_config(config)  # ${hydra:...} takes its values from here
-            runs_in = OmegaConf.select(config, "hydra.run.dir")
-            with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
-                config.hydra.runtime.output_dir = os.path.abspath(str(runs_in))
-            hydra.set_config(config)
-            return source_of(config)
+            with _current(config):
+                runs_in = OmegaConf.select(config, "hydra.run.dir")
+                with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+                    config.hydra.runtime.output_dir = os.path.abspath(str(runs_in))
+                HydraConfig.instance().set_config(config)
+                return source_of(config)
         except OmegaConfBaseException as error:
             raise ConfigError(f"hydra.run.dir cannot be resolved: {first_line(error)}.") from error
-        finally:
-            hydra.cfg = before
 
     def run(self, task: Callable[[DictConfig], Any]) -> Any:
         """Runs the task in its folder as Hydra does, without composing a second time."""
-        callbacks = Callbacks(self.config)
-        context = HydraContext(self.loader, callbacks)
-        callbacks.on_run_start(config=self.config, config_name=None)
-        done = run_job(task, self.config, "hydra.run.dir", None, context)
-        callbacks.on_run_end(config=self.config, config_name=None, job_return=done)
-        return done.return_value
+        context = HydraContext(self.loader, Callbacks())
+        return run_job(task, self.config, "hydra.run.dir", None, context).return_value
+
+
+@contextmanager
+def _current(config: DictConfig) -> Iterator[None]:
+    """Gives ``${hydra:...}`` the values of a configuration."""
+    hydra = HydraConfig.instance()
+    before = hydra.cfg
+    hydra.set_config(config)
+    try:
+        yield
+    finally:
+        hydra.cfg = before
+
+
+def run_sweep(
+    overrides: Sequence[str], name: str, begin: Callable[[Path], Callable[[DictConfig], Any]]
+) -> None:
+    """Runs every combination of the values on a command line, as Hydra does.
+
+    Args:
+        overrides: The overrides in Hydra's spelling.
+        name: The primary config.
+        begin: Takes the folder of the sweep, which does not exist yet or may hold another sweep;
+            returns the task.
+    """
+    with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        asked = [*overrides, "hydra.mode=MULTIRUN"]
+        config = hydra.compose_config(name, asked, RunMode.MULTIRUN, with_log_configuration=True)
+        with _current(config):
+            task = begin(Path(str(config.hydra.sweep.dir)))
+        context = HydraContext(hydra.config_loader, Callbacks())
+        sweeper = Plugins.instance().instantiate_sweeper(
+            config=config, hydra_context=context, task_function=task
+        )
+        sweeper.sweep(arguments=list(as_typed(config.hydra.overrides.task)))
+
+
+def show(flags: Sequence[str], overrides: Sequence[str], name: str) -> bool:
+    """Prints what ``--cfg`` or ``--info`` asks for, if there is one of these flags."""
+    asked = get_args_parser().parse_args([*flags, *overrides])
+    if asked.cfg is None and asked.info is None:
+        return False
+    with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
+        hydra, given = GlobalHydra.instance().hydra, list(overrides)
+        if asked.info is not None:
+            hydra.show_info(asked.info, config_name=name, overrides=given)
+        else:
+            hydra.show_cfg(name, given, asked.cfg, asked.package, asked.resolve)
+    return True
 
 
 def as_typed(overrides: ListConfig) -> tuple[str, ...]:
@@ -257,7 +303,7 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
     asked = [single]
     for i, each in enumerate(values):
         asked += [[*single[:i], value, *single[i + 1 :]] for value in each[1:]]
-    sweeps = [o for o in parsed if o.is_sweep_override() or o.get_key_element() == "hydra.mode"]
+    sweeps = [o for o in parsed if o.is_sweep_override()]
     sweep = str(sweeps[0].input_line) if sweeps else ""
     return [replace(_composed(each, name), sweep=sweep) for each in asked]
 
@@ -275,16 +321,6 @@ def _values_of(override: Override) -> list[str]:
     if not values:
         raise ConfigError(f"{override.input_line} has no value; write one.")
     return [f"{override.get_key_element()}={value}" for value in values]
-
-
-def check_overrides(arguments: Sequence[str], name: str = "train") -> list[Section]:
-    """Composes and checks the configurations of a command line; see :func:`composed`.
-
-    Raises:
-        ConfigError: See :func:`load`; also if a value is missing, out of range or of another type.
-        DataError: If a file or folder does not exist.
-    """
-    return [checked(asked.source()) for asked in composed(arguments, name)]
 
 
 def build(node: Any, **kwargs: Any) -> Any:

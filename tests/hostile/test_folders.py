@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.table import Table
 
 import medfed
-from medfed.commands.command_line import Watch
 from medfed.commands.main import main
 from medfed.common import files
 from medfed.common.console import cell, file_names, shown
@@ -508,4 +507,3 @@ def test_mistakes_stay_on_one_line(capsys):
         raise DataError("Patient a\nb\x1b[31m has no centre.")
     assert capsys.readouterr().err == "error: Patient a\\nb\\x1b[31m has no centre.\n"
     assert issubclass(WriteError, MedfedError)
-    assert Watch.seen is None or isinstance(Watch.seen, Before)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.config.compose import check_overrides, described
+from medfed.config.compose import described
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.run.prepare import prepare
 from tests import processes
+from tests.checking import check_overrides
 from tests.integration.runs import run, typed
 
 COHORT = LunaCohort(hospitals=2, patients=4, shape=(48, 48, 24), lookalikes=8, seed=1)

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from medfed.common.errors import ConfigError
-from medfed.config.compose import check_overrides, described
+from medfed.config.compose import described
+from tests.checking import check_overrides
 from tests.integration.runs import data_and_task, run
 
 FEW = (
