@@ -51,17 +51,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypedDict
 
+import msgspec
+
 from medfed import __version__
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean
 from medfed.common.files import digest, write_text
+from medfed.common.schemas import fit
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
 from medfed.config.compose import load, parse
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of, with_whole_data
-from medfed.sites.policy import NO_LIMITS, Policy, VetoError, read_approved, read_policy
+from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
 
 # Keys that only a site sets, with their defaults.
 SITE_KEYS: dict[str, Any] = {
@@ -378,6 +381,27 @@ _TRAINER = ("accelerator", "devices")
 _READER = "data.reader"
 
 
+class _Known(msgspec.Struct):
+    """The keys of a site's file that do not configure its run; the others stay as they are."""
+
+    site: str
+    folder: str | None = None
+    plugins: str | list[str] | None = None
+    trainer: str | dict[str, Any] = "cpu"
+    logger: str = "none"
+    agreed: Hash | list[Hash] | msgspec.UnsetType = msgspec.UNSET
+    policy: Policy = NO_LIMITS
+
+
+_KNOWN = _Known.__struct_fields__
+_HINTS = {
+    "site": "; it must have the site's name, as in site: cleveland",
+    "agreed": "; agreed must be the 64 letters and digits that medfed site check prints, or a list "
+    "of such lines",
+    "policy": f"; the keys of policy are {', '.join(Policy.__struct_fields__)}",
+}
+
+
 @dataclass(frozen=True)
 class SiteFile:
     """The content of a site's file.
@@ -416,28 +440,31 @@ class SiteFile:
                 f"The site's file is invalid: {str(error).partition(';')[0]}; it "
                 "needs lines such as site: cleveland."
             ) from error
-        if not isinstance(content.get("site"), str):
-            raise ConfigError(f"{path} must have the site's name, as in site: cleveland.")
+        try:
+            known = fit(content, _Known)
+        except ValueError as error:
+            hint = _HINTS.get(re.split(r"\W", str(error))[0], "")
+            raise ConfigError(f"{path} cannot be used ({error}){hint}.") from error
         home = path.resolve().parent
-        known: dict[str, Any] = {"policy": read_policy(path, content.pop("policy", {}))}
-        if "agreed" in content:
-            known["approved"] = read_approved(path, content.pop("agreed"))
-        values = dict(_flat(content))
-        known["site"] = values.pop("site")
-        folder = values.pop("folder", None)
-        known["folder"] = home / _FOLDER if folder is None else _placed(home, "folder", folder)
-        plugins = values.pop("plugins", None) or []
-        listed = plugins if isinstance(plugins, list) else [plugins]
-        known["plugins"] = tuple(str(_placed(home, "plugins", each)) for each in listed)
-        for name in ("trainer", "logger"):
-            if name in content:
-                known[name] = content[name]
-        values = {k: v for k, v in values.items() if k.split(".")[0] not in ("trainer", "logger")}
+        values = {k: v for k, v in _flat(content) if k.partition(".")[0] not in _KNOWN}
         _check_keys(path, values)
         for key in _PATHS:
-            if values.get(key) is not None:
-                values[key] = str(_placed(home, key, values[key]))
-        return cls(**known, values=values)
+            if (value := values.get(key)) is not None:
+                if not isinstance(value, str):
+                    raise ConfigError(f"{key} must be a path, not {value!r:.60}.")
+                values[key] = str(home / Path(value).expanduser())
+        plugins = [known.plugins] if isinstance(known.plugins, str) else known.plugins or []
+        approved = (known.agreed,) if isinstance(known.agreed, str) else known.agreed
+        return cls(
+            known.site,
+            home / Path(known.folder or _FOLDER).expanduser(),
+            values,
+            tuple(str(home / Path(each).expanduser()) for each in plugins),
+            known.trainer,
+            known.logger,
+            None if approved is msgspec.UNSET else tuple(approved),
+            known.policy,
+        )
 
     def check_approved(self, agreed: Agreed) -> None:
         """Refuses a study that the file does not name, where it names any.
@@ -545,12 +572,6 @@ def _flat(content: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
         else:
             flat.append((name, value))
     return flat
-
-
-def _placed(home: Path, key: str, value: object) -> Path:
-    if not isinstance(value, str):
-        raise ConfigError(f"{key} must be a path, not {value!r:.60}.")
-    return home / Path(value).expanduser()
 
 
 def _check_keys(path: Path, values: Mapping[str, Any]) -> None:

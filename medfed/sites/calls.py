@@ -96,9 +96,7 @@ class Caller:
             NonFiniteError: If training failed at a site as it would in a simulation.
         """
         futures = {c: in_thread(self.one, asked, timeout) for c, asked in requests.items()}
-        answers = {c: future.result() for c, future in futures.items()}
-        replies = {c: r for c, r in answers.items() if isinstance(r, Reply)}
-        return replies, {c: r for c, r in answers.items() if isinstance(r, str)}
+        return _divided({c: future.result() for c, future in futures.items()})
 
     def one(self, asked: Request, timeout: float) -> Reply | str:
         """Sends a request to one site; retries once without a reply, which may have been lost.
@@ -129,22 +127,21 @@ class Caller:
             return refusal(reply)
         return SILENT
 
-    def everyone(
-        self, requests: Mapping[str, Request], ask: Callable[[Request, float], Reply | str]
-    ) -> dict[str, Reply]:
+    def everyone(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
         """Sends a request to all sites before the first round; all must answer.
 
         Raises:
             SiteError: If a site gives no usable answer.
         """
-        futures = {c: in_thread(ask, r, self.terms.hello) for c, r in requests.items()}
-        answers = {c: future.result() for c, future in futures.items()}
-        if wrong := {c: why for c, why in answers.items() if isinstance(why, str)}:
+        asked = requests.items()
+        futures = {c: in_thread(self.hello, r, self.terms.hello) for c, r in asked}
+        replies, wrong = _divided({c: future.result() for c, future in futures.items()})
+        if wrong:
             raise SiteError(
                 f"{sentence(wrong)}. All sites must answer before the first round: check them, "
                 "and start again."
             )
-        return {c: reply for c, reply in answers.items() if isinstance(reply, Reply)}
+        return replies
 
     def greet_some(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
         """Greets sites, and continues with those that answer.
@@ -164,9 +161,9 @@ class Caller:
             if (left := end - time.monotonic()) <= 0:
                 break
             wait(waiting, left, return_when=FIRST_COMPLETED)
-        answers = {c: f.result() if f.done() else SILENT for c, f in futures.items()}
-        self.lacking = {c: why for c, why in answers.items() if isinstance(why, str)}
-        replies = {c: reply for c, reply in answers.items() if isinstance(reply, Reply)}
+        replies, self.lacking = _divided(
+            {c: f.result() if f.done() else SILENT for c, f in futures.items()}
+        )
         if not replies:
             raise SiteError(f"No site answers: {sentence(self.lacking)}.")
         self.sites = list(replies)
@@ -180,6 +177,12 @@ class Caller:
             if answer != BUSY or time.monotonic() >= end:
                 return answer
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+
+
+def _divided(answers: Mapping[str, Reply | str]) -> tuple[dict[str, Reply], dict[str, str]]:
+    """Divides answers into replies and reasons why there are none."""
+    replies = {c: reply for c, reply in answers.items() if isinstance(reply, Reply)}
+    return replies, {c: why for c, why in answers.items() if isinstance(why, str)}
 
 
 def in_thread(function: Callable[..., Found], *args: Any) -> Future[Found]:
@@ -228,7 +231,7 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
             is named, and what differs.
     """
     asked = {c: caller.request("hello", c) for c in caller.sites}
-    replies = caller.greet_some(asked) if some else caller.everyone(asked, caller.hello)
+    replies = caller.greet_some(asked) if some else caller.everyone(asked)
     greetings = {c: Greeting(**r.content) for c, r in replies.items()}
     first, *others = caller.sites
     for site in others:
@@ -258,7 +261,7 @@ def agree_on_data(
     while True:
         body = answers[-1] if answers else b""
         asked = {c: caller.request("agree", c, phase=len(answers), body=body) for c in caller.sites}
-        replies = caller.everyone(asked, caller.hello)
+        replies = caller.everyone(asked)
         done = [c for c, r in replies.items() if r.content["facts"]]
         if len(done) == len(replies):
             break

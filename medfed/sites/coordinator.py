@@ -22,8 +22,11 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, NonFiniteError, SiteError, first_line
+from medfed.common.schemas import fit
 from medfed.common.scores import limits_of
 from medfed.common.tensors import State
 from medfed.federation.algorithm import Cohort
@@ -73,20 +76,13 @@ class SitesProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns it in a form that ``weights_only=True`` loads."""
-        return {
-            "at": dict(self.at),
-            "spent": {c: (steps, *passes) for c, (steps, passes) in self.spent.items()},
-            "absent": {n: list(names) for n, names in self.absent.items()},
-            "rounds": {n: dict(at) for n, at in self.rounds.items()},
-            "left_out": list(self.left_out),
-        }
+        saved: dict[str, Any] = msgspec.to_builtins(self)
+        return saved
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> SitesProgress:
         """Reads what :meth:`state_dict` returned."""
-        spent = {c: (row[0], Passes(*row[1:])) for c, row in saved["spent"].items()}
-        left_out = list(saved["left_out"])
-        return cls(dict(saved["at"]), spent, dict(saved["absent"]), dict(saved["rounds"]), left_out)
+        return fit(saved, cls)
 
 
 _log = logging.getLogger(__name__)

@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import msgspec
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import write_json
 from medfed.common.floors import Statistic
-from medfed.common.schemas import Count, fit
+from medfed.common.schemas import Count
 from medfed.common.untrusted import read_json
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -48,7 +48,7 @@ SPENT = "privacy.json"  # in the folder of all federations
 FEW = 5
 """Patients; a mean over fewer reveals something about each."""
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class VetoError(ConfigError):
@@ -378,33 +378,3 @@ class Spending:
 
     def _entries(self) -> list[_Spent]:
         return read_json(self.path, list[_Spent]) if self.path.is_file() else []
-
-
-def read_policy(path: Path, content: Any) -> Policy:
-    """Reads the policy of a site's file.
-
-    Raises:
-        ConfigError: If a key is unknown, or a value cannot be used.
-    """
-    try:
-        return fit(content, Policy)
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: policy cannot be used ({error}); its keys are "
-            f"{', '.join(Policy.__struct_fields__)}."
-        ) from error
-
-
-def read_approved(path: Path, content: Any) -> tuple[str, ...]:
-    """Reads the hashes of the agreements that a site's file approves.
-
-    Raises:
-        ConfigError: If one is no hash.
-    """
-    try:
-        return tuple(fit(content if isinstance(content, list) else [content], list[_Hash]))
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: agreed must be the 64 letters and digits that medfed site check prints, or a "
-            "list of such lines."
-        ) from error

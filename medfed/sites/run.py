@@ -272,7 +272,10 @@ def _coordinate(
     if config.checkpoint.every > 1:
         _log.info("Across sites every round writes a checkpoint; checkpoint.every has no effect.")
         each = config.replacing({"checkpoint.every": 1})
-    trainer = trainer_of(config, [*callbacks_of(each, evaluation), Absences(run, coordinator)])
+    recorded = pl.callbacks.LambdaCallback(
+        on_train_epoch_end=lambda *_: write_absences(run, coordinator.progress)
+    )
+    trainer = trainer_of(config, [*callbacks_of(each, evaluation), recorded])
     run.open(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
     said = [answer.decode() for answer in answers]
     installed = {c: dict(there.versions) for c, there in greetings.items()}
@@ -365,36 +368,16 @@ def before_of(
     return kept.job, SitesProgress.of(saved["sites"]), checkpoint
 
 
-class Absences(pl.Callback):
-    """Records in the run folder which sites were absent from which round, and why.
-
-    Args:
-        run: The run.
-        coordinator: The coordinator, which knows the absences.
-    """
-
-    def __init__(self, run: RunFolder, coordinator: Coordinator) -> None:
-        self.run = run
-        self.coordinator = coordinator
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes the record, if there is anything to write."""
-        self.write()
-
-    def write(self) -> None:
-        """Writes ``absences.json``."""
-        progress = self.coordinator.progress
-        if progress.left_out or progress.absent:
-            write_json(
-                self.run.absences_json,
-                {
-                    "absent": {str(n): names for n, names in progress.absent.items()},
-                    "simulation": f"cohort.absent={override(progress.absent)}",
-                    "left_out": [
-                        {"round": n, "site": site, "why": why} for n, site, why in progress.left_out
-                    ],
-                },
-            )
+def write_absences(run: RunFolder, progress: SitesProgress) -> None:
+    """Writes which sites were absent from which round, and why; nothing if none was."""
+    if progress.left_out or progress.absent:
+        lost = [{"round": n, "site": site, "why": why} for n, site, why in progress.left_out]
+        said = {
+            "absent": {str(n): names for n, names in progress.absent.items()},
+            "simulation": f"cohort.absent={override(progress.absent)}",
+            "left_out": lost,
+        }
+        write_json(run.absences_json, said)
 
 
 def override(absent: Mapping[int, Sequence[str]]) -> str:

@@ -141,7 +141,7 @@ def test_sites_have_data_of_their_own():
 
 WRONG = {
     "": "file is invalid",
-    "site: 3": "must have the site's name",
+    "site: 3": "must have the site.s name",
     "site: [": "file is invalid",
     "site: vaa\ndata: {path: data}": r"is not in the agreement \(did you mean va\?\)",
     "site: va": "does not name its data",

@@ -172,10 +172,10 @@ def test_models_are_counted_over_restarts(tmp_path):
 
 WRONG = {
     "agreed: yes": "agreed must be the 64 letters and digits",
-    "agreed: []\npolicy: {least: many}": r"policy cannot be used \(least: expected int",
-    "policy: {lest: 3}": "lest is unknown",
-    "policy: {largest_share: 0}": "largest_share: expected float > 0",
-    "policy: [shared]": "policy cannot be used",
+    "agreed: []\npolicy: {least: many}": r"\(policy\.least: expected int",
+    "policy: {lest: 3}": r"policy\.lest is unknown",
+    "policy: {largest_share: 0}": r"policy\.largest_share: expected float > 0",
+    "policy: [shared]": "policy: expected object, got array",
 }
 
 
