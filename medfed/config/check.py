@@ -24,9 +24,14 @@ from medfed.common.errors import CheckpointError, ConfigError, DataError, did_yo
 from medfed.common.processes import Launched, launched
 from medfed.config.sections import select, walk
 
-PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None)}
-# medfed.common.files.ExistingPath, which is plain text to type checkers.
-EXISTING_PATH = "ExistingPath"
+_KINDS: dict[str, frozenset[type]] = {
+    **{kind.__name__: frozenset({kind}) for kind in (int, float, bool, str)},
+    "ExistingPath": frozenset({str}),  # of medfed.common.files: plain text to type checkers
+    "Tensor": frozenset(),  # no value of a configuration is one
+    # Some take pairs for a map; one name for a list would be read letter by letter.
+    "Mapping": frozenset({dict, MutableSequence}),  # type: ignore[type-abstract]
+    "Sequence": frozenset({list}),
+}
 
 
 _WORDS: dict[type, str] = {
@@ -130,7 +135,8 @@ def accepted(target: str) -> dict[str, Accepts]:
         >>> accepted("no.such.thing")
         {}
     """
-    definition = _definition(*_split(target))
+    module, _, name = target.rpartition(".")
+    definition = _definition(module, name)
     if definition is None:
         return {}
     arguments = {}
@@ -141,63 +147,43 @@ def accepted(target: str) -> dict[str, Accepts]:
 
 
 def _accepts(annotation: ast.expr | None) -> Accepts | None:
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        annotation = ast.parse(annotation.value, mode="eval").body
-    if sides := [_accepts(side) for side in _sides(annotation)]:
-        known = [side for side in sides if side is not None]
-        if len(known) < len(sides):
+    """Reads an annotation; ``None`` if it names anything but plain types."""
+    match annotation:
+        case ast.Constant(value=str(text)):
+            return _accepts(ast.parse(text, mode="eval").body)
+        case ast.Constant(value=None):
+            return Accepts(frozenset({NoneType}))
+        case ast.Name(id=name):
+            kinds = _KINDS.get(name)
+            return None if kinds is None else Accepts(kinds, name == "ExistingPath")
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            sides = [left, right]
+        case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=sides)):
+            pass
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inside):
+            sides = [inside, ast.Constant(None)]
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inside, *_])):
+            return _accepts(inside)
+        case ast.Subscript(value=ast.Name(id="Mapping" | "Sequence" as name)):
+            return Accepts(_KINDS[name])
+        case _:
             return None
-        kinds = frozenset[type]().union(*(side.kinds for side in known))
-        return Accepts(kinds, any(side.existing for side in known))
-    if isinstance(annotation, ast.Constant) and annotation.value is None:
-        return Accepts(frozenset({type(None)}))
-    if isinstance(annotation, ast.Name) and annotation.id in PLAIN:
-        return Accepts(frozenset({PLAIN[annotation.id]}))
-    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
-        if annotation.value.id == "Annotated" and isinstance(annotation.slice, ast.Tuple):
-            return _accepts(annotation.slice.elts[0])
-        # Some take pairs for a map; one name for a list would be read letter by letter.
-        listed: dict[str, set[type]] = {
-            "Mapping": {dict, MutableSequence},  # type: ignore[type-abstract]
-            "Sequence": {list},
-        }
-        if annotation.value.id in listed:
-            return Accepts(frozenset(listed[annotation.value.id]))
-    if isinstance(annotation, ast.Name) and annotation.id == EXISTING_PATH:
-        return Accepts(frozenset({str}), existing=True)
-    # No value of a configuration is a tensor.
-    is_tensor = isinstance(annotation, ast.Name) and annotation.id == "Tensor"
-    return Accepts(frozenset()) if is_tensor else None
-
-
-def _sides(annotation: ast.expr | None) -> list[ast.expr]:
-    """Returns the members of a union in any spelling; none for other types."""
-    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
-        return [annotation.left, annotation.right]
-    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
-        inside = annotation.slice
-        if annotation.value.id == "Union" and isinstance(inside, ast.Tuple):
-            return inside.elts
-        if annotation.value.id == "Optional":
-            return [inside, ast.Constant(None)]
-    return []
+    known = [side for each in sides if (side := _accepts(each)) is not None]
+    if len(known) < len(sides):
+        return None
+    kinds = frozenset[type]().union(*(side.kinds for side in known))
+    return Accepts(kinds, any(side.existing for side in known))
 
 
 class _Module(NamedTuple):
     """A source file with its definitions and imports."""
 
     name: str
-    is_package: bool
     definitions: dict[str, ast.ClassDef | ast.FunctionDef]
     imports: dict[str, tuple[str, str]]
 
 
 Definition = tuple[_Module, ast.ClassDef | ast.FunctionDef]
-
-
-def _split(target: str) -> tuple[str, str]:
-    module, _, name = target.rpartition(".")
-    return module, name
 
 
 def _definition(module: str, name: str) -> Definition | None:
@@ -214,39 +200,25 @@ def _definition(module: str, name: str) -> Definition | None:
     return None
 
 
-def _arguments(source: _Module, node: ast.ClassDef | ast.FunctionDef) -> Iterator[Argument]:
+def _arguments(
+    source: _Module, node: ast.ClassDef | ast.FunctionDef
+) -> Iterator[tuple[str, ast.expr | None]]:
     """Yields arguments with their annotations; those of base classes come first."""
-    if isinstance(node, ast.FunctionDef):
-        yield from _of_function(node)
-        return
-    constructor = next(
-        (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
-    )
-    if constructor is None or constructor.args.kwarg is not None:
+    body = [node] if isinstance(node, ast.FunctionDef) else node.body
+    functions = [n for n in body if isinstance(n, ast.FunctionDef)]
+    constructor = next((n for n in functions if n is node or n.name == "__init__"), None)
+    if isinstance(node, ast.ClassDef) and (constructor is None or constructor.args.kwarg):
         for base in node.bases:
             base = base.value if isinstance(base, ast.Subscript) else base  # a generic class
-            if isinstance(base, ast.Name):
-                definition = _definition(source.name, base.id)
-                if definition is not None:
-                    yield from _arguments(*definition)
+            if isinstance(base, ast.Name) and (inner := _definition(source.name, base.id)):
+                yield from _arguments(*inner)
     if constructor is not None:
-        yield from _of_function(constructor)
-    elif _is_dataclass(node):
-        for field in node.body:
+        of = constructor.args
+        yield from ((a.arg, a.annotation) for a in (*of.posonlyargs, *of.args, *of.kwonlyargs))
+    elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        for field in body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 yield field.target.id, field.annotation
-
-
-Argument = tuple[str, ast.expr | None]
-
-
-def _of_function(node: ast.FunctionDef) -> Iterator[Argument]:
-    for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-        yield argument.arg, argument.annotation
-
-
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 @lru_cache(maxsize=256)
@@ -258,24 +230,16 @@ def _read(module: str) -> _Module | None:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return None
-    is_package = path.name == "__init__.py"
-    definitions, imports = {}, {}
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    definitions, imports = {}, dict[str, tuple[str, str]]()
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             definitions[node.name] = node
         elif isinstance(node, ast.ImportFrom):
-            origin = _origin(module, is_package, node)
-            for alias in node.names:
-                imports[alias.asname or alias.name] = (origin, alias.name)
-    return _Module(module, is_package, definitions, imports)
-
-
-def _origin(module: str, is_package: bool, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    here = module.split(".") if is_package else module.split(".")[:-1]
-    here = here[: len(here) - node.level + 1]
-    return ".".join([*here, *([node.module] if node.module else [])])
+            origin = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(origin, package)
+            imports |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names}
+    return _Module(module, definitions, imports)
 
 
 def module_file(module: str) -> Path | None:

@@ -6,7 +6,7 @@ A contact sheet shows random training samples of every client, as its model gets
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
 
 Pixels = NDArray[np.float32]
+Sample = tuple[Pixels, Pixels]
 Scale = tuple[float, float]
 Extent = tuple[float, float, float, float]
 
@@ -67,36 +68,13 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
     clients = list(data.clients.values())
     if len(clients[0].train["image"].shape) < 4:
         return None
-    photographs = data.channel_names == _COLOUR
-    strips = 1 if photographs else data.in_channels
+    strips = 1 if data.channel_names == _COLOUR else data.in_channels
     count = max(2, _TILES // strips)
-    drawn = [_draw_samples(c, count, data.seed) for c in clients]
-    scales = _scales([image for image, _ in drawn])
-    figure, axes = _empty(list(data.clients), count, strips)
-    for row, (client, (images, labels)) in enumerate(zip(clients, drawn, strict=True)):
-        for n, (image, label) in enumerate(zip(images, labels, strict=True)):
-            left = n * _pitch(strips)
-            if photographs:
-                picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
-                picture[~client.channels.numpy()] = 0
-                axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
-                if label.ndim == 3:
-                    _contours(axes, label, left, row)
-            for c in range(0 if photographs else strips):
-                _tile(axes, image[c], scales[c], left + c * _STEP, row, bool(client.channels[c]))
-                if label.ndim == 3 and client.channels[c]:
-                    _contours(axes, label, left + c * _STEP, row)
-            if label.ndim == 0:
-                width = (strips - 1) * _STEP
-                _frame(axes, int(label), data.class_names, _extent(left, row, image[0]), width)
-    _describe(axes, list(data.clients), count, strips)
-    if strips > 1:
-        lefts = [n * _pitch(strips) + c * _STEP for n in range(count) for c in range(strips)]
-        axes.set_xticks([x + 0.5 for x in lefts], list(data.channel_names) * count, size=7)
-        axes.xaxis.tick_top()
-        axes.tick_params(axis="x", length=0, pad=1)
-    _legend(figure, data)
-    return figure
+    samples = [_draw_samples(client, count, data.seed) for client in clients]
+    lefts = [n * _pitch(strips) + c * _STEP for n in range(count) for c in range(strips)]
+    names = list(data.channel_names) * count if strips > 1 else []
+    ticks = [x + 0.5 for x in lefts][: len(names)]
+    return _sheet(data, clients, samples, [[*range(strips)]] * len(clients), ticks, names)
 
 
 def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
@@ -114,31 +92,56 @@ def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
     clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
     if not clients or len(clients[0].train["image"].shape) < 4:
         return None
+    samples = [_draw_augmented(client, data.seed) for client in clients]
+    first = [[int(client.channels.int().argmax())] for client in clients]
+    ticks = [0.5, (_TILES + 1) / 2 * _STEP]
+    return _sheet(data, clients, samples, first, ticks, ["original", "augmented"])
+
+
+def _sheet(
+    data: FederatedDataModule,
+    clients: Sequence[ClientData],
+    rows: Sequence[Sequence[Sample]],
+    channels: Sequence[Sequence[int]],
+    ticks: Sequence[float],
+    names: Sequence[str],
+) -> Figure:
+    """Draws a row of samples per client, each as a strip of some channels, with names on top."""
     photographs = data.channel_names == _COLOUR
-    drawn = [_draw_augmented(client, data.seed) for client in clients]
-    scales = _scales([np.stack([image for image, _ in row]) for row in drawn])
-    figure, axes = _empty([c.id for c in clients], _TILES, 1)
-    for row, (client, samples) in enumerate(zip(clients, drawn, strict=True)):
-        channel = int(client.channels.int().argmax())
+    scales = _scales([np.stack([image for image, _ in samples]) for samples in rows])
+    count, strips = len(rows[0]), len(channels[0])
+    figure, axes = _empty([client.id for client in clients], count, strips)
+    for row, (client, samples, shown) in enumerate(zip(clients, rows, channels, strict=True)):
+        held = client.channels.numpy()
         for n, (image, label) in enumerate(samples):
-            left = n * _STEP
+            left = n * _pitch(strips)
             if photographs:
-                shown = np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1)
-                axes.imshow(shown, extent=_extent(left, row, image[0]))
-            else:
-                _tile(axes, image[channel], scales[channel], left, row, present=True)
-            if label.ndim == 3:
-                _contours(axes, label, left, row)
-    _describe(axes, [c.id for c in clients], _TILES, 1)
-    axes.set_xticks([0.5, (_TILES + 1) / 2 * _STEP], ["original", "augmented"], size=9)
+                picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
+                picture[~held] = 0
+                axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
+            for k, c in enumerate(shown):
+                if not photographs:
+                    _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(held[c]))
+                if label.ndim == 3 and (photographs or held[c]):
+                    _contours(axes, label, left + k * _STEP, row)
+            if label.ndim == 0:
+                extent = _extent(left, row, image[0])
+                _frame(axes, int(label), data.class_names, extent, (strips - 1) * _STEP)
+    axes.set(xlim=(-0.05, count * _pitch(strips) - 0.05 - _GROUP * (strips > 1)))
+    axes.set(ylim=(len(clients) * _STEP, -0.08))
+    axes.set_yticks(
+        [row * _STEP + 0.5 for row in range(len(clients))], [caption(c.id) for c in clients]
+    )
+    axes.set_xticks(ticks, names)
     axes.xaxis.tick_top()
-    axes.tick_params(axis="x", length=0, pad=1)
-    if drawn[0][0][1].ndim == 3:
-        _legend(figure, data)
+    axes.tick_params(length=0, labelsize=9)
+    axes.tick_params(axis="x", labelsize=7 if strips > 1 else 9, pad=1)
+    axes.spines[:].set_visible(False)
+    _legend(figure, data)
     return figure
 
 
-def _draw_augmented(client: ClientData, seed: int) -> list[tuple[Pixels, Pixels]]:
+def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
     """A sample, chosen among those with most of the regions, and augmented versions of it."""
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
@@ -149,9 +152,7 @@ def _draw_augmented(client: ClientData, seed: int) -> list[tuple[Pixels, Pixels]
     key = derive_seed(seed, "augmentation sheet", client.id)
     new, moved = augmented(client.augment, images, labels, key)
     new = new * client.channels.view(-1, *[1] * (new.ndim - 2))
-    pairs = [(image[0], label[0]), *zip(new, moved, strict=True)]
-    flat = [_flat(one, its) for one, its in pairs]
-    return [(one.numpy(), its.numpy()) for one, its in flat]
+    return _flat([(image[0], label[0]), *zip(new, moved, strict=True)])
 
 
 def _pitch(strips: int) -> float:
@@ -159,25 +160,27 @@ def _pitch(strips: int) -> float:
     return strips * _STEP + _GROUP * (strips > 1)
 
 
-def _draw_samples(client: ClientData, count: int, seed: int) -> tuple[Pixels, list[Pixels]]:
-    """Images (n, C, h, w), and labels: classes () or regions (R, h, w)."""
+def _draw_samples(client: ClientData, count: int, seed: int) -> list[Sample]:
+    """Images (C, h, w), and labels: classes () or regions (R, h, w)."""
     order = numpy_rng(seed, "contact sheet", client.id).permutation(client.num_samples)[:count]
     batch = client.samples(torch.from_numpy(order))
-    images, labels = batch["image"].cpu(), batch["label"].cpu()
-    flat = [_flat(image, label) for image, label in zip(images, labels, strict=True)]
-    return np.stack([image.numpy() for image, _ in flat]), [label.numpy() for _, label in flat]
+    return _flat(zip(batch["image"].cpu(), batch["label"].cpu(), strict=True))
 
 
-def _flat(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """One slice of a volume; volumes with regions are in RAS and turned so that front is up."""
-    if image.ndim == 4:
+def _flat(samples: Iterable[tuple[Tensor, Tensor]]) -> list[Sample]:
+    """One slice of each volume; volumes with regions are in RAS and turned so that front is up."""
+    flat = []
+    for image, label in samples:
         regions = label.ndim > 0
-        middle = image.shape[-1] // 2
-        depth = slice_with_most(label.permute(3, 0, 1, 2)) if regions and label.any() else middle
-        image, label = image[..., depth], label[..., depth] if regions else label
-    if label.ndim > 0:
-        image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
-    return image, label
+        if image.ndim == 4:
+            depth = image.shape[-1] // 2
+            if regions and label.any():
+                depth = slice_with_most(label.permute(3, 0, 1, 2))
+            image, label = image[..., depth], label[..., depth] if regions else label
+        if regions:
+            image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
+        flat.append((image.numpy(), label.numpy()))
+    return flat
 
 
 def _scales(images: Sequence[Pixels]) -> list[Scale]:
@@ -245,15 +248,6 @@ def _empty(names: Sequence[str], count: int, strips: int) -> tuple[Figure, Axes]
     axes = figure.subplots()
     axes.set(aspect="equal", anchor="E")
     return figure, axes
-
-
-def _describe(axes: Axes, names: Sequence[str], count: int, strips: int) -> None:
-    """Names of clients."""
-    axes.set(xlim=(-0.05, count * _pitch(strips) - 0.05 - _GROUP * (strips > 1)), xticks=[])
-    axes.set(ylim=(len(names) * _STEP, -0.08))
-    axes.set_yticks([row * _STEP + 0.5 for row in range(len(names))], [caption(c) for c in names])
-    axes.tick_params(length=0, labelsize=9)
-    axes.spines[:].set_visible(False)
 
 
 def _legend(figure: Figure, data: FederatedDataModule) -> None:
