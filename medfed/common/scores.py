@@ -19,8 +19,18 @@ from medfed.common.errors import few
 from medfed.common.files import csv_text
 
 _TOLD = 10  # clients with a sentence each
-# A user's metrics: whether smaller is better, and the worst value.
-_users_metrics: dict[str, tuple[bool, float]] = {}
+_BOUNDED = (
+    *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1", "cpm"),
+    *("iou", "dice", "dice_case", "nsd"),
+)
+# The worst and the best possible value of each metric; others have neither.
+_ENDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(_BOUNDED, (0.0, 1.0)),
+    **dict.fromkeys(("ece", "brier"), (1.0, 0.0)),
+    **dict.fromkeys(("loss", "hd95", "rmse", "mae"), (math.inf, 0.0)),
+    "r2": (-math.inf, 1.0),
+}
+_users_metrics: dict[str, tuple[float, float]] = {}  # likewise
 
 
 def declare(metric: str, direction: str, worst: float | None = None) -> None:
@@ -31,8 +41,13 @@ def declare(metric: str, direction: str, worst: float | None = None) -> None:
         direction: ``max`` or ``min``.
         worst: Its worst possible value; None for infinity.
     """
-    falls = direction == "min"
-    _users_metrics[metric] = falls, (math.inf if falls else -math.inf) if worst is None else worst
+    end = math.inf if direction == "min" else -math.inf
+    _users_metrics[metric] = end if worst is None else worst, -end
+
+
+def _ends(metric: str) -> tuple[float, float]:
+    known = _ENDS.get(metric.split("/")[0], (-math.inf, math.inf))
+    return _users_metrics.get(metric, known)
 
 
 class Record(NamedTuple):
@@ -50,9 +65,8 @@ def smaller_is_better(metric: str) -> bool:
         >>> smaller_is_better("loss"), smaller_is_better("iou/whole")
         (True, False)
     """
-    if metric in _users_metrics:
-        return _users_metrics[metric][0]
-    return metric.split("/")[0] in {"loss", "ece", "brier", "hd95", "rmse", "mae"}
+    worst, best = _ends(metric)
+    return worst > best
 
 
 def worst_value(metric: str) -> float:
@@ -62,18 +76,7 @@ def worst_value(metric: str) -> float:
         >>> worst_value("iou/whole"), worst_value("ece"), worst_value("loss"), worst_value("r2")
         (0.0, 1.0, inf, -inf)
     """
-    if metric in _users_metrics:
-        return _users_metrics[metric][1]
-    bounded = (
-        *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1", "cpm"),
-        *("iou", "dice", "dice_case", "nsd"),
-    )
-    name = metric.split("/")[0]
-    if name in bounded:
-        return 0.0
-    if name in ("ece", "brier"):
-        return 1.0
-    return math.inf if smaller_is_better(name) else -math.inf
+    return _ends(metric)[0]
 
 
 def rounded(value: float) -> float:
@@ -95,11 +98,7 @@ def limits_of(metric: str) -> tuple[float, float]:
         >>> limits_of("dice/whole"), limits_of("rmse"), limits_of("r2")
         ((0.0, 1.0), (0.0, inf), (-inf, 1.0))
     """
-    worst, falls = worst_value(metric), smaller_is_better(metric)
-    if metric in _users_metrics:
-        best = -math.inf if falls else math.inf
-    else:
-        best = 0.0 if falls else 1.0 if math.isfinite(worst) or metric == "r2" else math.inf
+    worst, best = _ends(metric)
     return min(worst, best), max(worst, best)
 
 

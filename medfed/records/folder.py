@@ -19,13 +19,7 @@ from medfed.common.errors import CheckpointError, CodecError, ConfigError, did_y
 from medfed.common.files import atomic, write_json, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
-from medfed.common.untrusted import (
-    read_json,
-    read_rows,
-    read_tensors,
-    read_yaml,
-    reading,
-)
+from medfed.common.untrusted import read_json, read_rows, read_tensors, read_yaml, reading
 from medfed.config.allowed import fingerprints
 from medfed.config.compose import changed_keys
 from medfed.config.description import RunDescription, as_yaml
@@ -149,12 +143,7 @@ def git_commit(folder: Path) -> str:
     looks = ("--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     try:
         done = subprocess.run(
-            ["git", *looks],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
+            ["git", *looks], cwd=folder, capture_output=True, text=True, check=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
@@ -250,10 +239,7 @@ class RunFolder(Places):
                     "run."
                 )
             return
-        code = {
-            "commit": commit_here(),
-            "plugins": fingerprints(config.plugins),
-        }
+        code = {"commit": commit_here(), "plugins": fingerprints(config.plugins)}
         write_json(self.versions_json, {**versions(), **code})
         write_json(self.splits_json, splits)
         write_json(self.preprocessing_json, preprocessing)
@@ -412,15 +398,7 @@ class RunFolder(Places):
         rows = self._rows
         with reading(self.metrics_csv):
             return [
-                Record(
-                    int(row["round"]),
-                    row["client"],
-                    {
-                        n: math.nan if v == "" else float(v)
-                        for n, v in row.items()
-                        if n not in _NO_METRIC
-                    },
-                )
+                Record(int(row["round"]), row["client"], _numbers(row))
                 for row in rows
                 if row["split"] == "val"
             ]
@@ -489,6 +467,11 @@ def _with_nan(content: Any) -> Any:
     if isinstance(content, list):
         return [_with_nan(value) for value in content]
     return math.nan if content is None else content
+
+
+def _numbers(row: dict[str, str]) -> dict[str, float]:
+    cells = {name: text for name, text in row.items() if name not in _NO_METRIC}
+    return {name: float(text) if text else math.nan for name, text in cells.items()}
 
 
 def _typed(row: dict[str, str]) -> Iterator[tuple[str, Any]]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -317,24 +318,15 @@ class _Named:
 def _named(tensors: Mapping[str, Tensor], wanted: Mapping[str, str]) -> _Named:
     """Finds the fewest prefixes without which most entries match."""
     best = _Named({})
-    for stripped, names in _spellings({n: n for n in tensors}):
-        back = {short: name for name, short in names.items()}
-        fitting = {entry: back[n] for entry, n in wanted.items() if n in back}
-        if len(fitting) > len(best.found):
-            plain = any(entry != n for entry, n in wanted.items())
-            best = _Named(fitting, stripped, plain, names)
+    for count in range(4):
+        for stripped in itertools.product(PREFIXES, repeat=count):
+            names = {name: reduce(str.removeprefix, stripped, name) for name in tensors}
+            back = {short: name for name, short in names.items()}
+            fitting = {entry: back[n] for entry, n in wanted.items() if n in back}
+            if len(fitting) > len(best.found):
+                plain = any(entry != n for entry, n in wanted.items())
+                best = _Named(fitting, stripped, plain, names)
     return best
-
-
-def _spellings(
-    names: dict[str, str], stripped: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    yield stripped, names
-    if len(stripped) < 3:
-        for prefix in PREFIXES:
-            if any(n.startswith(prefix) for n in names.values()):
-                shorter = {name: n.removeprefix(prefix) for name, n in names.items()}
-                yield from _spellings(shorter, (*stripped, prefix))
 
 
 def _places(network: nn.Module, entries: Iterable[str]) -> dict[str, str]:
