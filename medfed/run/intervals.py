@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.console import shown
-from medfed.common.errors import few
 from medfed.common.files import csv_text
 from medfed.common.scores import federation_statistics, smaller_is_better
 from medfed.datamodules.splits import Split
@@ -278,8 +277,8 @@ def to_csv(summary: Mapping[str, Any]) -> str:
     return csv_text(head, lines)
 
 
-def notes(summary: Mapping[str, Any], metric: str) -> list[str]:
-    """Says what the intervals are, and which of them rest on few data.
+def doubts(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Returns the intervals of a run, if it has any, and which of them rest on few data.
 
     Args:
         summary: A run's summary.
@@ -287,31 +286,12 @@ def notes(summary: Mapping[str, Any], metric: str) -> list[str]:
     """
     intervals = summary.get("intervals")
     if not intervals or metric not in next(iter(intervals["clients"].values())):
-        return []
-    sentences = [
-        f"[low, high]: {intervals['level']:.0%} bootstrap interval of {metric} over patients, "
-        f"{intervals['resamples']} resamples."
-    ]
+        return {"intervals": None}
     lost = {c: names.get(metric, 0) for c, names in intervals["undefined"].items()}
-    some = {
-        c: n
-        for c, n in lost.items()
-        if _SOME * intervals["resamples"] <= n < intervals["resamples"]
+    count, ends = intervals["resamples"], [m[metric] for m in intervals["clients"].values()]
+    return {
+        "intervals": intervals,
+        "undefined": [f"{n} of {shown(c)}" for c, n in lost.items() if _SOME * count <= n < count],
+        "alone": [shown(c) for c, n in intervals["patients"].items() if n < 2],
+        "flat": any(low == high for low, high in ends),
     }
-    if some:
-        listed = few([f"{n} of {shown(c)}" for c, n in some.items()])
-        sentences.append(
-            f"In some resamples {metric} is undefined; its intervals leave these out: {listed}."
-        )
-    if alone := [shown(c) for c, n in intervals["patients"].items() if n < 2]:
-        sentences.append(
-            f"There is no interval for {few(alone)}, because a single patient gives none, nor "
-            "for the mean over clients."
-        )
-    ends = [by_metric[metric] for by_metric in intervals["clients"].values()]
-    if any(low == high for low, high in ends):
-        sentences.append(
-            "An interval of width 0 means that every resample gave the same value, not that other "
-            "patients would give it."
-        )
-    return sentences

@@ -191,34 +191,3 @@ def half_l1(rows: Floats, truth: Floats) -> Floats:
     width = max(rows.shape[1], truth.shape[1])
     true = np.pad(truth, ((0, 0), (0, width - truth.shape[1])))
     return np.asarray(np.abs(matched(rows, truth) - true).sum(1) / 2)
-
-
-def membership_line(summary: Mapping[str, Any]) -> str:
-    r"""Says in a line how the memberships ended.
-
-    Args:
-        summary: From :meth:`Memberships.summary`.
-
-    Example:
-        >>> last = {"round": 9, "leading": 2, "planted_groups": 2, "adjusted_rand": 0.5}
-        >>> found = {**last, "models": 4, "round": 7, "adjusted_rand": 1.0, "last": last}
-        >>> print(membership_line(found).replace("; after", ";\nafter"))
-        Memberships of round 7: 2 of 4 models lead a client, adjusted Rand index 1.000 to 2 groups;
-        after the last round, 9: 2 of 4 models lead a client, adjusted Rand index 0.500 to 2 groups.
-    """
-    line = f"Memberships of round {summary['round']}: {_recovery(summary, summary['models'])}"
-    if "half_l1_at_start" in summary:
-        line += f" (start {summary['half_l1_at_start']:.3f})"
-    if last := summary.get("last"):
-        line += f"; after the last round, {last['round']}: {_recovery(last, summary['models'])}"
-    return f"{line}."
-
-
-def _recovery(recovery: Mapping[str, Any], models: int) -> str:
-    parts = [f"{recovery['leading']} of {models} models lead a client"]
-    if "adjusted_rand" in recovery:
-        index, groups = recovery["adjusted_rand"], recovery["planted_groups"]
-        parts.append(f"adjusted Rand index {index:.3f} to {groups} groups")
-    if "half_l1" in recovery:
-        parts.append(f"half L1 distance to the true mixtures {recovery['half_l1']:.3f}")
-    return ", ".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from medfed.common.scores import (
     span,
     undefined_sentences,
 )
-from medfed.run.intervals import notes
-from medfed.run.memberships import membership_line
+from medfed.common.templates import filled
+from medfed.run.intervals import doubts
 
 _STATISTICS = ("mean", "sd", "worst")
 _SHORT = {"balanced_accuracy": "balanced\naccuracy", "sensitivity": "sens.", "specificity": "spec."}
 _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best and the worst
-_GROUPS = 4  # sentences on classes that clients lack
 
 
 def print_summary(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
@@ -38,21 +37,40 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """
     console = console or wide_console()
     console.print(metric_table(summary))
-    of = summary["clients"], summary.get("split", "test")
-    lines = [
-        *notes(summary, summary["selection"][0]),
-        *undefined_sentences(*of),
-        *failure_sentences(*of),
-        *absent_sentences(summary.get("absent", {}), of[1]),
-        *constant_sentences(summary),
-        *course_sentences(summary),
-        *summary.get("remarks", ()),
-        *passes_line(summary),
-        sent_line(summary),
+    say(console, *remarks(summary), f"Results and pictures: {folder}")
+
+
+def remarks(summary: Mapping[str, Any]) -> list[str]:
+    """Says how sure the numbers of a run's table are, and what they cost.
+
+    Args:
+        summary: The summary of a run or of an evaluation.
+    """
+    metric, of = summary["selection"][0], (summary["clients"], summary.get("split", "test"))
+    absent: dict[tuple[str, ...], list[str]] = {}
+    for client, names in summary.get("absent", {}).items():
+        absent.setdefault(tuple(map(shown, names)), []).append(shown(client))
+    sign = -1 if smaller_is_better(metric) else 1
+    means = [
+        over["federation"].get(metric, {}).get("mean", math.nan)
+        for over in (summary, *summary.get("constant", {}).values())
     ]
-    if "memberships" in summary:
-        lines.append(membership_line(summary["memberships"]))
-    say(console, *lines, f"Results and pictures: {folder}")
+    known = [mean for mean in means[1:] if not math.isnan(mean)]
+    best = max(known, key=lambda mean: sign * mean, default=math.nan)
+    words = {
+        **doubts(summary, metric),
+        "summary": summary,
+        "metric": metric,
+        "split": of[1],
+        "lost": [*undefined_sentences(*of), *failure_sentences(*of)],
+        "absent": absent,
+        "mean": means[0],
+        "constant": best,
+        "useless": sign * means[0] < sign * best,  # not if one of them is undefined
+        **{function.__name__: function for function in (few, number, size, span)},
+    }
+    text = filled(Path(__file__).parent / "templates" / "remarks.txt", **words)
+    return text.strip().split("\n")
 
 
 def metric_table(summary: Mapping[str, Any]) -> Table:
@@ -141,120 +159,3 @@ def short(metric: str) -> str:
         ('balanced\naccuracy', 'auroc')
     """
     return _SHORT.get(metric, metric.replace("_", " "))
-
-
-def absent_sentences(absent: Mapping[str, Sequence[str]], split: str) -> list[str]:
-    """Says which classes are missing in which means over classes.
-
-    Args:
-        absent: By client, the classes without a sample in its split.
-        split: The split.
-
-    Example:
-        >>> absent_sentences({"a": ["3"], "b": ["3"]}, "test")
-        ['The test data of a, b have no sample of 3, so their means over classes omit it.']
-    """
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for client, names in absent.items():
-        groups.setdefault(tuple(names), []).append(shown(client))
-    if len(groups) > _GROUPS:
-        return [
-            f"The {split} data of {len(absent)} clients lack classes, so their means over classes "
-            "omit these (summary.json: absent)."
-        ]
-    return [
-        f"The {split} data of {few(who)} have no sample of {', '.join(map(shown, names))}, so "
-        f"their means over classes omit {'it' if len(names) == 1 else 'them'}."
-        for names, who in groups.items()
-    ]
-
-
-def constant_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Says if models are worse, on average, than a constant prediction.
-
-    Example:
-        >>> over = lambda mean: {"federation": {"rmse": {"mean": mean}}}
-        >>> run = {"selection": ["rmse", "min"], "constant": {"mean": over(77.0)}, **over(156.0)}
-        >>> constant_sentences(run)[0].split(":")[0]
-        'The mean rmse (156.0000) is worse than that of a constant prediction (77.0000)'
-        >>> constant_sentences({**run, **over(60.0)})
-        []
-    """
-    metric = summary["selection"][0]
-    mean = summary["federation"].get(metric, {}).get("mean", math.nan)
-    sign = -1 if smaller_is_better(metric) else 1
-    constants = [
-        told["federation"].get(metric, {}).get("mean", math.nan)
-        for told in summary.get("constant", {}).values()
-    ]
-    best = max(
-        (c for c in constants if not math.isnan(c)), key=lambda c: sign * c, default=math.nan
-    )
-    if not sign * mean < sign * best:  # also if one of them is undefined
-        return []
-    return [
-        f"The mean {metric} ({number(mean)}) is worse than that of a constant prediction "
-        f"({number(best)}): the models are not useful yet. Try another learning rate or more "
-        "rounds."
-    ]
-
-
-def course_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Says if more rounds would perhaps help, and if the selected model is not yet fine-tuned.
-
-    Example:
-        >>> run = {"selection": ["auroc", "max"], "selected_round": 6, "rounds": 10}
-        >>> course_sentences({**run, "improving": False, "first_local": 8})
-        ['Round 7 was selected, before fine-tuning began in round 9: the tested models are not \
-fine-tuned.']
-        >>> course_sentences({**run, "improving": True, "first_local": None})
-        ['Validation auroc was still improving when the run ended: set rounds to more than 10.']
-    """
-    selected, local = summary["selected_round"], summary.get("first_local")
-    lines = []
-    if local is not None and selected is not None and selected < local < summary["rounds"]:
-        lines.append(
-            f"Round {selected + 1} was selected, before fine-tuning began in round {local + 1}: "
-            "the tested models are not fine-tuned."
-        )
-    if summary.get("improving"):
-        lines.append(
-            f"Validation {summary['selection'][0]} was still improving when the run ended: set "
-            f"rounds to more than {summary['rounds']}."
-        )
-    return lines
-
-
-def passes_line(summary: Mapping[str, Any]) -> list[str]:
-    """Says how many steps a client took, and how many passes if these differ.
-
-    Example:
-        >>> spent = {"steps": {"a": 20}, "gradient_passes": {"a": 25}, "forward_passes": {"a": 8}}
-        >>> passes_line(spent)
-        ['Gradient passes per client: 25 for 20 steps; further forward passes: 8.']
-        >>> passes_line({**spent, "gradient_passes": {"a": 20}, "forward_passes": {"a": 0}})
-        ['Gradient steps per client: 20.']
-    """
-    steps, forward = summary["steps"], summary.get("forward_passes", {})
-    gradient = summary.get("gradient_passes", steps)
-    if gradient == steps and not any(forward.values()):
-        return [f"Gradient steps per client: {span(steps.values())}."]
-    alone = f"; further forward passes: {span(forward.values())}" * any(forward.values())
-    spent = f"{span(gradient.values())} for {span(steps.values())} steps"
-    return [f"Gradient passes per client: {spent}{alone}."]
-
-
-def sent_line(summary: dict[str, Any]) -> str:
-    """Says how many bytes were sent, and how many times fewer that is than in fp32.
-
-    Example:
-        >>> sent = {"bytes": {"up": 1_000_000, "down": 0}, "savings": {"up": 31.96, "down": 1.0}}
-        >>> sent_line(sent)
-        'Sent up 1.0 MB (32.0x less than fp32), down 0 B.'
-    """
-    parts = []
-    for direction, count in summary["bytes"].items():
-        factor = summary["savings"][direction]
-        note = f" ({factor:.1f}x less than fp32)" if round(factor, 1) != 1 else ""
-        parts.append(f"{direction} {size(count)}{note}")
-    return f"Sent {', '.join(parts)}."

@@ -24,6 +24,7 @@ from medfed.common.console import say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.files import sha256, write_json
 from medfed.common.seeding import torch_rng
+from medfed.common.templates import filled
 from medfed.common.tensors import Tensors, first_non_finite
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.compose import build
@@ -122,34 +123,8 @@ class Account:
 
     def lines(self) -> list[str]:
         """Returns the account as sentences, without those that would only say that all is well."""
-        lines = [
-            f"{len(self.matched)} of the network's {len(self.sizes)} entries fit, "
-            f"{self.share(self.matched):.2%} of its weights."
-        ]
-        if self.stripped:
-            lines.append(f"The prefix {''.join(self.stripped)} was removed from its names.")
-        for names, why in (
-            (self.missing, "It lacks {}"),
-            (self.left, "init.part leaves out {}"),
-        ):
-            if names:
-                share = f"{self.share(names):.2%}"
-                lines.append(f"{why.format(some(names))}: {share} of the network starts at random.")
-        for name, (there, here) in itertools.islice(self.shapes.items(), _LISTED):
-            lines.append(
-                f"{name} is {there} in the file and {here} here: it keeps its random start "
-                f"({self.share([name]):.2%})."
-            )
-        if len(self.shapes) > _LISTED:
-            lines.append(f"So do {len(self.shapes) - _LISTED} more entries of another shape.")
-        if self.unexpected:
-            lines.append(f"This network has no entry for {some(self.unexpected)}.")
-        if self.spread[0]:
-            lines.append(
-                f"The first of {self.spread[0] + 1} canonical instances starts from it; the others "
-                f"get noise of init.spread={self.spread[1]:g} times each entry's magnitude."
-            )
-        return lines
+        text = filled(Path(__file__).parent / "templates" / "start.txt", of=self, some=some)
+        return text.strip().split("\n")
 
     def record(self) -> dict[str, Any]:
         """Returns the content of ``start.json``."""
