@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -44,11 +43,12 @@ class _Checkpoint(TypedDict):
     federation: _Federation
 
 
-@dataclass(eq=False)
 class RoundCheckpoint(Checkpoint):
     """Saves by round, not by optimizer step: some algorithms take no such steps.
 
-    Attributes:
+    No dataclass: Hydra, which passes callbacks on to the trainer, would take it for configuration.
+
+    Args:
         folder: The folder of the checkpoints.
         keep: How many of the last rounds to keep, in addition to the best one; at least 2, so that
             a damaged file has a predecessor.
@@ -56,13 +56,17 @@ class RoundCheckpoint(Checkpoint):
         evaluation: Gives the best round; ``None`` to keep no best checkpoint.
     """
 
-    folder: Path
-    keep: int = 2
-    every: int = 1
-    evaluation: PersonalEvaluation | None = None
-
-    def __post_init__(self) -> None:
-        self.keep, self.every = max(2, self.keep), max(1, self.every)
+    def __init__(
+        self,
+        folder: str | Path,
+        keep: int = 2,
+        every: int = 1,
+        evaluation: PersonalEvaluation | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.keep = max(2, keep)
+        self.every = max(1, every)
+        self.evaluation = evaluation
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Saves the round that has closed; a collective call."""
