@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from medfed.common.errors import ConfigError, DataError, MedfedError
-from medfed.delivery.bundle import scripts
-from medfed.delivery.predict import masks
+from medfed.delivery.bundle.scripts import scans
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.test_predict_geometry import centred, run, scan, threshold_bundle
 
@@ -78,7 +77,7 @@ def test_a_series_among_files(finds_ball, tmp_path):
 
 def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, capsys):
     source = nested(tmp_path / "in", [f"{n}.nii.gz" for n in "abcde"])
-    whole, output = masks.save_like, tmp_path / "out"
+    whole, output = scans.save_like, tmp_path / "out"
     written: list[str] = []
 
     def killed(*given):
@@ -87,18 +86,19 @@ def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, ca
         if len(written) == 4:
             raise KeyboardInterrupt  # b's mask is written, its probabilities are not
 
-    for module in (masks, scripts.masks):
-        monkeypatch.setattr(module, "save_like", killed)
+    monkeypatch.setattr(scans, "save_like", killed)
     with pytest.raises(KeyboardInterrupt, match=r"^1 of 5 are done and whole; the same command"):
         run(finds_ball, source, output, probabilities="true")
     assert written[2:] == ["b.nii.gz", "b_probabilities.nii.gz"]
-    assert list(summary(output)) == ["a"]
+    assert {case: row["error"] for case, row in summary(output).items()} == {
+        "a": "",
+        "b": "interrupted",
+    }
     (output / "b_probabilities.nii.gz").unlink()
     with (output / "summary.csv").open("a") as file:
         file.write("c,/torn")  # as a process that is killed while it writes a row
     before = {p.name: p.stat().st_mtime_ns for p in output.glob("a*")}
-    for module in (masks, scripts.masks):
-        monkeypatch.setattr(module, "save_like", whole)
+    monkeypatch.setattr(scans, "save_like", whole)
     run(finds_ball, source, output, probabilities="true")
     assert "1 of 5 scans were predicted before; they stay." in capsys.readouterr().out
     assert list(summary(output)) == list("abcde")
@@ -144,14 +144,14 @@ def test_files_of_others_stay(finds_ball, tmp_path, capsys):
 
 def test_what_nobody_foresaw_does_not_stop_the_others(finds_ball, tmp_path, monkeypatch, capsys):
     source = nested(tmp_path / "in", ["a.nii.gz", "b.nii.gz"])
-    whole = masks.read_scan
+    whole = scans.read_scan
 
     def read(scan, *more):
         if scan.id == "a":
             raise MemoryError("no room")
         return whole(scan, *more)
 
-    monkeypatch.setattr(masks, "read_scan", read)
+    monkeypatch.setattr(scans, "read_scan", read)
     with pytest.raises(DataError, match="1 of 2 scans could not be predicted"):
         run(finds_ball, source, tmp_path / "out")
     assert "error: a: unexpected MemoryError: no room." in capsys.readouterr().err

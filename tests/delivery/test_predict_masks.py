@@ -287,7 +287,7 @@ def test_inputs_that_a_bundle_refuses(tmp_path):
     with pytest.raises(DataError, match="is the folder of the input; choose another"):
         run_bundle(torch.nn.Identity(), facts, str(folder), str(folder))
     facts |= {"task": "classification", "input": {"kind": "ct_patches"}}
-    with pytest.raises(DataError, match="This model classifies candidates; name their CSV file"):
+    with pytest.raises(ConfigError, match="name them in candidates=FILE.csv"):
         run_bundle(torch.nn.Identity(), facts, str(folder), str(tmp_path / "out"))
 
 

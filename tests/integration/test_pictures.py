@@ -131,7 +131,7 @@ def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):
     cases = [
         ({"input": tmp_path / "none.png", "output": tmp_path / "m.png"}, "does not exist; name a"),
         ({"input": tmp_path / "empty", "output": tmp_path / "m"}, "has no pictures"),
-        ({"input": tmp_path / "good.png", "output": tmp_path / "m.jpg"}, "or a .png file where"),
+        ({"input": tmp_path / "good.png", "output": tmp_path / "m.jpg"}, "or a file of .png where"),
         ({"input": tmp_path / "two.tif", "output": tmp_path / "m.png"}, "has 2 pages"),
         ({"input": tmp_path, "output": tmp_path}, "is the input; choose another"),
         ({"input": tmp_path / "good.png", "output": tmp_path / "good.png"}, "is the input"),

@@ -5,10 +5,10 @@ It holds the results and::
     prediction.json   bundles with their hashes, settings, versions
     summary.csv       a row per case: its files, volumes, what went wrong
 
-A case's row is added as soon as its files are whole. The same command goes on where an earlier one
-was interrupted, or adds the cases that are new; what is predicted already, and whose scan has not
-changed, stays. A case that was interrupted is named in ``.unfinished.json``, so that what it left
-may be replaced; nothing else is, unless ``overwrite=true`` says so.
+The same command goes on where an earlier one was interrupted, or adds the cases that are new; what
+is predicted already, and whose scan has not changed, stays. Until its files are whole, a case's row
+says that it is interrupted; what such a case, or one that failed, has left may be replaced. Nothing
+else is, unless ``overwrite=true`` says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -43,8 +43,7 @@ from medfed.delivery.predict.options import (
     check_targets,
 )
 
-Content = TypeVar("Content")
-SUMMARY, _UNFINISHED, _LOCK = "summary.csv", ".unfinished.json", ".lock"
+SUMMARY, _LOCK, _INTERRUPTED = "summary.csv", ".lock", "interrupted"
 _OTHERWISE = "choose another output"
 _BEFORE = ("case", "input", "output", "bytes", "modified")
 _AFTER = ("error",)
@@ -72,7 +71,6 @@ class OutputFolder:
         self.header = [*_BEFORE, *columns, *_AFTER]
         self._said = said_of(options, bundles)
         self._rows: dict[str, dict[str, str]] = {}
-        self._mine: set[Path] = set()
 
     @contextmanager
     def open(self) -> Iterator[OutputFolder]:
@@ -98,10 +96,10 @@ class OutputFolder:
             t.is_file() for t in targets
         )
 
-    def replaceable(self, targets: Iterable[Path]) -> bool:
-        """Whether files that are there may be replaced: an interrupted case has left them."""
-        there = {t.resolve() for t in targets if t.exists()}
-        return there <= self._mine
+    def replaceable(self, name: str) -> bool:
+        """Whether files that are there may be replaced: the case has left them unfinished."""
+        row = self._rows.get(name)
+        return row is not None and bool(row["error"] and row["output"])
 
     @contextmanager
     def case(
@@ -118,23 +116,22 @@ class OutputFolder:
         Yields:
             What was measured, to be filled in by column.
         """
-        size, changed = _state(inputs)
-        inside = [str(t.relative_to(self.folder)) for t in targets]
-        unfinished = self.folder / _UNFINISHED
-        write_json(unfinished, {"case": name, "files": inside})
-        measured: dict[str, object] = {}
-        yield measured
-        row = dict(zip(_BEFORE, (name, source.resolve(), inside[0], size, changed), strict=True))
-        self._add(name, {**row, **{k: _text(v) for k, v in measured.items()}})
-        unfinished.unlink(missing_ok=True)
+        place, (size, changed) = targets[0].relative_to(self.folder), _state(inputs)
+        begun = dict(zip(_BEFORE, (name, source.resolve(), place, size, changed), strict=True))
+        self._add(name, {**begun, "error": _INTERRUPTED})
+        sizes: dict[str, object] = {}
+        yield sizes
+        self._add(name, {**begun, **{k: _text(v) for k, v in sizes.items()}})
 
     def failed(self, name: str, source: Path, sentence: str) -> None:
         """Adds the row of a case that could not be predicted."""
-        self._add(name, {"case": name, "input": str(source.resolve()), "error": sentence})
+        left = self._rows[name]["output"] if self.replaceable(name) else ""
+        row = {"case": name, "input": source.resolve(), "output": left, "error": sentence}
+        self._add(name, row)
 
     def _begin(self) -> None:
         record, summary = self.folder / RECORD, self.folder / SUMMARY
-        before = _read_json(record, Made) if record.exists() else None
+        before = _read_record(record) if record.exists() else None
         if before is None and summary.exists() and not self.overwrite:
             raise ConfigError(
                 f"{summary} is there already, and no prediction's; choose another output, or set "
@@ -148,9 +145,6 @@ class OutputFolder:
             )
         if same:
             self._rows = self._read()
-            left = self.folder / _UNFINISHED
-            names = _read_json(left, Unfinished)["files"] if left.exists() else []
-            self._mine = {(self.folder / name).resolve() for name in names}
         else:
             if before is not None:
                 _log.warning(
@@ -230,15 +224,9 @@ class Made(TypedDict):
     said: str
 
 
-class Unfinished(TypedDict):
-    """What is read of ``.unfinished.json``."""
-
-    files: list[str]
-
-
-def _read_json(path: Path, kind: type[Content]) -> Content:
+def _read_record(path: Path) -> Made:
     try:
-        return parse_json(path, kind)
+        return parse_json(path, Made)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read ({error}), so it is unknown what made this folder; choose "
@@ -272,20 +260,20 @@ class Case:
 
 def segment_cases(
     cases: Sequence[Case],
+    what: str,
+    unit: str,
     committee: Committee,
     bundles: Sequence[Bundle],
-    unit: str,
-    what: str,
     console: Console,
 ) -> None:
     """Segments cases one at a time; a bad one does not stop the others.
 
     Args:
         cases: What there is.
+        what: What cases are called, in plural.
+        unit: Of a region's size: ``ml`` or ``percent``.
         committee: Who answers.
         bundles: Theirs.
-        unit: Of a region's size: ``ml`` or ``percent``.
-        what: What cases are called, in plural.
         console: Where the table of sizes is printed.
 
     Raises:
@@ -309,9 +297,7 @@ def segment_cases(
         def one(case: Case) -> None:
             nonlocal left_out
             inputs = case.inputs()
-            replaced = options.overwrite or (
-                record is not None and record.replaceable(case.targets)
-            )
+            replaced = options.overwrite or bool(record and record.replaceable(case.name))
             check_targets(case.targets, replaced, inputs)
             if record is None:
                 sizes = case.write()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.bundle.scripts.masks import map_codes
-from medfed.delivery.bundle.scripts.predictor import Predictor
+from medfed.delivery.bundle.scripts.predictor import Answer, Predictor
 from medfed.delivery.predict.options import PredictOptions
 from medfed.functional.mixing import entropies, mean_and_spread, mean_dice
 
@@ -87,9 +87,6 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
         options.batch_size,
         str(bundle.folder),
     )
-
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ class Committee:
         Raises:
             DataError: If a member cannot take them.
         """
-        answers = self.ask(lambda member: member.classify(images(member), source))
+        answers = self.ask(lambda member: member.classify(images, source))
         if not self.several:
             return answers[0]
         if self.first.facts["task"] == "regression":
@@ -260,7 +257,7 @@ class SegmentedCase:
     spread: Tensor | None
     members: Sequence[Tensor]
 
-    def measured(self, unit: str, factor: float) -> dict[str, float]:
+    def sizes(self, unit: str, factor: float) -> dict[str, float]:
         """Returns the measures of every region.
 
         Args:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -31,35 +30,22 @@ from torch import Tensor
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
 from medfed.datamodules.readers import dicom, pictures
-from medfed.datamodules.readers.volumes import Geometry, as_stored
-from medfed.delivery.bundle.scripts.masks import (
-    SEG,
-    mask_files,
-    mask_suffix,
-    named_after,
-    named_after_picture,
-    picture_files,
-    save_like,
-    save_masks,
-    save_picture,
-    save_picture_masks,
-)
-from medfed.delivery.bundle.scripts.predictor import PictureRegions, Predictor, regions_of_picture
+from medfed.datamodules.readers.volumes import as_stored
+from medfed.delivery.bundle.scripts.masks import SEG
+from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.bundle.scripts.scans import (
+    PictureFile,
     Scan,
     ScanFiles,
-    find_pictures,
-    find_scans,
-    read_scan,
-    regions_of_scan,
-    stem_below,
+    SegmentedPicture,
+    SegmentedScan,
+    find_cases,
 )
 from medfed.delivery.predict.cases import Case
-from medfed.delivery.predict.committee import Committee, segmented
+from medfed.delivery.predict.committee import Committee, SegmentedCase, segmented
 from medfed.delivery.predict.options import check_writable
 from medfed.functional.grids import on_grid
 
-_log = logging.getLogger(__name__)
 _SCHEME = "99MEDFED"
 _NAME = 64  # characters of a segment's label
 
@@ -81,27 +67,25 @@ def highdicom() -> ModuleType:
 
 
 def save_segments(
-    masks: Mapping[str, NDArray[np.bool_]],
-    geometry: Geometry,
-    series: Path,
-    target: Path,
-    title: str,
+    masks: Mapping[str, NDArray[np.bool_]], scan: Scan, target: Path, title: str
 ) -> None:
     """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan.
 
     Args:
         masks: ``(H, W, D)`` in RAS, by the name of the region.
-        geometry: Of the series.
-        series: Its folder.
+        scan: A DICOM series.
         target: The file to write; whole, or not at all.
         title: What made them, for the description of the new series.
 
     Raises:
         ConfigError: If highdicom is not installed.
-        DataError: If the series lacks what a DICOM SEG must refer to, or holds all slices in one
+        DataError: If it is none, lacks what a DICOM SEG must refer to, or holds all slices in one
             file; or the file cannot be written.
     """
     hd, pydicom = highdicom(), import_module("pydicom")
+    series, geometry = scan.source, scan.geometry
+    if not series.is_dir():
+        raise DataError(f"{series} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
     files = dicom.in_order(series)
     if len(files) == 1:
         raise DataError(
@@ -164,141 +148,123 @@ def _next_number(slices: list[Any]) -> int:
     return int(number) + 1000 if number is not None else 1000
 
 
-_MAPS, _SPREAD = "_probabilities", "_uncertainty"
-
-
-def scan_cases(committee: Committee) -> list[Case]:
-    """Returns a case for a scan, or for every scan of a folder.
+def mask_cases(committee: Committee) -> tuple[list[Case], str, str]:
+    """Returns a case for a scan or picture, or for every one of a folder.
 
     Args:
-        committee: Segmentation models; the options' ``output`` is a file for one scan, or a folder.
-
-    Raises:
-        MedfedError: If there is no scan, or the output cannot be used.
-    """
-    options = committee.options
-    if options.format == "dicomseg" or Path(options.output).suffix.lower() == SEG:
-        highdicom()
-    facts = [member.facts for member in committee.members]
-    scans = find_scans(Path(options.input), facts, Path(options.output))
-    return [_case(committee, scan, len(scans) == 1) for scan in scans]
-
-
-def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, float | str]:
-    """Segments one scan and writes what was asked for.
-
-    Args:
-        committee: Segmentation models.
-        scan: The scan.
-        target: The mask's file.
+        committee: Segmentation models; the options' ``output`` is a file for one input, or a
+            folder.
 
     Returns:
-        What `cases.columns` names: the millilitres of every region and more; and the ``channels``
-        that the networks saw.
+        The cases, what they are called, in plural, and the unit of a region's size.
 
     Raises:
-        MedfedError: If the scan cannot be read or used, or the mask not be written.
+        MedfedError: If there is no input, or the output cannot be used.
     """
     options, first = committee.options, committee.first
-    reads: list[Scan] = []
-    used: dict[str, None] = {}
-
-    def answer(member: Predictor) -> Tensor:
-        read = read_scan(scan, member.facts, options.spacing_tolerance)
-        reads[1:] = []  # the first one says where its voxels lie
-        reads.append(read)
-        used.update(dict.fromkeys(read.channels))
-        return committee.in_order(member, regions_of_scan(member, read, scan.path), 0)
-
-    decided = segmented(committee, committee.ask(answer))
-    read, probabilities = reads[0], decided.probabilities
-    like = read.geometry, read.source
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.suffix.lower() == SEG:
-        title = f"medfed, {first.facts['method']}"
-        planes = {n: m.numpy() for n, m in zip(first.labels, decided.masks, strict=True)}
-        save_segments(planes, read.geometry, _series(read), target, title)
-    else:
-        save_masks(first.facts, decided.masks, *like, target)
-    maps = {_MAPS: probabilities} if options.probabilities else {}
-    if options.uncertainty and decided.spread is not None:
-        maps[_SPREAD] = decided.spread
-    for postfix, values in maps.items():
-        note = f"{postfix[1:]} of " + ", ".join(first.labels)
-        path = named_after(target, postfix)
-        save_like(np.moveaxis(values.numpy(), 0, -1), *like, path, note)
-    spacing = read.geometry.spacing
-    if options.picture:
-        image = read.image
-        if read.grid is not None:
-            image = on_grid(image, read.grid, read.geometry.shape)
-        picture = named_after(target, "", ".png")
-        _draw_scan(first, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
-    measured = decided.measured("ml", float(np.prod(spacing)) / 1000)
-    return {**measured, "channels": "+".join(used)}
+    output, facts = Path(options.output), [member.facts for member in committee.members]
+    in_pictures = first.facts["input"]["kind"] == "pictures"
+    if options.format is not None and in_pictures:
+        raise ConfigError("format is for masks of scans; those of pictures are PNG: leave it out.")
+    if options.format == "dicomseg" or (output.suffix.lower() == SEG and not in_pictures):
+        highdicom()
+    inputs = find_cases(Path(options.input), facts, output)
+    what, unit = inputs[0].what, inputs[0].unit
+    if not options.into_folder:
+        if len(inputs) > 1:
+            raise ConfigError(
+                f"{options.input} holds several {what}, so output={output} must be a folder: a "
+                "name without a suffix."
+            )
+        check_writable(output, "png" if in_pictures else options.format, what.removesuffix("s"))
+    return [_case(committee, each, len(inputs) == 1) for each in inputs], what, unit
 
 
-def _case(committee: Committee, scan: ScanFiles, alone: bool) -> Case:
-    """A scan with all files that are written for it: the output itself, or in it, by its name."""
+def _case(committee: Committee, given: ScanFiles | PictureFile, alone: bool) -> Case:
+    """An input with all files that are written for it: the output itself, or in it, by its name."""
     options, first = committee.options, committee.first
-    output, wanted = Path(options.output), options.format
-    if options.into_folder:
-        target = output / f"{scan.id}{mask_suffix(scan.volume, wanted)}"
-    elif not alone:
-        raise ConfigError(
-            f"{options.input} holds several scans, so output={output} must be a folder: a name "
-            "without a suffix."
-        )
-    else:
-        check_writable(output, wanted)
-        target = output
+    output = Path(options.output)
+    target = given.target(output, options.format) if options.into_folder else output
     is_seg = target.suffix.lower() == SEG
-    if is_seg and alone and not scan.path.is_dir():
-        raise ConfigError(f"{scan.path} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
-    masks = [target] if is_seg else [*mask_files(first.facts, target)]
-    more = {_MAPS: options.probabilities, _SPREAD: options.uncertainty}
-    maps = [named_after(target, postfix) for postfix, wanted in more.items() if wanted]
-    picture = [named_after(target, "", ".png")] * options.picture
-    write = partial(segment, committee, scan, target)
-    return Case(scan.id, scan.path, scan.files, write, (*masks, *maps, *picture))
+    if is_seg and alone and not given.path.is_dir():
+        raise ConfigError(f"{given.path} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
+    wanted = {"probabilities": options.probabilities, "uncertainty": options.uncertainty}
+    maps = {n: given.maps(first.labels, target, n) for n, is_wanted in wanted.items() if is_wanted}
+    picture = given.contours(target) if options.picture else None
 
+    def write() -> dict[str, float | str]:
+        decided, segmented, channels = _segmented(committee, given)
+        if is_seg and isinstance(segmented, SegmentedScan):
+            title = f"medfed, {first.facts['method']}"
+            planes = {n: m.numpy() for n, m in zip(first.labels, decided.masks, strict=True)}
+            save_segments(planes, segmented.scan, target, title)
+        else:
+            segmented.save(first.facts, decided.masks, target)
+        values = {"probabilities": decided.probabilities, "uncertainty": decided.spread}
+        for name, files in maps.items():
+            if (tensor := values[name]) is not None:
+                segmented.save_maps(first.labels, tensor, files)
+        if picture is not None:
+            _draw(committee, given, segmented, decided.probabilities, picture)
+        sizes = decided.sizes(given.unit, segmented.factor)
+        return {**sizes, "channels": "+".join(channels)}
 
-def _series(read: Scan) -> Path:
-    """The DICOM series that a scan is, or of which its first contrast is."""
-    if not read.source.is_dir():
-        raise DataError(f"{read.source} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
-    return read.source
+    masks = [target] if is_seg else given.masks(first.facts, target)
+    pictures = [] if picture is None else [picture]
+    targets = (*masks, *(file for files in maps.values() for file in files), *pictures)
+    return Case(given.id, given.path, given.files, write, targets)
 
 
 _OTHER = "leave format=dicomseg out to get a mask of the scan's own format"
 
 
-def _draw_scan(
-    predictor: Predictor, scan: str, image: Tensor, probabilities: Tensor, aspect: float, path: Path
-) -> None:
-    """Draws the axial slice with most foreground."""
-    from medfed.models.segmentation_meter import slice_with_most  # few predictions draw
+def _segmented(
+    committee: Committee, given: ScanFiles | PictureFile
+) -> tuple[SegmentedCase, SegmentedScan | SegmentedPicture, list[str]]:
+    """What the models say together, the input as the first one sees it, and its channels."""
+    kept: list[SegmentedScan | SegmentedPicture] = []
+    channels: dict[str, None] = {}
 
-    foreground = predictor.masks(probabilities).permute(3, 0, 1, 2)
-    number = slice_with_most(foreground.float())
-    if not foreground.any():
-        number = int((image != 0).any(dim=0).sum((0, 1)).argmax())
-    title = f"{scan}, axial slice {number + 1} of {image.shape[-1]}"
-    _draw(predictor, image[..., number], probabilities[..., number], path, title, aspect)
+    def answer(member: Predictor) -> Tensor:
+        one = given.segment(member, committee.options.spacing_tolerance)
+        if isinstance(one, SegmentedScan):
+            channels.update(dict.fromkeys(one.scan.channels))
+        kept[1:] = []  # of the others no more than their answers
+        kept.append(one)
+        return committee.in_order(member, one.regions, 0)
+
+    decided = segmented(committee, committee.ask(answer))
+    return decided, kept[0], [*channels]
 
 
 def _draw(
-    predictor: Predictor,
-    image: Tensor,
+    committee: Committee,
+    given: ScanFiles | PictureFile,
+    segmented: SegmentedScan | SegmentedPicture,
     probabilities: Tensor,
     path: Path,
-    title: str,
-    aspect: float = 1.0,
 ) -> None:
-    """Draws the contours of all regions, once per channel that the client has."""
+    """Draws the contours of all regions, once per channel; of a scan in one axial slice."""
     from medfed.common.figures import save_figures  # few predictions draw
     from medfed.models.contours import prediction_row
+    from medfed.models.segmentation_meter import slice_with_most
 
+    predictor, title, aspect = committee.first, given.id.rpartition("/")[2], 1.0
+    if isinstance(segmented, SegmentedScan):
+        (image, _, grid, geometry, *_), spacing = segmented.scan, segmented.scan.geometry.spacing
+        image = image if grid is None else on_grid(image, grid, geometry.shape)
+        foreground = predictor.masks(probabilities).permute(3, 0, 1, 2)
+        number = slice_with_most(foreground.float())
+        if not foreground.any():
+            number = int((image != 0).any(dim=0).sum((0, 1)).argmax())
+        title = f"{given.id}, axial slice {number + 1} of {image.shape[-1]}"
+        aspect = spacing[1] / spacing[0]
+        image, probabilities = image[..., number], probabilities[..., number]
+    else:
+        image = segmented.image
+        size = image.shape[2], image.shape[1]
+        mean = pictures.upright(pictures.resized(probabilities.numpy(), size))
+        probabilities = torch.from_numpy(mean) if committee.several else segmented.small
     figure = prediction_row(
         image[predictor.present],
         predictor.of_regions.outlines(probabilities),
@@ -309,74 +275,3 @@ def _draw(
         aspect=aspect,
     )
     save_figures(path.parent, {path.stem: figure})
-
-
-def _segment_picture(committee: Committee, file: Path, target: Path) -> dict[str, float]:
-    """Writes what was asked for; returns the share of every region and more."""
-    first, options = committee.first, committee.options
-    width, height, color = pictures.picture_header(file)
-    seen: list[PictureRegions] = []
-
-    def answer(member: Predictor) -> Tensor:
-        if (color, member.facts["input"]["color"]) == ("grey", "rgb"):
-            _log.warning("%s is grey, but the model was trained on colours.", file)
-        seen.append(regions_of_picture(member, file))
-        return committee.in_order(member, seen[-1].full, 0)
-
-    decided = segmented(committee, committee.ask(answer))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    save_picture_masks(first.facts, decided.masks, target)
-    maps = {"probability": decided.probabilities} if options.probabilities else {}
-    if options.uncertainty and decided.spread is not None:
-        maps["uncertainty"] = decided.spread
-    for what, shares in maps.items():
-        for name, share in zip(first.labels, shares.numpy(), strict=True):
-            save_picture(share, named_after_picture(target, f"{name}_{what}", ".tif"))
-    if options.picture:
-        image, small, _ = seen[0]
-        if committee.several:
-            size = image.shape[2], image.shape[1]
-            mean = pictures.upright(pictures.resized(decided.probabilities.numpy(), size))
-            small = torch.from_numpy(mean)
-        _draw(first, image, small, named_after_picture(target, "contours"), file.stem)
-    return decided.measured("percent", 100 / (width * height))
-
-
-def picture_cases(committee: Committee) -> list[Case]:
-    """Returns a case for a picture, or for every picture of a folder.
-
-    Args:
-        committee: Segmentation models of pictures; the options' ``output`` is a PNG file for one
-            picture, or a folder.
-
-    Raises:
-        MedfedError: If there is no picture, or the output cannot be used.
-    """
-    options = committee.options
-    if options.format is not None:
-        raise ConfigError("format is for masks of scans; those of pictures are PNG: leave it out.")
-    source, output = Path(options.input), Path(options.output)
-    files = find_pictures(source, output)
-    if not options.into_folder and (source.is_dir() or output.suffix.lower() != ".png"):
-        raise ConfigError(
-            f"output={output} must be a folder (a name without a suffix), or a .png file where "
-            "input is one picture."
-        )
-    root = source if source.is_dir() else source.parent
-    return [_picture_case(committee, file, stem_below(file, root, file.stem)) for file in files]
-
-
-def _picture_case(committee: Committee, file: Path, name: str) -> Case:
-    """A picture with all files that are written: the output itself, or in it, by their names."""
-    first, options = committee.first, committee.options
-    output = Path(options.output)
-    target = output / f"{name}.png" if options.into_folder else output
-    maps = [
-        named_after_picture(target, f"{label}_{what}", ".tif")
-        for what in ["probability"] * options.probabilities + ["uncertainty"] * options.uncertainty
-        for label in first.labels
-    ]
-    contours = [named_after_picture(target, "contours")] * options.picture
-    write = partial(_segment_picture, committee, file, target)
-    targets = (*picture_files(first.facts, target), *maps, *contours)
-    return Case(name, file, lambda: [file], write, targets)

@@ -224,16 +224,18 @@ def table_path(options: PredictOptions) -> Path:
     return output
 
 
-def check_writable(path: Path, wanted: str | None) -> None:
+def check_writable(path: Path, wanted: str | None, what: str) -> None:
     """Refuses a mask's file of a format that is not written, or not the one that is wanted.
 
     Raises:
         ConfigError: Naming the formats that are.
     """
-    kinds = {"nifti": NIFTI, "dicomseg": (SEG,), None: (*WRITTEN, SEG)}[wanted]
+    every: dict[str | None, tuple[str, ...]]
+    every = {"nifti": NIFTI, "dicomseg": (SEG,), "png": (".png",)}
+    kinds = every.get(wanted, (*WRITTEN, SEG))
     if not path.name.lower().endswith(kinds):
-        by = f" with format={wanted}" * (wanted is not None)
+        by = f" with format={wanted}" * (wanted in ("nifti", "dicomseg"))
         raise ConfigError(
             f"output={path} must be a folder, or a file of {', '.join(kinds)}{by} where the input "
-            "is one scan."
+            f"is one {what}."
         )

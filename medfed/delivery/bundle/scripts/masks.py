@@ -248,31 +248,6 @@ def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, i
     return {named_after(target, f"_{name}"): {name: 1} for name in names}
 
 
-def save_masks(
-    facts: Mapping[str, Any], masks: Tensor, geometry: Geometry, source: Path, target: Path
-) -> None:
-    """Writes the masks of a scan, one file or one for each region.
-
-    Args:
-        facts: The part ``medfed`` of the metadata.
-        masks: ``(R, H, W, D)`` bool.
-        geometry: Of the scan.
-        source: The scan.
-        target: See :func:`mask_files`.
-    """
-    inside = dict(zip(facts["labels"], masks, strict=True))
-    for path, codes in mask_files(facts, target).items():
-        note = ", ".join(f"{code} {name}" for name, code in codes.items())
-        save_like(label_map(inside, codes).numpy(), geometry, source, path, note)
-
-
-def picture_files(facts: Mapping[str, Any], target: Path) -> list[Path]:
-    """Names the files of a picture's masks: one with all label values, or one for each region."""
-    if map_codes(facts):
-        return [target]
-    return [named_after_picture(target, str(name)) for name in facts["labels"]]
-
-
 def named_after_picture(target: Path, what: str, suffix: str | None = None) -> Path:
     """Names a file after a picture's mask.
 
@@ -281,23 +256,6 @@ def named_after_picture(target: Path, what: str, suffix: str | None = None) -> P
         'out/a_cell_probability.tif'
     """
     return target.with_name(f"{target.stem}_{what}{suffix or target.suffix}")
-
-
-def save_picture_masks(facts: Mapping[str, Any], masks: Tensor, target: Path) -> None:
-    """Writes the masks of a picture: label values in one file, or 0 and 255 in one per region.
-
-    Args:
-        facts: The part ``medfed`` of the metadata.
-        masks: ``(R, height, width)`` bool.
-        target: See :func:`picture_files`.
-    """
-    if codes := map_codes(facts):
-        inside = dict(zip(facts["labels"], masks, strict=True))
-        values = label_map(inside, codes).numpy()
-        save_picture(values if values.dtype == np.uint8 else values.astype(np.uint16), target)
-        return
-    for path, mask in zip(picture_files(facts, target), masks, strict=True):
-        save_picture(mask.numpy().astype(np.uint8) * 255, path)
 
 
 def save_picture(values: NDArray[Any], target: Path) -> None:

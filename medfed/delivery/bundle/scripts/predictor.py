@@ -7,59 +7,19 @@ training does, so that windows and activations are those of the evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, DataError, first_line
-from medfed.datamodules.preparation import Preparation
-from medfed.datamodules.readers.pictures import load_picture, picture_header, resized, rows_from_top
 from medfed.delivery.bundle.scripts.masks import largest_part
 from medfed.functional.grids import axial, plane_of, with_neighbours
 from medfed.models.inference import ClassInference, Inference, OutcomeInference, RegionInference
 
-
-class Seen(NamedTuple):
-    """A scan as a network sees it.
-
-    Attributes:
-        image: ``(C, h, w, d)`` float32 in RAS, prepared as in training; channels that the client
-            lacks are 0.
-        body: ``(h, w, d)`` bool, where any channel of the scan is not 0.
-        grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
-    """
-
-    image: Tensor
-    body: Tensor
-    grid: Tensor | None
-
-
-def prepare(
-    voxels: Tensor, names: Sequence[str], facts: Mapping[str, Any], spacing: Sequence[float]
-) -> Seen:
-    """Prepares a scan as in training: cropped, normalised, resampled.
-
-    Args:
-        voxels: ``(n, H, W, D)`` float32 in RAS.
-        names: (n,) which channels they are; those that the model does not know are left out.
-        facts: The part of the metadata under ``medfed``.
-        spacing: (3,) mm between voxels.
-    """
-    channels = list(facts["channels"])
-    prepared = Preparation.from_record(facts, len(channels))
-    # A scan may lack channels that the client lacks, too; each of the others keeps its rule.
-    given = [name for name in channels if name in names]
-    rules = tuple(prepared.rules[channels.index(name)] for name in given)
-    chosen = voxels[[names.index(name) for name in given]]
-    seen, grid = replace(prepared, rules=rules).apply(chosen, spacing)
-    image = torch.zeros(len(channels), *seen.shape[1:])
-    for name in set(facts["present"]) & set(given):
-        image[channels.index(name)] = seen[given.index(name)]
-    return Seen(image, (seen != 0).any(dim=0), None if prepared.keeps_grid else grid)
+Answer = TypeVar("Answer")
 
 
 def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
@@ -205,11 +165,15 @@ class Predictor:
             probabilities[..., part + below] = one.permute(1, 2, 3, 0)
         return probabilities
 
-    def classify(self, images: Tensor, source: object) -> Tensor:
+    def ask(self, question: Callable[[Predictor], Answer]) -> list[Answer]:
+        """Asks this model, as a committee asks each of its members."""
+        return [question(self)]
+
+    def classify(self, read: Callable[[Predictor], Tensor], source: object) -> Tensor:
         """Classifies samples, or predicts their outcome.
 
         Args:
-            images: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
+            read: Gives what the model sees: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
             source: Where they are from, for error sentences.
 
         Returns:
@@ -218,7 +182,7 @@ class Predictor:
         Raises:
             DataError: If the network cannot take them.
         """
-        parts = images.split(self.batch_size)
+        parts = read(self).split(self.batch_size)
         return torch.cat([self.answer(part, source) for part in parts])
 
     @torch.no_grad()
@@ -266,33 +230,3 @@ class Predictor:
                 f"{source}: the network answers NaN or infinity; check the values in the input."
             )
         return answer
-
-
-class PictureRegions(NamedTuple):
-    """What a model says of a picture.
-
-    Attributes:
-        image: ``(C, w, h)`` as the network sees it; channels that the client lacks are 0.
-        small: ``(R, w, h)`` probabilities, of the same size.
-        full: ``(R, height, width)`` probabilities, rows from the top, of the picture's own size.
-    """
-
-    image: Tensor
-    small: Tensor
-    full: Tensor
-
-
-def regions_of_picture(predictor: Predictor, file: Path) -> PictureRegions:
-    """Segments one picture.
-
-    Raises:
-        DataError: If it cannot be read, or the network cannot take it.
-    """
-    source, rule = predictor.facts["input"], predictor.facts["normalization"]["name"]
-    image = torch.from_numpy(load_picture(file, source["color"], source["scale"], rule))
-    image[~predictor.present] = 0
-    everywhere = torch.ones(1, dtype=torch.bool).expand(*image.shape[1:], 1)
-    small = predictor.regions(image[..., None], everywhere, file)[..., 0]
-    width, height, _ = picture_header(file)
-    full = resized(rows_from_top(small.numpy()), (height, width))
-    return PictureRegions(image, small, torch.from_numpy(full))

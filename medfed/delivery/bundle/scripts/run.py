@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from medfed.common.errors import DataError
-from medfed.delivery.bundle.scripts import samples, scans
-from medfed.delivery.bundle.scripts.masks import (
-    check_apart,
-    mask_files,
-    mask_suffix,
-    picture_files,
-    save_masks,
-    save_picture_masks,
-)
-from medfed.delivery.bundle.scripts.predictor import Predictor, regions_of_picture
+from medfed.delivery.bundle.scripts.masks import check_apart
+from medfed.delivery.bundle.scripts.predictor import Predictor
+from medfed.delivery.bundle.scripts.samples import predict_table
+from medfed.delivery.bundle.scripts.scans import find_cases
 
 TABLE = "predictions.csv"
 
@@ -47,50 +41,23 @@ def run(
     source, output = Path(dataset_dir), Path(output_dir)
     if source.resolve() == output.resolve():
         raise DataError(f"{output} is the folder of the input; choose another output_dir.")
-    predictor = Predictor.of(network, facts)
-    root = source if source.is_dir() else source.parent
-    kind = facts["input"]["kind"]
+    predictor, kind = Predictor.of(network, facts), facts["input"]["kind"]
+    if kind not in ("volumes", "pictures"):
+        file = None if candidates is None else Path(candidates)
+        predict_table(predictor, kind, source, output / TABLE, _each, file, spacing_tolerance)
+        return
+    cases = find_cases(source, [facts], output)
+    check_apart(
+        [(case.id, case.masks(facts, case.target(output))) for case in cases], cases[0].what
+    )
+    for case in cases:
+        segmented = case.segment(predictor, spacing_tolerance)
+        segmented.save(facts, predictor.masks(segmented.regions), case.target(output))
 
-    def classify(images: Any, file: object) -> Tensor:
-        return predictor.classify(images(predictor), file)
 
-    if kind == "volumes":
-        cases = scans.find_scans(source, [facts], output)
-        targets = [output / f"{scan.id}{mask_suffix(scan.volume)}" for scan in cases]
-        files = [mask_files(facts, target) for target in targets]
-        check_apart(zip((scan.id for scan in cases), files, strict=True), "scans")
-        for scan, target in zip(cases, targets, strict=True):
-            read = scans.read_scan(scan, facts, spacing_tolerance)
-            masks = predictor.masks(scans.regions_of_scan(predictor, read, scan.path))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            save_masks(facts, masks, read.geometry, read.source, target)
-    elif kind == "pictures":
-        pictures = scans.find_pictures(source, output)
-        names = [scans.stem_below(file, root, file.stem) for file in pictures]
-        targets = [output / f"{name}.png" for name in names]
-        check_apart(
-            zip(names, (picture_files(facts, target) for target in targets), strict=True),
-            "pictures",
-        )
-        for file, target in zip(pictures, targets, strict=True):
-            masks = predictor.masks(regions_of_picture(predictor, file).full)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            save_picture_masks(facts, masks, target)
-    elif kind == "table":
-        rows = samples.read_rows(predictor, source)
-        answers = predictor.classify(rows.tensor, source)
-        samples.save_rows([rows], answers, predictor.columns, source, output / TABLE)
-    elif kind == "images":
-        images: list[list[object]] = []
-        for file in scans.find_images(source):
-            images += samples.rows_of_image(file, root, classify)
-        samples.save_images(images, predictor.columns, output / TABLE)
-    else:
-        if candidates is None:
-            raise DataError("This model classifies candidates; name their CSV file in candidates.")
-        points = samples.ScanCandidates(
-            source, Path(candidates), predictor.columns, spacing_tolerance
-        )
-        for series in points.series:
-            points.classify(series, classify)
-        points.save(output / TABLE)
+def _each(
+    items: Sequence[Any], work: Callable[[Any], None], what: str, save: Callable[[], None]
+) -> None:
+    for item in items:
+        work(item)
+    save()

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, DataError, first_line
+from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
 from medfed.common.files import csv_text, write_text, writing
 from medfed.datamodules.ct_patches import (
     Candidates,
@@ -36,11 +36,29 @@ from medfed.datamodules.readers.pictures import (
     unit_range,
 )
 from medfed.datamodules.tables.columns import Columns, from_facts
-from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.scans import check_spacing
+from medfed.delivery.bundle.scripts.predictor import Answer, Predictor
+from medfed.delivery.bundle.scripts.scans import check_spacing, find_images
 
-Classify = Callable[[Callable[[Predictor], Tensor], object], Tensor]
-"""From what a model sees, and its source for error sentences, to ``(N, columns)`` answers."""
+
+class Models(Protocol):
+    """One model, or several that answer together."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that a table of results gains."""
+        ...
+
+    def ask(self, question: Callable[[Predictor], Answer]) -> list[Answer]:
+        """Asks every model."""
+        ...
+
+    def classify(self, read: Callable[[Predictor], Tensor], source: object) -> Tensor:
+        """Returns ``(N, columns)`` answers from what each model sees."""
+        ...
+
+
+Each = Callable[[Sequence[Any], Callable[[Any], None], str, Callable[[], None]], None]
+"""Works through items of a name in plural; what is called last saves the results."""
 _log = logging.getLogger(__name__)
 _MOST_WARNED = 10  # rows that are named
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
@@ -195,13 +213,67 @@ def _warn(unusual: Mapping[int, list[str]], source: Path, output: Path) -> None:
         )
 
 
+def predict_table(
+    models: Models,
+    kind: str,
+    source: Path,
+    output: Path,
+    each: Each,
+    candidates: Path | None = None,
+    tolerance: float | None = None,
+) -> None:
+    """Predicts what becomes one CSV file: rows of a table, images, or candidates of scans.
+
+    A table's rows have ``row``, counted from 1, the cells of all columns that are no features, and
+    ``warning``, which names cells that training has not seen the like of. Images are named by their
+    path below the input (of an ``.npz`` file with the array's name and the image's number from 0).
+    Candidates come in the order of their file, without those of scans that are not given or could
+    not be used; a candidate outside of its scan makes the scan one of these, because then the
+    coordinates are of another frame.
+
+    Args:
+        models: What answers.
+        kind: Of the input, see the metadata.
+        source: The input.
+        output: The CSV file.
+        each: Works through images or scans.
+        candidates: The CSV file with the candidates of CT scans.
+        tolerance: See :func:`scans.check_spacing`.
+
+    Raises:
+        MedfedError: If an input cannot be used, or nothing can be written.
+    """
+    if kind == "table":
+        pairs = models.ask(lambda model: (model, read_rows(model, source)))
+        tensors = {id(model): rows.tensor for model, rows in pairs}
+        answers = models.classify(lambda model: tensors[id(model)], source)
+        save_rows([rows for _, rows in pairs], answers, models.columns, source, output)
+    elif kind == "images":
+        root = source if source.is_dir() else source.parent
+        images: list[list[object]] = []
+        each(
+            find_images(source),
+            lambda file: images.extend(rows_of_image(file, root, models)),
+            "images",
+            lambda: save_images(images, models.columns, output),
+        )
+    else:
+        if candidates is None:
+            raise ConfigError(
+                "This model classifies candidates; name them in candidates=FILE.csv, with the "
+                "columns seriesuid, coordX, coordY, coordZ."
+            )
+        points = ScanCandidates(source, candidates, models, tolerance)
+        each(points.series, points.classify, "scans", lambda: points.save(output))
+
+
 class ScanCandidates:
     """The candidates of a CSV file, and what a model says of those whose scans were read.
 
     Args:
         scans: A MetaImage scan, or the folder of several.
         source: The CSV file.
-        columns: Names of what a model says.
+        models: What answers.
         tolerance: See :func:`scans.check_spacing`.
 
     Attributes:
@@ -211,15 +283,13 @@ class ScanCandidates:
         DataError: If there is no scan or candidate, or the file cannot be read.
     """
 
-    def __init__(
-        self, scans: Path, source: Path, columns: Sequence[str], tolerance: float | None
-    ) -> None:
-        self.source, self.columns, self.tolerance = source, columns, tolerance
+    def __init__(self, scans: Path, source: Path, models: Models, tolerance: float | None) -> None:
+        self.source, self.models, self.tolerance = source, models, tolerance
         self.points = read_points(source, None)
         self.folder = scans
         self.scans = find_scans(scans) if scans.is_dir() else self._one_scan(scans)
         self.series = list(self.points.series if scans.is_dir() else self.scans)
-        self.chances = np.full((len(self.points.row), len(columns)), np.nan)
+        self.chances = np.full((len(self.points.row), len(models.columns)), np.nan)
 
     def _one_scan(self, path: Path) -> dict[str, Path]:
         if not path.exists():
@@ -236,7 +306,7 @@ class ScanCandidates:
             )
         return {series: path}
 
-    def classify(self, series: str, classify: Classify) -> None:
+    def classify(self, series: str) -> None:
         """Classifies the candidates of one scan.
 
         Raises:
@@ -253,7 +323,7 @@ class ScanCandidates:
         chosen = Candidates(points.world[rows], labels, points.row[rows], str(self.source))
         file = self.scans[series]
         cut = partial(_patches, file, chosen, self.tolerance)
-        self.chances[rows] = classify(cut, file).double().numpy()
+        self.chances[rows] = self.models.classify(cut, file).double().numpy()
 
     def save(self, output: Path) -> None:
         """Writes the classified candidates, in the order of their file; no file without any."""
@@ -263,7 +333,7 @@ class ScanCandidates:
         # Coordinates as they were read, to the last digit.
         rows = [[names[r], *map(repr, world[r]), *self.chances[r].tolist()] for r in done]
         if rows:
-            header = ["seriesuid", "coordX", "coordY", "coordZ", *self.columns]
+            header = ["seriesuid", "coordX", "coordY", "coordZ", *self.models.columns]
             write_csv(output, header, rows)
 
 
@@ -284,25 +354,25 @@ def _patches(
     return torch.from_numpy(to_unit(patches, spec.window, predictor.present.numpy()))
 
 
-def rows_of_image(file: Path, root: Path, classify: Classify) -> list[list[object]]:
+def rows_of_image(file: Path, root: Path, models: Models) -> list[list[object]]:
     """Classifies the image of a file, or the images of an ``.npz`` file.
 
     Args:
         file: The file.
         root: The folder below which it lies.
-        classify: Answers.
+        models: What answers.
 
     Returns:
         A row per image: its name and the answer.
     """
     name = file.relative_to(root).as_posix()
     if file.suffix.lower() != ".npz":
-        return [[name, *classify(partial(read_pixels, file), file)[0].tolist()]]
+        return [[name, *models.classify(partial(read_pixels, file), file)[0].tolist()]]
     return [
         [f"{name}/{key}/{n}", *answer]
         for key, images in read_arrays(file).items()
         for n, answer in enumerate(
-            classify(partial(_of_array, images, f"{file}, {key}"), file).tolist()
+            models.classify(partial(_of_array, images, f"{file}, {key}"), file).tolist()
         )
     ]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.common.seeding import one_thread
+from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers import dicom, pictures
 from medfed.datamodules.readers.volumes import (
     FILES,
@@ -34,7 +35,17 @@ from medfed.datamodules.readers.volumes import (
     stem_of,
     suffix_of,
 )
-from medfed.delivery.bundle.scripts.predictor import Predictor, channels_of, prepare
+from medfed.delivery.bundle.scripts.masks import (
+    label_map,
+    map_codes,
+    mask_files,
+    mask_suffix,
+    named_after,
+    named_after_picture,
+    save_like,
+    save_picture,
+)
+from medfed.delivery.bundle.scripts.predictor import Predictor, channels_of
 
 _log = logging.getLogger(__name__)
 _NAMED = 3
@@ -113,6 +124,8 @@ class ScanFiles:
         contrasts: There: its volumes.
     """
 
+    what: ClassVar = "scans"
+    unit: ClassVar = "ml"
     id: str
     path: Path
     stem: str = ""
@@ -128,10 +141,34 @@ class ScanFiles:
         """Lists the files that it is made of."""
         return [file for volume in self._volumes for file in files_of(volume)]
 
-    @property
-    def volume(self) -> Path:
-        """A volume of the scan, after whose format that of its mask is chosen."""
-        return min(self._volumes, default=self.path)
+    def target(self, folder: Path, wanted: str | None = None) -> Path:
+        """Returns the file of its masks in a folder; its format is that of its volumes."""
+        volume = min(self._volumes, default=self.path)
+        return folder / f"{self.id}{mask_suffix(volume, wanted)}"
+
+    def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
+        """Lists the files of its masks."""
+        return [*mask_files(facts, target)]
+
+    def maps(self, labels: Sequence[str], target: Path, what: str) -> list[Path]:
+        """Lists the files of a map of all regions: one."""
+        return [named_after(target, f"_{what}")]
+
+    def contours(self, target: Path) -> Path:
+        """Returns the file of a picture of it."""
+        return named_after(target, "", ".png")
+
+    def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedScan:
+        """Reads and segments it.
+
+        Raises:
+            DataError: If it cannot be read, or the network cannot take it.
+        """
+        read = read_scan(self, predictor.facts, tolerance)
+        regions = predictor.regions(
+            read.image, read.body, self.path, read.grid, read.geometry.shape
+        )
+        return SegmentedScan(read, regions)
 
 
 class Scan(NamedTuple):
@@ -153,6 +190,145 @@ class Scan(NamedTuple):
     geometry: Geometry
     source: Path
     channels: Sequence[str]
+
+
+class SegmentedScan(NamedTuple):
+    """A scan and what a model says of it.
+
+    Attributes:
+        scan: The scan.
+        regions: ``(R, H, W, D)`` float32 probabilities on its own voxels.
+    """
+
+    scan: Scan
+    regions: Tensor
+
+    @property
+    def factor(self) -> float:
+        """Millilitres of a voxel."""
+        return float(np.prod(self.scan.geometry.spacing)) / 1000
+
+    def save(self, facts: Mapping[str, Any], masks: Tensor, target: Path) -> None:
+        """Writes masks ``(R, H, W, D)``."""
+        inside = dict(zip(facts["labels"], masks, strict=True))
+        for path, codes in mask_files(facts, target).items():
+            note = ", ".join(f"{code} {name}" for name, code in codes.items())
+            values = label_map(inside, codes).numpy()
+            save_like(values, self.scan.geometry, self.scan.source, path, note)
+
+    def save_maps(self, labels: Sequence[str], values: Tensor, files: Sequence[Path]) -> None:
+        """Writes a map ``(R, H, W, D)`` of all regions."""
+        note = f"{files[0].name.rpartition('_')[2].partition('.')[0]} of {', '.join(labels)}"
+        last = np.moveaxis(values.numpy(), 0, -1)
+        save_like(last, self.scan.geometry, self.scan.source, files[0], note)
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """One picture before it is read.
+
+    Attributes:
+        id: Its name, from which that of its mask is made.
+        path: The file.
+    """
+
+    what: ClassVar = "pictures"
+    unit: ClassVar = "percent"
+    id: str
+    path: Path
+
+    def files(self) -> list[Path]:
+        """Lists the file."""
+        return [self.path]
+
+    def target(self, folder: Path, wanted: str | None = None) -> Path:
+        """Returns the file of its masks in a folder."""
+        return folder / f"{self.id}.png"
+
+    def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
+        """Lists the files of its masks: one with all label values, or one for each region."""
+        if map_codes(facts):
+            return [target]
+        return [named_after_picture(target, str(name)) for name in facts["labels"]]
+
+    def maps(self, labels: Sequence[str], target: Path, what: str) -> list[Path]:
+        """Lists the files of a map of all regions: one for each."""
+        word = what.replace("probabilities", "probability")
+        return [named_after_picture(target, f"{name}_{word}", ".tif") for name in labels]
+
+    def contours(self, target: Path) -> Path:
+        """Returns the file of a picture of its contours."""
+        return named_after_picture(target, "contours")
+
+    def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedPicture:
+        """Reads and segments it.
+
+        Raises:
+            DataError: If it cannot be read, or the network cannot take it.
+        """
+        source, rule = predictor.facts["input"], predictor.facts["normalization"]["name"]
+        width, height, color = pictures.picture_header(self.path)
+        if (color, source["color"]) == ("grey", "rgb"):
+            _log.warning("%s is grey, but the model was trained on colours.", self.path)
+        loaded = pictures.load_picture(self.path, source["color"], source["scale"], rule)
+        image = torch.from_numpy(loaded)
+        image[~predictor.present] = 0
+        everywhere = torch.ones(1, dtype=torch.bool).expand(*image.shape[1:], 1)
+        small = predictor.regions(image[..., None], everywhere, self.path)[..., 0]
+        full = pictures.resized(pictures.rows_from_top(small.numpy()), (height, width))
+        return SegmentedPicture(image, small, torch.from_numpy(full))
+
+
+class SegmentedPicture(NamedTuple):
+    """A picture and what a model says of it.
+
+    Attributes:
+        image: ``(C, w, h)`` as the network sees it; channels that the client lacks are 0.
+        small: ``(R, w, h)`` probabilities, of the same size.
+        regions: ``(R, height, width)`` probabilities, rows from the top, of the picture's own size.
+    """
+
+    image: Tensor
+    small: Tensor
+    regions: Tensor
+
+    @property
+    def factor(self) -> float:
+        """The share of a pixel in percent."""
+        return 100 / self.regions[0].numel()
+
+    def save(self, facts: Mapping[str, Any], masks: Tensor, target: Path) -> None:
+        """Writes masks ``(R, height, width)``: label values, or 0 and 255 in a file per region."""
+        if codes := map_codes(facts):
+            inside = dict(zip(facts["labels"], masks, strict=True))
+            values = label_map(inside, codes).numpy()
+            save_picture(values if values.dtype == np.uint8 else values.astype(np.uint16), target)
+            return
+        files = PictureFile("", target).masks(facts, target)
+        self.save_maps((), masks.to(torch.uint8) * 255, files)
+
+    def save_maps(self, labels: Sequence[str], values: Tensor, files: Sequence[Path]) -> None:
+        """Writes a map of each region."""
+        for value, file in zip(values.numpy(), files, strict=True):
+            save_picture(value, file)
+
+
+def find_cases(
+    path: Path, facts: Sequence[Mapping[str, Any]], apart_from: Path
+) -> Sequence[ScanFiles | PictureFile]:
+    """Lists the scans or pictures that an input names, for models that segment them.
+
+    Args:
+        path: The input.
+        facts: The bundles', of one kind of input.
+        apart_from: A folder in it that is left out: the one for the masks.
+
+    Raises:
+        DataError: If there is none.
+    """
+    if facts[0]["input"]["kind"] == "pictures":
+        return find_pictures(path, apart_from)
+    return find_scans(path, facts, apart_from)
 
 
 def find_scans(
@@ -212,7 +388,7 @@ def find_scans(
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
 
-def find_pictures(path: Path, apart_from: Path | None = None) -> list[Path]:
+def find_pictures(path: Path, apart_from: Path | None = None) -> list[PictureFile]:
     """Lists the pictures that an input names: a file, or all below a folder.
 
     Args:
@@ -222,16 +398,9 @@ def find_pictures(path: Path, apart_from: Path | None = None) -> list[Path]:
     Raises:
         DataError: If there is none.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist; name a picture, or a folder of them, in input.")
-    if not path.is_dir():
-        return [path]
-    inside = [*walk(path, apart_from)]
-    files = [f for f in inside if f.suffix.lower() in pictures.SUFFIXES]
-    if not files:
-        raise DataError(f"{path} has no pictures ({', '.join(pictures.SUFFIXES)}); add some.")
-    say_left_out(path, [f for f in inside if f not in set(files)], "pictures")
-    return files
+    files = _files_of_kind(path, "a picture", "pictures", pictures.SUFFIXES, apart_from)
+    root = path if path.is_dir() else path.parent
+    return [PictureFile(stem_below(file, root, file.stem), file) for file in files]
 
 
 def find_images(path: Path) -> list[Path]:
@@ -240,17 +409,22 @@ def find_images(path: Path) -> list[Path]:
     Raises:
         DataError: If there is none.
     """
-    wanted = (*pictures.SUFFIXES, ".npy", ".npz")
-    if path.is_dir():
-        inside = [*walk(path)]
-        files = [f for f in inside if f.suffix.lower() in wanted]
-        if not files:
-            raise DataError(f"{path} has no images ({', '.join(wanted)}); name their folder.")
-        say_left_out(path, [f for f in inside if f not in set(files)], "images")
-        return files
+    return _files_of_kind(path, "an image", "images", (*pictures.SUFFIXES, ".npy", ".npz"))
+
+
+def _files_of_kind(
+    path: Path, one: str, what: str, endings: Sequence[str], apart_from: Path | None = None
+) -> list[Path]:
     if not path.exists():
-        raise DataError(f"{path} does not exist; name an image, or a folder of images, in input.")
-    return [path]
+        raise DataError(f"{path} does not exist; name {one}, or a folder of {what}, in input.")
+    if not path.is_dir():
+        return [path]
+    inside = [*walk(path, apart_from)]
+    files = [f for f in inside if f.suffix.lower() in endings]
+    if not files:
+        raise DataError(f"{path} has no {what} ({', '.join(endings)}); name their folder in input.")
+    say_left_out(path, [f for f in inside if f not in set(files)], what)
+    return files
 
 
 def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None) -> Scan:
@@ -279,18 +453,35 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
         check_finite(loaded, names, paths)
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
-        seen = prepare(loaded, names, facts, geometry.spacing)
         there = [name for name in facts["present"] if name in names]
-        return Scan(*seen, geometry, paths[0], there)
+        return Scan(*prepare(loaded, names, facts, geometry.spacing), geometry, paths[0], there)
 
 
-def regions_of_scan(predictor: Predictor, scan: Scan, source: object) -> Tensor:
-    """Segments a scan: ``(R, H, W, D)`` float32 probabilities on its own voxels.
+def prepare(
+    voxels: Tensor, names: Sequence[str], facts: Mapping[str, Any], spacing: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Prepares a scan as in training: cropped, normalised, resampled.
 
-    Raises:
-        DataError: If the network cannot take it.
+    Args:
+        voxels: ``(n, H, W, D)`` float32 in RAS.
+        names: (n,) which channels they are; those that the model does not know are left out.
+        facts: The part of the metadata under ``medfed``.
+        spacing: (3,) mm between voxels.
+
+    Returns:
+        The image, the body and the grid of a `Scan`.
     """
-    return predictor.regions(scan.image, scan.body, source, scan.grid, scan.geometry.shape)
+    channels = list(facts["channels"])
+    prepared = Preparation.from_record(facts, len(channels))
+    # A scan may lack channels that the client lacks, too; each of the others keeps its rule.
+    given = [name for name in channels if name in names]
+    rules = tuple(prepared.rules[channels.index(name)] for name in given)
+    chosen = voxels[[names.index(name) for name in given]]
+    seen, grid = replace(prepared, rules=rules).apply(chosen, spacing)
+    image = torch.zeros(len(channels), *seen.shape[1:])
+    for name in set(facts["present"]) & set(given):
+        image[channels.index(name)] = seen[given.index(name)]
+    return image, (seen != 0).any(dim=0), None if prepared.keeps_grid else grid
 
 
 def check_spacing(
