@@ -15,7 +15,7 @@ import SimpleITK as sitk
 import torch
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
-from medfed.common.errors import DataError, MedfedError
+from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.datamodules.readers.volumes import read_geometry, read_volume
