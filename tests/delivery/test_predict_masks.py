@@ -287,7 +287,7 @@ def test_inputs_that_a_bundle_refuses(tmp_path):
     with pytest.raises(DataError, match="is the folder of the input; choose another"):
         run_bundle(torch.nn.Identity(), facts, str(folder), str(folder))
     facts |= {"task": "classification", "input": {"kind": "ct_patches"}}
-    with pytest.raises(ConfigError, match="name them in candidates=FILE.csv"):
+    with pytest.raises(ConfigError, match="name them in candidates=FILE"):
         run_bundle(torch.nn.Identity(), facts, str(folder), str(tmp_path / "out"))
 
 
