@@ -18,9 +18,9 @@ from medfed.records.folder import Run
 from medfed.reports.runs import label_notes
 from medfed.run.assembly import read_data
 from medfed.sites.site import ConfiguredSite, Site
-from medfed.sites.wire import Direct
 from tests.datamodules.brats_layouts import save
 from tests.integration.runs import IMAGING, run
+from tests.sites.direct import Direct
 from tests.sites.hospitals import Rehearsal, across, same
 
 TRAIN = (
