@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from medfed.common.scores import Record
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort, HasCenters
+from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.ledger import Ledger
@@ -28,6 +32,7 @@ from tests.contract.shapes import STATES
 
 each_method = pytest.mark.parametrize("name", NAMES)
 each_state = pytest.mark.parametrize("name", STATES)
+Runs = Callable[[str], tuple[FederatedModule, PersonalEvaluation, Path]]
 
 
 class Recording(Channel):
@@ -43,6 +48,18 @@ class Recording(Channel):
         return super().encode(message, direction, *where)
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A method's run with half cohorts, evaluations and checkpoints."""
+
+    @cache
+    def run(name: str):
+        folder = tmp_path_factory.mktemp(name)
+        return (*lightning(name, folder, cohort=half()), folder)
+
+    return run
+
+
 @each_method
 def test_training_changes_what_is_evaluated(name):
     _, fed, _ = federation(name)
@@ -52,16 +69,16 @@ def test_training_changes_what_is_evaluated(name):
 
 
 @each_method
-def test_lightning_equals_reference(name):
-    lightning_equals_reference(name, half())
+def test_lightning_equals_reference(name, straight):
+    lightning_equals_reference(name, half(), straight(name))
 
 
 @each_state
 def test_lightning_with_all_clients_equals_reference(name):
-    lightning_equals_reference(name, None)
+    lightning_equals_reference(name, None, lightning(name))
 
 
-def lightning_equals_reference(name, cohort):
+def lightning_equals_reference(name, cohort, run):
     _, fed, _ = federation(name, cohort=cohort)
     losses: list[Record] = []
     steps: dict[str, int] = {}
@@ -73,7 +90,7 @@ def lightning_equals_reference(name, cohort):
             steps[name] = client.steps_done
 
     run_reference(fed, ROUNDS, note)
-    module, record = lightning(name, cohort=cohort)
+    module, record, *_ = run
     assert sorted(record.losses) == sorted(losses)
     assert module.federation.digests() == fed.digests()
     assert module.federation.ledger.to_csv() == fed.ledger.to_csv()
@@ -82,19 +99,17 @@ def lightning_equals_reference(name, cohort):
 
 
 @each_method
-def test_resumed_equals_straight(name, tmp_path: Path):
-    straight, record = lightning(name, tmp_path / "a", cohort=half())
-    lightning(name, tmp_path / "b", rounds=1, cohort=half())
-    resumed, again = lightning(
-        name, tmp_path / "b", resume=tmp_path / "b" / "round_00000.ckpt", cohort=half()
-    )
-    assert resumed.federation.digests() == straight.federation.digests()
-    assert resumed.federation.ledger.to_csv() == straight.federation.ledger.to_csv()
+def test_resumed_equals_straight(name, straight, tmp_path: Path):
+    whole, record, folder = straight(name)
+    begun = folder / "round_00001.ckpt"
+    parts, again = lightning(name, tmp_path, resume=begun, cohort=half())
+    assert parts.federation.digests() == whole.federation.digests()
+    assert parts.federation.ledger.to_csv() == whole.federation.ledger.to_csv()
     assert again.history == record.history
     assert again.losses == record.losses
     for what in ("steps_done", "passes"):
-        assert [getattr(c, what) for c in resumed.federation.clients.values()] == [
-            getattr(c, what) for c in straight.federation.clients.values()
+        assert [getattr(c, what) for c in parts.federation.clients.values()] == [
+            getattr(c, what) for c in whole.federation.clients.values()
         ]
 
 
@@ -115,9 +130,9 @@ def test_serialised_messages_change_nothing(name):
 
 
 @each_method
-def test_evaluation_changes_nothing(name):
-    quiet, _ = lightning(name, evaluate=False)
-    evaluated, record = lightning(name, evaluate=True)
+def test_evaluation_changes_nothing(name, straight):
+    quiet, _ = lightning(name, evaluate=False, cohort=half())
+    evaluated, record, _ = straight(name)
     assert len(record.history) == ROUNDS * 3
     assert evaluated.federation.digests() == quiet.federation.digests()
     state = torch.random.get_rng_state()
@@ -226,10 +241,9 @@ def test_the_ledger_survives_its_state(name):
 def test_memory_grows_with_what_is_declared(name, tmp_path: Path):
     """Else with the personal part only."""
     whole = algorithm(name).keeps_whole
-    lightning(name, tmp_path, rounds=1)
+    straight, _ = lightning(name, tmp_path, rounds=2)
     path = tmp_path / "round_00000.ckpt"
-    resumed, _ = lightning(name, tmp_path, rounds=2, resume=path)
-    for module in (lightning(name, rounds=2)[0], resumed):
+    for module in (straight, lightning(name, rounds=2, resume=path)[0]):
         split = module.local.split
         for entry in () if whole else split.shared:
             kept = {
