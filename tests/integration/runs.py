@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,15 +74,6 @@ def resume(folder: Path, *overrides: str) -> tuple[dict[str, Any], Experiment]:
 def script(*overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs ``scripts/train.py`` as a user does."""
     return processes.run(ROOT / "scripts" / "train.py", *overrides, cwd=cwd)
-
-
-def anew(*overrides: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process that has imported nothing, which may start workers of its own."""
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), *overrides]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
-    )
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.evaluation import evaluate_run
+from tests import processes
 from tests.integration.runs import (
     CLINICAL,
     IMAGING,
     ROOT,
-    anew,
     imaging,
     left_in,
     outcome,
@@ -271,8 +271,10 @@ def test_mixed_precision_is_of_losses_alone_and_resumes_bit_for_bit(tmp_path, mo
 def test_ranks_with_unequal_numbers_of_clients(tmp_path, cohort_root):
     small = (*imaging(cohort_root, hospitals=3), "augment=nnunet", "data.patches=fresh")
     run(tmp_path / "one", *small)
-    done = anew(*small, "data.workers=1", "trainer=ddp", f"hydra.run.dir={tmp_path / 'two'}")
-    assert done.returncode == 0, done.stderr
+    keys = (*small, "trainer=ddp", f"hydra.run.dir={tmp_path / 'two'}")
+    started = processes.ranks(ROOT / "scripts" / "train.py", *keys, together=True)
+    logs = [p.communicate(timeout=240)[0] for p in started]
+    assert [p.returncode for p in started] == [0, 0], "\n".join(logs)
     assert outcome(tmp_path / "two") == outcome(tmp_path / "one")
     assert len(models(tmp_path / "two")) == 3
 
