@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests import processes
 from tests.conftest import pytest_configure
-from tests.pages import DOCS, ROOT, write_files
+from tests.pages import DOCS, write_files
 
 NAMES = {"algorithm": "kindred", "codec": "int8", "reader": "clinics", "partition": "by_pattern"}
 FILES = (
@@ -27,9 +27,10 @@ def test_plugins_meet_the_contracts(tmp_path):
         write_files(DOCS / f"extending/{page}.md", tmp_path)
     report = tmp_path / "report.xml"
     options = ["-n0", "-p", "no:cacheprovider", f"--junitxml={report}", "--plugins", str(tmp_path)]
-    command = [sys.executable, "-m", "pytest", *FILES, *options, "-k", " or ".join(NAMES.values())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    script = Path(pytest.__file__).with_name("__main__.py")
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the fork has imported Hydra
+    done = processes.run(script, *FILES, *options, "-k", " or ".join(NAMES.values()))
+    assert done.returncode == 0, done.stdout + done.stderr
     cases = [case.get("name", "") for case in ET.parse(report).iter("testcase")]
     found = {n: [case for case in cases if n in case] for n in NAMES.values()}
     assert all(len(of_one) >= 3 for of_one in found.values())
