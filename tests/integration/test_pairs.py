@@ -1,4 +1,6 @@
-"""Every experiment builds and trains a step with every model of its task, new ones included."""
+"""Every experiment builds and trains a step with its model; the first of those with the same data
+and method does so with every model of their task, new ones included.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +89,7 @@ def take_model(config: DictConfig, experiment: str, model: str) -> None:
 
 
 _read: dict[str, FederatedDataModule] = {}
+_tried: set[tuple[str, str, type]] = set()
 
 
 def read(described: str, config: RunDescription) -> FederatedDataModule:
@@ -136,7 +139,10 @@ def test_every_model_of_the_task_trains(
     config = load([f"experiment={experiment}", *small])
     config.init = load([]).init  # an experiment that starts from weights has none here
     data = read(OmegaConf.to_yaml(config.data, resolve=True), describe(config))
-    for model in (own, *(m for m in model_yamls() if m != own and family(m) is family(own))):
+    kind = (name, chosen(experiment)["algorithm"], family(own))
+    others = [] if kind in _tried else [m for m in model_yamls() if family(m) is family(own)]
+    _tried.add(kind)
+    for model in (own, *(m for m in others if m != own)):
         take_model(config, experiment, model)
         try:
             described, task = task_for(describe(config), data)
