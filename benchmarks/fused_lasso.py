@@ -1,8 +1,8 @@
-"""Time of the exact 1-D fused lasso, next to the paper's ADMM and on several threads.
+"""Time of the exact 1-D fused lasso, next to the paper's ADMM.
 
-Gamma is relative to mean |g|. Times are medians of CPU time on one thread, except those of blocks,
-which are wall time. The floor is one solve of a tridiagonal system of the same length by LAPACK,
-factored beforehand; the ADMM needs one per iteration.
+Gamma is relative to mean |g|. Times are medians of CPU time on one thread. The floor is one solve
+of a tridiagonal system of the same length by LAPACK, factored beforehand; the ADMM needs one per
+iteration.
 Run with ``python benchmarks/fused_lasso.py``; ``--largest 6`` stops at 10^6 elements.
 """
 
@@ -22,7 +22,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from medfed.functional.fused_lasso import _in_memory, _magnitude, fused_lasso, fused_lasso_blocks
+from medfed.functional.fused_lasso import _in_memory, _magnitude, fused_lasso
 
 Array = np.ndarray[Any, Any]
 
@@ -149,8 +149,8 @@ def fused_lasso_admm(
         The minimiser, iterations and residuals.
     """
     cut = gamma / rho
-    vector = _in_memory(g, "g")
-    if _magnitude(vector, "g") == 0:
+    vector = _in_memory(g)
+    if _magnitude(vector) == 0:
         return FusedLassoResult(torch.zeros_like(g), 0, 0.0, 0.0, True)
     y = vector.double().numpy()
     limit = tol * _norm(y)
@@ -253,30 +253,10 @@ def report_admm(d: int) -> None:
             )
 
 
-def report_blocks(d: int) -> None:
-    blocks, threads = list(gaussian(32 * d).split(d)), torch.get_num_threads()
-    gamma = absolute(blocks[0], 0.1)
-    fused_lasso_blocks(blocks, gamma)
-    walls, works = [], []
-    for _ in range(15):
-        actions = [partial(fused_lasso_blocks, blocks, gamma, n) for n in (1, threads)]
-        start = time.process_time()
-        walls.append([seconds(action, time.perf_counter) for action in actions])
-        works.append(time.process_time() - start)
-    one, many = (min(times) for times in zip(*walls, strict=True))
-    ratio = statistics.median(a / b for a, b in walls)
-    print(
-        f"32 blocks of {d}: {one * 1e3:.1f} ms on one thread, {many * 1e3:.1f} ms on {threads} "
-        f"(the best of 15), ratio {one / many:.2f}, median ratio {ratio:.2f}; "
-        f"CPU time {statistics.median(works) / 2 * 1e3:.1f} ms each"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--largest", type=int, default=7, help="exponent of the largest d")
     largest = parser.parse_args().largest
-    report_blocks(10 ** min(largest, 5))
     torch.set_num_threads(1)
     report_admm(10 ** min(largest, 5))
     report_exact(largest)

@@ -17,15 +17,9 @@ w       the result
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import torch
 from torch import Tensor
-
-_WORTH_A_THREAD = 2**15
-"""Elements below which starting threads costs more than it saves."""
 
 
 def fused_lasso(g: Tensor, gamma: float) -> Tensor:
@@ -52,52 +46,8 @@ def fused_lasso(g: Tensor, gamma: float) -> Tensor:
         >>> fused_lasso(torch.tensor([4.0, 1.0, 2.0]), gamma=float("inf")).tolist()
         [0.0, 0.0, 0.0]
     """
-    return _solve(g, gamma, "g")
-
-
-def fused_lasso_blocks(
-    blocks: Sequence[Tensor], gamma: float | Sequence[float] | Tensor, threads: int | None = None
-) -> list[Tensor]:
-    """:func:`fused_lasso` of every block by itself, in parallel; a block may be a parameter tensor.
-
-    Args:
-        blocks: ``(d_k,)`` tensors; lengths, dtypes and devices may differ.
-        gamma: One number for all blocks, or one per block.
-        threads: Threads at most; ``None`` takes ``torch.get_num_threads()``, all cores unless they
-            were limited. The result does not depend on it.
-
-    Returns:
-        One ``(d_k,)`` tensor per block, in order.
-
-    Raises:
-        ConfigError: If a block or gamma cannot be used, or their numbers differ.
-        ValueError: If a block holds NaN or infinity, or numbers whose sum overflows.
-
-    Example:
-        >>> blocks = [torch.tensor([4.0, 1.0, 2.0]), torch.tensor([1.0])]
-        >>> [w.tolist() for w in fused_lasso_blocks(blocks, [0.5, 0.25])]
-        [[3.5, 1.5, 1.5], [0.75]]
-    """
-    gammas = torch.as_tensor(gamma, dtype=torch.float64).expand(len(blocks)).tolist()
-    threads = min(threads or torch.get_num_threads(), len(blocks))
-    threads = min(threads, sum(block.numel() for block in blocks) // _WORTH_A_THREAD)
-
-    def work(k: int) -> Tensor:
-        return _solve(blocks[k], gammas[k], f"blocks[{k}]")
-
-    if threads < 2:
-        return [work(k) for k in range(len(blocks))]
-    # The longest first, so that no thread has one left when the others are done.
-    order = sorted(range(len(blocks)), key=lambda k: -blocks[k].numel())
-    with ThreadPoolExecutor(threads) as pool:
-        solutions = dict(zip(order, pool.map(work, order), strict=True))
-    return [solutions[k] for k in range(len(blocks))]
-
-
-def _solve(g: Tensor, gamma: float, name: str) -> Tensor:
-    """:func:`fused_lasso` with gamma checked and a name for errors."""
-    source = _in_memory(g, name)
-    total = _magnitude(source, name)
+    source = _in_memory(g)
+    total = _magnitude(source)
     if gamma == 0:
         return g.detach().clone()
     if gamma >= total:
@@ -110,7 +60,7 @@ def _solve(g: Tensor, gamma: float, name: str) -> Tensor:
     return out.to(g.device, non_blocking=True)
 
 
-def _in_memory(g: Tensor, name: str) -> Tensor:
+def _in_memory(g: Tensor) -> Tensor:
     """``g`` detached, contiguous and in main memory; a copy only where that takes one."""
     g = g.detach()
     return g.contiguous() if g.device.type == "cpu" else _host_like(g).copy_(g)
@@ -121,9 +71,8 @@ def _host_like(g: Tensor) -> Tensor:
     return torch.empty(g.shape, dtype=g.dtype, pin_memory=g.device.type == "cuda")
 
 
-def _magnitude(g: Tensor, name: str) -> float:
+def _magnitude(g: Tensor) -> float:
     """The sum of magnitudes in float64, a bound on every sum in the dynamic programme."""
-    # By NumPy, which stays in this thread: blocks are what is spread over threads.
     with np.errstate(over="ignore"):
         total = float(np.abs(g.numpy()).sum(dtype=np.float64))
     # Four times, because a line's height may reach twice gamma plus the sum.
@@ -131,5 +80,5 @@ def _magnitude(g: Tensor, name: str) -> float:
         return total
     bad = (~torch.isfinite(g)).nonzero().flatten().tolist()
     if bad:
-        raise ValueError(f"{name}[{bad[0]}] is {float(g[bad[0]])}, but it must be finite.")
-    raise ValueError(f"{name} holds numbers so large that their sum overflows; scale it down.")
+        raise ValueError(f"g[{bad[0]}] is {float(g[bad[0]])}, but it must be finite.")
+    raise ValueError("g holds numbers so large that their sum overflows; scale it down.")

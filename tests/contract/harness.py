@@ -38,7 +38,7 @@ POLICIES: tuple[BufferPolicy, ...] = ("averaged", "local", "frozen")
 # Between them: residuals, shifts, references, factors, random choices both ways, CER both ways.
 LOSSY: dict[str, Callable[[], dict[str, Link]]] = {
     "stc": lambda: {
-        "up": Link(STC(0.2), cer=CER(0.1, per_tensor=True)),
+        "up": Link(STC(0.2), cer=CER(0.1)),
         "down": Link(QSGD(levels=4)),
     },
     "shifted": lambda: {

@@ -20,7 +20,7 @@ from medfed.datamodules.readers.volumes import (
 from tests.datamodules.volume_files import affine, image_of, noise, write_series, write_volume
 from tests.sweeps import sweep
 
-NAMES = ("a.nii.gz", "a.nii", "a.nrrd", "a.nhdr", "a.mha", "a.mhd", "series")
+NAMES = ("a.nii.gz", "a.nii", "a.nrrd", "a.mha", "a.mhd", "series")
 TURNED = affine() @ np.diag([-1, 1, -1, 1])[:, [1, 2, 0, 3]]  # other axes, two of them reversed
 
 

@@ -146,7 +146,6 @@ NAMES = {
     "a.nii.gz": ".nii.gz",
     "a.nii": ".nii.gz",
     "a.nrrd": ".nrrd",
-    "a.nhdr": ".nrrd",
     "a.mha": ".mha",
     "a.mhd": ".mha",
     "a": ".nii.gz",

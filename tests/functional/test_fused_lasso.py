@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
 from benchmarks.fused_lasso import fused_lasso_admm
-from medfed.functional.fused_lasso import fused_lasso, fused_lasso_blocks
+from medfed.functional.fused_lasso import fused_lasso
 from medfed.functional.line_kernels import _backward, _forward, solve_chain
 from tests.sweeps import sweep
 
@@ -172,31 +172,10 @@ def test_reads_any_layout_and_leaves_it_alone():
     assert torch.equal(wide, before)
 
 
-@sweep("threads", [None, 1, 2, 5])
-def test_blocks_are_solved_one_by_one(threads):
-    generator = torch.Generator().manual_seed(0)
-    blocks = [torch.randn(d, generator=generator) for d in (0, 1, 70_000, 2, 40_000, 900)]
-    blocks[3] = blocks[3].double()
-    for gamma in (0.4, [0.0, 0.1, 0.2, 0.3, math.inf, 0.5]):
-        each = gamma if isinstance(gamma, list) else [gamma] * len(blocks)
-        found = fused_lasso_blocks(blocks, gamma, threads=threads)
-        for w, block, value in zip(found, blocks, each, strict=True):
-            assert w.dtype == block.dtype
-            assert torch.equal(w, fused_lasso(block, value))
-    assert fused_lasso_blocks([], 0.4, threads=threads) == []
-
-
 def test_threads_run_at_once():
     # Only compiled code that gives up the interpreter's lock runs beside other threads.
     for kernel in (solve_chain, _forward, _backward):
         assert kernel.targetoptions["nogil"]
-
-
-def test_an_error_in_a_thread_is_raised():
-    blocks = [torch.zeros(70_000), torch.zeros(70_000)]
-    blocks[1][5] = math.nan
-    with pytest.raises(ValueError, match=r"blocks\[1\]\[5\] is nan"):
-        fused_lasso_blocks(blocks, 1.0, threads=2)
 
 
 @sweep(

@@ -379,9 +379,12 @@ NRRD = {
     "endless": (".nrrd", lines(b"sizes: 10 12 6", b"sizes: " + b"1" * 4000), "4007 characters"),
     "flat": (".nrrd", flat, "a volume needs three dimensions"),
     "sheared": (".nrrd", lines(b",0,0) (0,", b",0.3,0) (0,"), "a.nrrd"),
-    "upwards": (".nhdr", lines(b"file: a.raw.gz", b"file: ../../etc/passwd"), "outside of its"),
-    "several": (".nhdr", lines(b"file: a.raw.gz", b"file: LIST"), "in several files"),
-    "missing": (".nhdr", lines(b"file: a.raw.gz", b"file: b.raw.gz"), "b.raw.gz is missing"),
+    "upwards": (
+        ".nrrd",
+        lines(b"sizes:", b"data file: ../../etc/passwd\nsizes:"),
+        "in other files",
+    ),
+    "several": (".nrrd", lines(b"sizes:", b"datafile: LIST\nsizes:"), "in other files"),
 }
 
 

@@ -27,7 +27,7 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     """Reads the header only.
 
     Args:
-        path: ``.nrrd``, or ``.nhdr`` with its voxels in one other file.
+        path: A ``.nrrd`` file.
 
     Returns:
         The three spatial sizes as they are stored, values per voxel, and the affine (4, 4) to mm
@@ -36,7 +36,7 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     Raises:
         DataError: If the file is missing or unreadable, or is not a volume.
     """
-    data_file(path)
+    _head(path)
     reader = itk_header(path, "NrrdImageIO")
     size, channels = reader.GetSize(), reader.GetNumberOfComponents()
     wanted = _length(reader)
@@ -45,7 +45,7 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
             f"{path} has shape {size}; a volume needs three dimensions, and a separate file for "
             "every channel."
         )
-    available = sum(p.stat().st_size for p in {path, data_file(path)})
+    available = path.stat().st_size
     if wanted > available * _INFLATION:
         raise DataError(
             f"{path} is truncated or corrupt ({available} bytes cannot hold the {wanted} of its "
@@ -65,43 +65,17 @@ def voxels(path: Path) -> NDArray[Any]:
     """
     import SimpleITK as sitk
 
-    data_file(path)
-    reader = itk_header(path, "NrrdImageIO")
     text, start = _head(path)
+    reader = itk_header(path, "NrrdImageIO")
     try:
         if re.search(r"^encoding: *gz", text, re.MULTILINE | re.IGNORECASE):
-            file = data_file(path)
-            inflated(file.read_bytes()[start if file == path else 0 :], _length(reader))
+            inflated(path.read_bytes()[start:], _length(reader))
         array = sitk.GetArrayFromImage(reader.Execute())
     except zlib.error as error:
         raise corrupt(path, error) from error
     except RuntimeError as error:
         raise corrupt(path, reason(error)) from error
     return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))
-
-
-def data_file(path: Path) -> Path:
-    """Returns the file with the voxels, in the header's folder or below it.
-
-    Raises:
-        DataError: If the header cannot be read, or names another place or several files.
-    """
-    match = re.search(r"^data ?file:[ \t]*(.*?)\s*$", _head(path)[0], re.MULTILINE | re.IGNORECASE)
-    if match is None:
-        return path
-    name = match[1]
-    beside = Path(name)
-    if beside.is_absolute() or ".." in beside.parts or re.search(r"^LIST|%|\0|\s\d", name):
-        raise DataError(
-            f"{path} names voxels outside of its folder or in several files ({name[:60]!r}); write "
-            "the volume as one .nrrd file."
-        )
-    if not (path.parent / beside).is_file():
-        raise DataError(
-            f"{path.parent / beside} is missing, but {path.name} names it; copy it there or leave "
-            "the patient out."
-        )
-    return path.parent / beside
 
 
 def affine_of(image: Any) -> NDArray[np.float64]:
@@ -171,4 +145,6 @@ def _head(path: Path) -> tuple[str, int]:
     for line in head.splitlines():
         if len(line) > _LINE and ":=" not in line:  # SimpleITK would crash on it
             raise corrupt(path, ValueError(f"a header line has {len(line)} characters"))
+    if re.search(r"^data ?file:", head, re.MULTILINE | re.IGNORECASE):
+        raise DataError(f"{path} names voxels in other files; write the volume as one .nrrd file.")
     return head, end.end() if end else len(text)

@@ -30,7 +30,7 @@ from medfed.common.errors import DataError
 from medfed.datamodules.readers import dicom, metaimage, nrrd
 from medfed.datamodules.readers.metaimage import corrupt, missing
 
-SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".nhdr", ".mha", ".mhd")
+SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
 _INFLATION = 1032  # the most bytes that deflate unpacks from one
@@ -124,8 +124,6 @@ def files_of(path: Path) -> list[Path]:
         return dicom.files(path)
     if path.suffix.lower() == ".mhd":
         return list(dict.fromkeys([path, metaimage.storage_of(path).file]))
-    if path.suffix.lower() == ".nhdr":
-        return [path, nrrd.data_file(path)]
     return [path]
 
 
@@ -295,7 +293,7 @@ def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) 
 
 def _format(path: Path) -> Any:
     """The module that reads a file by its ``header`` and ``voxels``; None for NIfTI, read here."""
-    modules = {".mha": metaimage, ".mhd": metaimage, ".nrrd": nrrd, ".nhdr": nrrd}
+    modules = {".mha": metaimage, ".mhd": metaimage, ".nrrd": nrrd}
     return dicom if path.is_dir() else modules.get(suffix_of(path))
 
 

@@ -70,7 +70,7 @@ from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.ledger import Direction
 from medfed.federation.wire.message import KINDS, Kind, Message
 from medfed.federation.wire.packet import EncodedPart, Packet, Received, dense_bytes
-from medfed.functional.fused_lasso import fused_lasso, fused_lasso_blocks
+from medfed.functional.fused_lasso import fused_lasso
 
 Memory = Tensors
 LEVELS = range(1, 23)  # of Zstandard
@@ -88,7 +88,7 @@ class Transform(Protocol):
     def active(self) -> bool:
         """Whether it changes anything."""
 
-    def __call__(self, flat: Tensor, layout: Layout) -> Tensor:
+    def __call__(self, flat: Tensor) -> Tensor:
         """Returns the vector of shape (d,) that is encoded in place of ``flat``."""
 
 
@@ -204,7 +204,7 @@ class Link:
         """
         mode, flat = self.mode(kind), flat.to(working_dtype(layout))
         if mode == "plain":
-            return Coded(self.codec.encode(self._transformed(flat, layout), rng), None, None)
+            return Coded(self.codec.encode(self._transformed(flat), rng), None, None)
         if mode == "reference" and memory is None:
             data = _DENSE.encode(flat)
             values = _DENSE.decode(data).to(flat)
@@ -213,7 +213,7 @@ class Link:
             memory = torch.zeros_like(flat)
         # Adds the losses; a reference or a shift is already at the other end.
         vector = flat + memory if mode == "residual" else flat - memory
-        data = self.codec.encode(self._transformed(vector, layout), rng)
+        data = self.codec.encode(self._transformed(vector), rng)
         decoded = self.codec.decode(data, flat.numel()).to(vector)
         factor = 1.0
         if self._travels(mode):
@@ -259,8 +259,8 @@ class Link:
         decoded = self.codec.decode(data, length).to(device, dtype)
         return self._advance(mode, memory, decoded, factor)
 
-    def _transformed(self, flat: Tensor, layout: Layout) -> Tensor:
-        return flat if self.transform is None else self.transform(flat, layout)
+    def _transformed(self, flat: Tensor) -> Tensor:
+        return flat if self.transform is None else self.transform(flat)
 
     def _travels(self, mode: Mode) -> bool:
         """Whether the factor that scales a decoded vector travels with it."""
@@ -733,8 +733,6 @@ class CER:
         gamma: How strongly neighbours are pulled together; 0: not at all, infinity: to zero.
         relative: Whether gamma is multiplied by the mean magnitude of the vector, so that it means
             the same in every round; otherwise it is absolute.
-        per_tensor: Whether each parameter tensor is a separate vector; they are solved in parallel.
-            Otherwise the whole part is one vector, as in the paper.
 
     Raises:
         ConfigError: If gamma is negative.
@@ -742,13 +740,12 @@ class CER:
     Example:
         >>> import torch
         >>> cer = CER(gamma=0.5, relative=False)
-        >>> cer(torch.tensor([4.0, 1.0, 2.0]), (("w", (3,), "float32"),))
+        >>> cer(torch.tensor([4.0, 1.0, 2.0]))
         tensor([3.5000, 1.5000, 1.5000])
     """
 
     gamma: float = 0.0
     relative: bool = True
-    per_tensor: bool = False
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
@@ -759,25 +756,13 @@ class CER:
         """Whether it changes anything."""
         return self.gamma > 0
 
-    def __call__(self, flat: Tensor, layout: Layout) -> Tensor:
-        """Returns the vector of shape (d,) that is coded in place of ``flat``.
-
-        Args:
-            flat: ``(d,)`` finite floats.
-            layout: The tensors that it consists of.
-        """
-        if not self.per_tensor:
-            return fused_lasso(flat, self._strength(flat))
-        blocks = flat.split([math.prod(shape) for _, shape, _ in layout])
-        solved = fused_lasso_blocks(blocks, [self._strength(block) for block in blocks])
-        return flatten({row[0]: block for row, block in zip(layout, solved, strict=True)})
-
-    def _strength(self, vector: Tensor) -> float:
-        if not self.relative or vector.numel() == 0:
-            return self.gamma
-        mean = float(vector.double().abs().mean())
+    def __call__(self, flat: Tensor) -> Tensor:
+        """Returns the vector of shape (d,) that is coded in place of finite ``flat`` (d,)."""
+        if not self.relative or flat.numel() == 0:
+            return fused_lasso(flat, self.gamma)
+        mean = float(flat.double().abs().mean())
         # Infinity times zero is not a number, but the zero vector is its own solution.
-        return self.gamma * mean if mean else 0.0
+        return fused_lasso(flat, self.gamma * mean if mean else 0.0)
 
 
 def compress(data: bytes, level: int = 3) -> bytes:

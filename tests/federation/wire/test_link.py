@@ -131,18 +131,6 @@ def test_cer_comes_after_the_residual_and_before_the_codec() -> None:
         residual = total - expected
 
 
-def test_cer_per_tensor_solves_each_tensor_by_itself() -> None:
-    vector = torch.from_numpy(vectors(1)[0])
-    got = CER(gamma=0.3, relative=False, per_tensor=True)(vector, LAYOUT)
-    parts = [fused_lasso(part, 0.3) for part in vector.split(20)]
-    assert torch.equal(got, torch.cat(parts))
-    assert not torch.equal(got, fused_lasso(vector, 0.3))
-    relative = CER(gamma=0.3, per_tensor=True)(torch.cat([vector[:20], torch.zeros(20)]), LAYOUT)
-    gamma = 0.3 * float(vector[:20].double().abs().mean())
-    assert torch.equal(relative[20:], torch.zeros(20))
-    assert torch.equal(relative[:20], fused_lasso(vector[:20], gamma))
-
-
 def test_cer_alone_makes_a_lossy_link() -> None:
     dense = Link(Dense(), cer=CER(gamma=0.1))
     assert (dense.mode("state"), dense.mode("update")) == ("reference", "plain")
@@ -189,7 +177,7 @@ def test_torn_bytes_are_refused(kind: str, cut: int) -> None:
 
 
 def test_nothing_is_coded_as_nothing() -> None:
-    for link in (Link(STC()), Link(QSGD(), shift="auto"), Link(STC(), cer=CER(0.1, True, True))):
+    for link in (Link(STC()), Link(QSGD(), shift="auto"), Link(STC(), cer=CER(0.1))):
         for kind in ("state", "update"):
             here, there = None, None
             for _ in range(3):

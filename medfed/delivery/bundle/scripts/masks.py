@@ -145,9 +145,7 @@ def mask_suffix(scan: Path, wanted: str | None = None) -> str:
     """
     if wanted is not None:
         return SEG if wanted == "dicomseg" else ".nii.gz"
-    return {".nrrd": ".nrrd", ".nhdr": ".nrrd", ".mha": ".mha", ".mhd": ".mha"}.get(
-        suffix_of(scan), ".nii.gz"
-    )
+    return {".nrrd": ".nrrd", ".mha": ".mha", ".mhd": ".mha"}.get(suffix_of(scan), ".nii.gz")
 
 
 def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
