@@ -76,7 +76,7 @@ class Scanner:
         if image.ndim not in (3, 4):
             raise ConfigError(
                 f"A scanner changes images (C, H, W) or (C, H, W, D), not values of shape "
-                f"{tuple(image.shape)}; partition=site_effect needs images."
+                f"{tuple(image.shape)}; partition.scanners needs images."
             )
         image = image.as_subclass(Tensor).float()
         least, greatest = image.aminmax()
@@ -156,22 +156,12 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
     for client, values in table.items():
         check_names("setting of a scanner", list(values), list(UNCHANGED))
         for name, value in values.items():
-            if not is_number(value):
-                raise ConfigError(f"partition.table: {name} of {client} is no number: {value}.")
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ConfigError(f"partition.scanners: {name} of {client} is no number: {value}.")
     return {
         client: Scanner(client, seed, **{name.lower(): float(v) for name, v in values.items()})
         for client, values in table.items()
     }
-
-
-def is_number(value: object) -> bool:
-    """Says whether a configured value is a number; true and false are not.
-
-    Example:
-        >>> is_number(0.5), is_number(True)
-        (True, False)
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]) -> Tensor:

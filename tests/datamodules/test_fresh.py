@@ -9,11 +9,13 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.datamodules.cache.volumes import encode
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
+from medfed.datamodules.partitions.by_group import SiteGroups
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.patches import LARGEST, FreshPatches, PatchRows, volume_of, volume_of_cache
 from medfed.datamodules.plans import first_patients
 
 SHAPE = (20, 16, 6)
+SCANNED = SiteGroups(2, scanners=[{"gamma": 1.4, "noise": 0.1}] * 2)
 
 
 def head(seed=0, regions=((3, 9), (4, 6))):
@@ -166,9 +168,8 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("settings", [{}, {"spatial_dims": 3, "patch_size": (16, 16, 4)}])
-@pytest.mark.parametrize("wrap", [ChannelMissing, SiteEffect])
-def test_memory_cache_and_workers_give_the_same_bits(wrap, settings, make, tmp_path):
-    partition = wrap(ByCentre())
+@pytest.mark.parametrize("partition", [ChannelMissing(ByCentre()), SCANNED])
+def test_memory_cache_and_workers_give_the_same_bits(partition, settings, make, tmp_path):
     data = prepared(make(partition=partition, **settings))
     expected = epochs(data)
     first = next(iter(data.clients.values()))
@@ -179,7 +180,7 @@ def test_memory_cache_and_workers_give_the_same_bits(wrap, settings, make, tmp_p
     assert same(expected, epochs(prepared(mapped)))
     assert mapped.store is not None
     codes = [v.values for v in next(iter(mapped.clients.values())).fresh.patients[0]]
-    assert (codes[0] is None) == (wrap is SiteEffect)  # a scanner's images are in memory
+    assert (codes[0] is None) == (partition is SCANNED)  # a scanner's images are in memory
     assert torch.equal(first.label_counts, next(iter(mapped.clients.values())).label_counts)
 
 

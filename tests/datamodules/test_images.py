@@ -15,8 +15,8 @@ from medfed.datamodules.client_data import ArrayRows
 from medfed.datamodules.generated.medmnist import CLASSES, BloodCells
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.by_group import LabelGroups
-from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
+from medfed.datamodules.partitions.by_group import LabelGroups, SiteGroups
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.scikit_learn import read_digits
@@ -120,9 +120,8 @@ def test_a_scanner_changes_its_client_only_and_every_image_differently(tmp_path)
     content = arrays()
     content["train_images"][:] = content["train_images"][:1]
     path = save(tmp_path, content)
-    table = {"hospital_0": {"noise": 0.1}}
-    partition = SiteEffect(RoundRobin(2), table=table)
-    plain, seen = module(path, RoundRobin(2)), module(path, partition)
+    partition = SiteGroups(2, scanners=[{"noise": 0.1}, {}])
+    plain, seen = module(path, SiteGroups(2)), module(path, partition)
     before, after = (
         {
             name: torch.cat([b["image"] for b in client.eval_batches("train")])
@@ -130,12 +129,12 @@ def test_a_scanner_changes_its_client_only_and_every_image_differently(tmp_path)
         }
         for data in (plain, seen)
     )
-    assert torch.equal(before["hospital_1"], after["hospital_1"])
-    noise = after["hospital_0"] - before["hospital_0"]
+    assert torch.equal(before["group_1_hospital_0"], after["group_1_hospital_0"])
+    noise = after["group_0_hospital_0"] - before["group_0_hospital_0"]
     assert 0.05 < float(noise.std()) < 0.15
     assert not torch.equal(noise[0], noise[1])
-    again = module(path, partition).clients["hospital_0"].train["image"]
-    assert torch.equal(again, after["hospital_0"])
+    again = module(path, partition).clients["group_0_hospital_0"].train["image"]
+    assert torch.equal(again, after["group_0_hospital_0"])
 
 
 @sweep(

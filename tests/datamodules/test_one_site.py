@@ -12,7 +12,7 @@ from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.partitions.by_centre import Auto, ByCentre
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance
-from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
@@ -135,7 +135,7 @@ def test_a_table_of_ones_own(files, settings):
 
 
 def test_only_its_own_images_are_read(make_brats, monkeypatch):
-    inner = ChannelMissing(SiteEffect(ByCentre(), gamma=(0.7, 1.4)), preset="rotate")
+    inner = ChannelMissing(ByCentre(), preset="rotate")
     whole = make_brats(partition=inner)
     whole.setup()
     sites = list(whole.clients)

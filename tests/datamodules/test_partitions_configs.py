@@ -70,7 +70,7 @@ def test_two_wrappers():
     partition = build(
         node(
             "partition=channel_missing",
-            "partition@partition.assignment=site_effect",
+            "partition@partition.assignment=channel_missing",
             "partition@partition.assignment.assignment=shards",
             "partition.assignment.assignment.num_clients=3",
         )
@@ -83,7 +83,7 @@ def test_two_wrappers():
     [
         (["partition=dirichelt"], r"Unknown partition 'dirichelt' \(did you mean dirichlet"),
         (
-            ["partition=site_effect", "partition@partition.assignment=shard"],
+            ["partition=channel_missing", "partition@partition.assignment=shard"],
             r"Unknown partition 'shard' \(did you mean sh",
         ),
         (

@@ -16,7 +16,6 @@ from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, Qu
 from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.contract.names import load, partition_yamls
 from tests.sweeps import sweep
 
@@ -160,20 +159,6 @@ def test_labels_are_needed_as_declared(name, make):
 @pytest.mark.parametrize("name", NAMES)
 def test_centres_are_needed_as_declared(name, make):
     refused(make, name, "centre", label=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_needs_images_refuses_tables(name, make):
-    needs = make(name).traits.needs
-    if "images" in needs and "centre" in needs:  # of the partition that it wraps
-        wrapped = ["partition@partition.assignment=round_robin"]
-        partition = build(load([f"partition={name}", *wrapped]).partition)
-    else:
-        partition = make(name)
-    if "images" not in needs:
-        return
-    with pytest.raises(ConfigError, match="tables have no images"):
-        TabularDataModule(partition).setup()
 
 
 def table(clients, patients, classes):

@@ -7,9 +7,9 @@ import torch
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_group import SiteGroups
 from medfed.datamodules.partitions.by_label import LabelImbalance
-from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
-from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.readers.base import Patient
 
@@ -27,7 +27,7 @@ def write(tmp_path):
 
 
 def test_an_earlier_run_comes_back_bit_by_bit(make_brats, write):
-    partition = ChannelMissing(SiteEffect(RoundRobin(2)), "rotate")
+    partition = ChannelMissing(SiteGroups(2, scanners=[{}, {"gamma": 1.5, "noise": 0.1}]), "rotate")
     first = make_brats(partition=partition, val_fraction=0.3)
     first.setup()
     again = make_brats(partition=Saved(write(first.splits())), val_fraction=0.0)

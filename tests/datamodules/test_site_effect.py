@@ -1,19 +1,16 @@
-"""Scanners against NumPy: shading, resolution, grey scale, noise; who gets which scanner."""
+"""Scanners against NumPy: shading, resolution, grey scale, noise."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
+from medfed.datamodules.partitions.by_group import SiteGroups
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from tests.sweeps import sweep
-
-CLIENTS = ("a", "b", "c", "d", "e")
 
 
 def patch(*shape, seed=0):
@@ -155,66 +152,30 @@ def test_a_missing_channel_stays_empty():
 
 
 def test_tables_are_refused():
-    with pytest.raises(ConfigError, match=r"not values of shape \(13,\); partition=site_effect"):
+    with pytest.raises(ConfigError, match=r"not values of shape \(13,\); partition.scanners needs"):
         Scanner("a", 0).apply(torch.rand(13), "p")
-
-
-def records(partition, clients=CLIENTS, seed=0):
-    return {client: site.record() for client, site in partition.scanners_of(clients, seed).items()}
-
-
-def test_ranges_are_spread_evenly_each_in_its_own_order():
-    ranges = {"bias_field": [0.1, 0.5], "noise": [0, 0.4], "gamma": [0.8, 1.2]}
-    partition = SiteEffect(ByCentre(), **ranges, resolution=[1.0, 1.0])
-    found = records(partition)
-    for name, (least, greatest) in ranges.items():
-        values = [record[name] for record in found.values()]
-        assert np.allclose(sorted(values), np.linspace(least, greatest, 5))
-    orders = {tuple(np.argsort([r[name] for r in found.values()])) for name in ranges}
-    assert len(orders) == 3
-    assert {record["resolution"] for record in found.values()} == {1.0}
-    assert found == records(partition) != records(partition, seed=1)
-    assert records(partition, ["a"])["a"]["gamma"] == pytest.approx(1.0)
-    assert json.loads(json.dumps(found)) == found
-    assert Scanner(**found["a"]) == partition.scanners_of(CLIENTS, 0)["a"]
-
-
-def test_table():
-    partition = SiteEffect(ByCentre(), table={"B": {"noise": 0.3, "Gamma": 2}, "d": {"noise": 0}})
-    found = records(partition)
-    assert list(found) == ["b", "d"]
-    assert found["b"] == {"client": "b", "seed": 0, **UNCHANGED, "noise": 0.3, "gamma": 2.0}
 
 
 @sweep(
     ("settings", "message"),
     [
-        ({"noise": 0.3}, r"partition.noise=0.3 must be two numbers"),
-        ({"noise": [0.3]}, r"must be two numbers, the least and the greatest, such as \[0.3,1\]"),
-        ({"noise": [0.3, 0.1]}, "must be two numbers"),
-        ({"noise": [0.3, "x"]}, "must be two numbers"),
-        ({"noise": [-0.1, 0.1]}, r"any client: partition\.noise must be in \[0, inf\), not -0\.1"),
-        ({"gamma": [0, 1]}, r"gamma must be in \(0, inf\), not 0"),
-        ({"resolution": [0.5, 2]}, r"resolution must be in \(0, 1\], not 2"),
-        ({"table": {}}, "names no client"),
-        ({"table": {"z": {"noise": 1}}}, "Unknown client z; known: a, b"),
-        ({"table": {"a": {"nois": 1}}}, r"Unknown setting of a scanner nois; .*did you mean noise"),
-        ({"table": {"a": {"noise": "x"}}}, "noise of a is no number: x"),
-        (
-            {"table": {"a": {"noise": -1}}},
-            r"scanner of a: partition\.noise must be in \[0, inf\), not -1",
-        ),
+        ({"noise": -1}, r"scanner of group_0_hospital_0: partition\.noise must be in \[0, inf\)"),
+        ({"gamma": 0}, r"gamma must be in \(0, inf\), not 0"),
+        ({"resolution": 2}, r"resolution must be in \(0, 1\], not 2"),
+        ({"nois": 1}, r"Unknown setting of a scanner nois; .*did you mean noise"),
+        ({"noise": "x"}, "noise of group_0_hospital_0 is no number: x"),
     ],
 )
 def test_bad_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
-        SiteEffect(ByCentre(), **settings).scanners_of(CLIENTS, 0)
+        SiteGroups(2, scanners=[settings, {}])
 
 
 def test_in_a_federation(make_brats):
     """The images change, and nothing else; what a hospital lacks stays zero."""
-    plain = make_brats()
-    scanned = make_brats(partition=ChannelMissing(SiteEffect(ByCentre()), "rotate"))
+    everywhere = [{"bias_field": 0.2, "resolution": 0.7, "gamma": 1.4, "noise": 0.1}] * 2
+    plain = make_brats(partition=SiteGroups(2))
+    scanned = make_brats(partition=ChannelMissing(SiteGroups(2, scanners=everywhere), "rotate"))
     plain.setup()
     scanned.setup()
     assert scanned.splits()["clients"] == plain.splits()["clients"]

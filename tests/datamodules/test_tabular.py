@@ -4,8 +4,8 @@ import torch
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_group import SiteGroups
 from medfed.datamodules.partitions.by_label import LabelImbalance
-from medfed.datamodules.partitions.effects import SiteEffect
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -137,8 +137,8 @@ def test_splits_of_patients_with_several_rows_are_thinned_to_the_wanted_shares(t
 
 
 def test_tables_have_no_scanner():
-    with pytest.raises(ConfigError, match="Client hospital_0 has a scanner, but tables have no im"):
-        TabularDataModule(SiteEffect(RoundRobin(2))).setup()
+    with pytest.raises(ConfigError, match=r"Client group_0_hospital_0 has a scanner, but tables"):
+        TabularDataModule(SiteGroups(2, scanners=[{"gamma": 2}, {}])).setup()
 
 
 def test_positive_values_header_and_features(tmp_path):

@@ -280,7 +280,7 @@ SETTINGS = {
     "partition=dirichlet partition.alpha=nan": "partition.alpha must be in (0, inf), not nan.",
     "partition=dirichlet partition.alpha=-1": "must be in (0, inf), not -1.",
     "partition=shards partition.shards_per_client=0": "must be 1 or more, not 0.",
-    "partition=site_effect": "tables have no images; choose another",
+    "partition=site_groups partition.scanners=[{gamma:2},{}]": "tables have no images; set",
     "optimizer.lr=nan": "cannot be used as it is: a learning rate is not finite.",
     "optimizer.lr=inf": "cannot be used as it is: a learning rate is not finite.",
     "model.l2=nan": "l2 must not be negative or infinite, not nan.",

@@ -166,9 +166,13 @@ def test_slabs_and_cubes_are_drawn(show, slices):
 
 
 def test_a_saved_partition_brings_back_the_same_samples(show, caplog):
-    wrapped = ("partition=site_effect", "partition@partition.assignment=label_imbalance")
+    grouped = (
+        "partition=site_groups",
+        "partition.num_clients=2",
+        "partition.scanners=[{},{gamma:1.3}]",
+    )
     with caplog.at_level(logging.INFO):
-        data, folder = show(*LUNA, *wrapped, "partition.assignment.num_clients=2", "seed=3")
+        data, folder = show(*LUNA, *grouped, "seed=3")
     line = next(r for r in caplog.messages if r.startswith("To train on these clients: "))
     assert line.endswith(f"seed=3 partition=saved partition.file={folder / 'splits.json'}")
     saved = ("partition=saved", f"partition.file={folder / 'splits.json'}")

@@ -38,7 +38,7 @@ class Traits:
     """Properties of a partition that do not depend on the data.
 
     Attributes:
-        needs: Its requirements: patients' ``label`` or ``centre``, ``images``, a ``file``.
+        needs: Its requirements: patients' ``label`` or ``centre``, a ``file``.
         keeps_all: Whether every patient belongs to a client.
         seeded: Whether another seed gives clients other patients.
         natural: Whether clients are the patients' real hospitals.

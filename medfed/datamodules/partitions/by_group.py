@@ -152,7 +152,7 @@ class SiteGroups(Dealt):
     Attributes:
         num_clients: Number of clients, spread evenly over the groups.
         groups: Number of groups.
-        scanners: A scanner per group, with the settings of `SiteEffect`; ``{}`` changes nothing.
+        scanners: The settings of a `scanner.Scanner` per group; ``{}`` changes nothing.
         lacks: The channels that each group lacks.
         label_shift: s; group g numbers class (region) k as (k + s g) mod K.
     """

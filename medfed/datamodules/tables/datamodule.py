@@ -385,8 +385,8 @@ class TabularDataModule(FederatedDataModule):
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
         if plan.scanner is not None:
             raise ConfigError(
-                f"Client {client} has a scanner, but tables have no images; choose another "
-                "partition than site_effect."
+                f"Client {client} has a scanner, but tables have no images; set "
+                "partition.scanners=null."
             )
         return {
             split: self.samples.select(

@@ -31,7 +31,7 @@ table       Features by name; the training rows' minimum and maximum        `sam
             become 0, with indicators where training had them.
 ==========  ==============================================================  ======================
 
-A simulated scanner (``partition=site_effect``) is part of the training data, not of this list.
+A simulated scanner (``partition.scanners``) is part of the training data, not of this list.
 """
 
 from __future__ import annotations
