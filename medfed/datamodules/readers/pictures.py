@@ -315,15 +315,10 @@ def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]
     Raises:
         DataError: If it cannot be read.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    try:
-        with Image.open(file) as image:
-            upright = ImageOps.exif_transpose(image)
-            plain = eight_bits(upright).convert("L" if color == "grey" else "RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        why = first_line(error)
-        raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
+    with opened(file) as picture:
+        plain = eight_bits(_shown(picture)).convert("L" if color == "grey" else "RGB")
     height, width = size
     if plain.size != (width, height):
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
