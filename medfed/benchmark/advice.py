@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from medfed.benchmark.measured import task_of
 from medfed.benchmark.pilot import Question
 from medfed.benchmark.runner import Progress
+from medfed.benchmark.tasks import task_of
 from medfed.common.console import in_markdown, say, shown, size, wide_console
 from medfed.common.errors import MedfedError, few
 from medfed.common.templates import filled

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import read_yaml, yamls_of
+from medfed.benchmark.tasks import number, overlap_of, values_of
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.schemas import fit_keys
-from medfed.common.scores import mean_of_known, smaller_is_better, worst_value
+from medfed.common.scores import mean_of_known
 from medfed.functional.statistics import LEVEL, difference, holm
 from medfed.reports.claims import MISSING, NO, UNKNOWN, YES, Answer, JudgedClaim
 
@@ -147,7 +148,7 @@ Floats = NDArray[np.float64]
 Result = Mapping[str, Any]
 
 
-class Measured:
+class Results:
     """The results of methods and arms, by suite, variant and name."""
 
     def __init__(self, progress: Sequence[Progress]) -> None:
@@ -160,8 +161,7 @@ class Measured:
             self.base[suite.name] = suite.base
             self.overlaps[suite.name] = suite.splits == "folds"
             for variant in one.group.variants:
-                cells = [c for c in one.wanted if c.variant == variant and c.stage == "final"]
-                results = [one.final.get(c.place) for c in cells]
+                results = [result for _, result in one.finals(variant)]
                 known: list[Result] = [r for r in results if r is not None and "error" not in r]
                 if known and len(known) == one.group.size.splits:
                     self.found[suite.name, variant, name] = known
@@ -197,14 +197,7 @@ class Measured:
         if whole is None:
             raise KeyError(f"a run of {name} that has not failed")
         metric = question.given.get("metric") or whole["metric"][0]
-        clients = list(whole["clients"])
-        rows = [
-            [_number(r["clients"][c].get(metric)) if "clients" in r else worst_value(metric)
-             for c in clients]
-            for r in results
-        ]  # fmt: skip
-        sign = -1 if smaller_is_better(metric) else 1
-        return sign * mean_of_known(np.array(rows, dtype=float), axis=1)
+        return mean_of_known(values_of(results, metric, list(whole["clients"])), axis=1)
 
     def gap(self, question: Question, first: str, second: str) -> Floats:
         """Returns (S,) paired differences.
@@ -236,7 +229,7 @@ class Measured:
         """Returns (S,) values of a key of the memberships."""
         memberships = [r.get("looks", {}).get("memberships") for r in self.of(question, name)]
         key = question.given["what"]
-        known = [_number(m[key]) for m in memberships if m is not None and m.get(key) is not None]
+        known = [number(m[key]) for m in memberships if m is not None and m.get(key) is not None]
         if not known:
             raise KeyError(f"{key} of the memberships of {name}")
         return np.array(known, dtype=float)
@@ -245,53 +238,44 @@ class Measured:
         """Test patients per training patient where splits are of the same patients; else 0."""
         if not self.overlaps[question.suite]:
             return 0.0
-        counts = [r["patients"] for r in self.of(question, name) if "patients" in r]
-        shares = [
-            sum(c["test"] for c in one.values()) / sum(c["train"] + c["val"] for c in one.values())
-            for one in counts
-        ]
-        return float(np.mean(shares)) if shares else 0.0
+        return overlap_of([r for r in self.of(question, name) if "patients" in r])
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def answer(question: Question, measured: Measured) -> Answer:
+def answer(question: Question, results: Results) -> Answer:
     """Answers a question by its own p-value, not yet corrected.
 
     Args:
         question: The question.
-        measured: What there is.
+        results: What there is.
     """
     try:
         if question.kind == "peak":
-            return _peak(question, measured)
-        values, bound, sign, first = _values(question, measured)
-        where, overlap = measured.place(question, first), measured.overlap(question, first)
+            return _peak(question, results)
+        values, bound, sign, first = _values(question, results)
+        where, overlap = results.place(question, first), results.overlap(question, first)
     except KeyError as error:
         return Answer(question.asks, question.suite, note=f"lacks {error.args[0]}")
     return _held(question.asks, where, values, bound, sign, overlap)
 
 
-def _values(question: Question, measured: Measured) -> tuple[Floats, float, int, str]:
+def _values(question: Question, results: Results) -> tuple[Floats, float, int, str]:
     """The number of every split, its bound, which side is yes, and a name that it is of."""
     q, kind = question.given, question.kind
     if kind == "better":
-        return measured.gap(question, q["better"], q["than"]), float(q.get("by", 0)), 1, q["better"]
+        return results.gap(question, q["better"], q["than"]), float(q.get("by", 0)), 1, q["better"]
     if kind == "as_good":
-        gap = measured.gap(question, q["as_good"], q["as"])
+        gap = results.gap(question, q["as_good"], q["as"])
         return gap, -float(q.get("within", 0)), 1, q["as_good"]
     if kind == "widens":
-        gaps = [measured.gap(question, *q[key]) for key in ("widens", "over")]
+        gaps = [results.gap(question, *q[key]) for key in ("widens", "over")]
         splits = min(map(len, gaps))
         return gaps[0][:splits] - gaps[1][:splits], 0.0, 1, q["widens"][0]
     if kind == "saves":
-        sent, other = measured.sent(question, q["saves"]), measured.sent(question, q["of"])
+        sent, other = results.sent(question, q["saves"]), results.sent(question, q["of"])
         splits = min(len(sent), len(other))
         return 1 - sent[:splits] / other[:splits], float(q.get("share", 0)), 1, q["saves"]
     side = 1 if "at_least" in q else -1
-    values = measured.recovered(question, q["recovers"])
+    values = results.recovered(question, q["recovers"])
     return values, float(q.get("at_least", q.get("at_most"))), side, q["recovers"]
 
 
@@ -311,13 +295,13 @@ def _word(excess: float, p: float) -> str:
     return YES if excess > 0 else NO
 
 
-def _peak(question: Question, measured: Measured) -> Answer:
+def _peak(question: Question, results: Results) -> Answer:
     """One must be better than each end: its larger p, times how many there are to choose from."""
     inner, ends = question.given["peak"], question.given["above"]
 
     def against(name: str, end: str) -> Answer:
-        gap, overlap = measured.gap(question, name, end), measured.overlap(question, name)
-        return _held(question.asks, measured.place(question, name), gap, 0.0, 1, overlap)
+        gap, overlap = results.gap(question, name, end), results.overlap(question, name)
+        return _held(question.asks, results.place(question, name), gap, 0.0, 1, overlap)
 
     table = {name: [against(name, end) for end in ends] for name in inner}
     larger = {n: max(a.p if a.mean > 0 else 1.0 for a in row) for n, row in table.items()}
@@ -370,10 +354,10 @@ def judge_claims(
         progress: Methods and arms.
         folders: See :func:`read_claims`.
     """
-    measured, judged = Measured(progress), []
+    results, judged = Results(progress), []
     for claim in read_claims(folders):
-        parts = corrected([answer(q, measured) for q in claim.parts])
-        reasons = corrected([answer(q, measured) for q in claim.reasons])
+        parts = corrected([answer(q, results) for q in claim.parts])
+        reasons = corrected([answer(q, results) for q in claim.reasons])
         if (word := verdict(parts)) != MISSING:
             judged.append(JudgedClaim(claim.name, claim.claim, claim.source, word, parts, reasons))
     return judged

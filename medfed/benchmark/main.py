@@ -8,11 +8,11 @@ from pathlib import Path
 
 from medfed.benchmark.advice import ALONE, Advice, choose, markdown, print_advice
 from medfed.benchmark.claims import judge_claims
-from medfed.benchmark.measured import findings
 from medfed.benchmark.pilot import Pilot, Question, pilots, question
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.runner import Progress, found_groups, run_groups
 from medfed.benchmark.suite import chosen_arms, chosen_methods, chosen_suites, known_methods
+from medfed.benchmark.tasks import findings
 from medfed.common.console import file_names, say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.common.files import digest, write_json, write_text, writing
@@ -80,11 +80,11 @@ def benchmark(
     if not quiet:
         say(console, *notes)
     broken = {} if report_only else run_groups(mine, out, workers, quiet)
-    measured = found_groups(mine, out)
-    notes += _missing(measured, out)
-    progress = [one for one in measured if one.group.arm is None]
+    read = found_groups(mine, out)
+    notes += _missing(read, out)
+    progress = [one for one in read if one.group.arm is None]
     report = findings(progress, size, notes)
-    report.claims = judge_claims(measured, plugins) if arms else []
+    report.claims = judge_claims(read, plugins) if arms else []
     report.commands = [_command(suite, methods, size, variants, arms, paths)]
     if not any(one.final for one in progress):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]

@@ -46,6 +46,17 @@ class Progress:
     final: dict[str, Result] = field(default_factory=dict)
     wanted: list[Cell] = field(default_factory=list)
 
+    def reported(self) -> list[Cell]:
+        """Chooses the best setting, and returns the cells that are then computed."""
+        self.trial = best_trial([self.tuning[n] for n in sorted(self.tuning)]) if self.tuning else 0
+        self.wanted = self.group.final(self.trial)
+        return self.wanted
+
+    def finals(self, variant: str) -> list[tuple[Cell, Result | None]]:
+        """Returns the cells of a task that are reported, with their results as far as known."""
+        cells = [c for c in self.wanted if c.variant == variant and c.stage == "final"]
+        return [(cell, self.final.get(cell.place)) for cell in cells]
+
     @property
     def total(self) -> int:
         """The number of all its cells."""
@@ -108,8 +119,7 @@ def run_groups(
             finish(one, pool)
 
     def finish(one: Progress, pool: Executor) -> None:
-        one.trial = best_trial([one.tuning[n] for n in sorted(one.tuning)]) if one.tuning else 0
-        for cell in one.group.final(one.trial):
+        for cell in one.reported():
             ask(one, cell, pool)
 
     def gather(pool: Executor, seconds: float | None) -> None:
@@ -167,9 +177,7 @@ def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
             if (result := read_cell(out, cell)) is not None:
                 one.tuning[cell.trial] = result
         if len(one.tuning) == len(one.wanted):
-            one.trial = best_trial([one.tuning[n] for n in sorted(one.tuning)]) if one.tuning else 0
-            one.wanted = one.group.final(one.trial)
-            for cell in one.wanted:
+            for cell in one.reported():
                 if (result := read_cell(out, cell)) is not None:
                     one.final[cell.place] = result
         read.append(one)

@@ -69,7 +69,7 @@ def course(experiment: Experiment) -> list[dict[str, float | None]]:
     return moments
 
 
-def looks(experiment: Experiment) -> dict[str, Any]:
+def content_of_pictures(experiment: Experiment) -> dict[str, Any]:
     """Returns what the models of the selected round look like, as JSON holds it.
 
     Args:
@@ -147,7 +147,7 @@ def run_cell(
             if finetuned:
                 description = _pool_first(description, Path(folder) / "pooled")
             description = description.replacing({"folder": str(Path(folder) / "run")})
-            result = _measured(description, stage, shows)
+            result = _computed(description, stage, shows)
         except NonFiniteError as error:
             result = {"failed": str(error)}
         except ConfigError as error:
@@ -176,7 +176,7 @@ def _pool_first(config: RunDescription, folder: Path) -> RunDescription:
     )
 
 
-def _measured(config: RunDescription, stage: Stage, shows: bool) -> dict[str, Any]:
+def _computed(config: RunDescription, stage: Stage, shows: bool) -> dict[str, Any]:
     experiment = build_experiment(config)
     module, evaluation = experiment.module, experiment.evaluation
     with together(experiment.trainer):
@@ -200,7 +200,7 @@ def _measured(config: RunDescription, stage: Stage, shows: bool) -> dict[str, An
     result["course"] = course(experiment)
     test_selected(experiment)
     result |= _tested(experiment)
-    return {**result, "looks": looks(experiment)} if shows else result
+    return {**result, "looks": content_of_pictures(experiment)} if shows else result
 
 
 def _tested(experiment: Experiment) -> dict[str, Any]:

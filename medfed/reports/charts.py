@@ -1,7 +1,8 @@
 """Pictures of ``report`` and ``compare``: SVG with hover texts for a page, figures for files.
 
-A `Canvas` holds lines, areas, dots and words. A page shows it as SVG, whose colours follow the
-page (light, dark, print); Matplotlib writes the same marks as PNG, PDF or SVG files.
+A `Canvas` holds lines, areas, dots and words. A page shows it as SVG (``templates/macros.html``),
+whose colours follow the page (light, dark, print); Matplotlib writes the same marks as PNG, PDF or
+SVG files.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import cycle, pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 400  # as wide as a phone, so that words stay readable there
-_SIZE = 11.5  # of words
+LETTERS = 11.5  # their size
 _LETTER = 0.56  # width of a letter, as a share of its size
 # Colours in the light and in the dark; those of lines are Okabe and Ito's, apart from each other
 # for colour-blind readers too.
@@ -131,16 +131,10 @@ class Canvas:
 
     def text(
         self, x: float, y: float, text: str, colour: str = "ink", anchor: Anchor = "start",
-        size: float = _SIZE,
+        size: float = LETTERS,
     ) -> None:  # fmt: skip
         """Writes words whose base line is at ``y``."""
         self.marks.append(Mark("text", ((x, y),), colour, text, size, anchor=anchor))
-
-    def svg(self) -> str:
-        """Returns it for a page that has :func:`style`."""
-        label = escape(self.label, quote=True)
-        head = f'<svg viewBox="0 0 {WIDTH} {self.height:g}" role="img" aria-label="{label}">'
-        return f"{head}{''.join(map(_svg, self.marks))}</svg>"
 
     def figure(self) -> Figure:
         """Returns it for a file, in the colours of paper."""
@@ -178,27 +172,7 @@ def stacked(*canvases: Canvas) -> Canvas:
     return whole
 
 
-def _svg(mark: Mark) -> str:
-    hover = f"<title>{escape(mark.text)}</title>" if mark.text else ""
-    x, y = mark.points[0]
-    if mark.shape in ("line", "area"):
-        path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in mark.points)
-        if mark.shape == "area":
-            alpha = "" if mark.alpha == 1 else f' opacity="{mark.alpha:.2f}"'
-            return f'<path class="f {mark.colour}" d="{path}Z"{alpha}>{hover}</path>'
-        dash = ' stroke-dasharray="3 3"' if mark.dashed else ""
-        width = "" if mark.width == 1 else f' stroke-width="{mark.width:g}"'
-        return f'<path class="l {mark.colour}" d="{path}"{width}{dash}>{hover}</path>'
-    if mark.shape == "dot":
-        place = f'cx="{x:.1f}" cy="{y:.1f}" r="{mark.width:g}"'
-        return f'<circle class="f {mark.colour}" {place}>{hover}</circle>'
-    size = "" if mark.width == _SIZE else f' font-size="{mark.width:g}"'
-    anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
-    words = escape(mark.text)
-    return f'<text class="{mark.colour}" x="{x:.1f}" y="{y:.1f}"{size}{anchor}>{words}</text>'
-
-
-def width_of(text: str, size: float = _SIZE) -> float:
+def width_of(text: str, size: float = LETTERS) -> float:
     """Returns about how wide words are.
 
     Example:
@@ -206,21 +180,6 @@ def width_of(text: str, size: float = _SIZE) -> float:
         39
     """
     return _LETTER * size * len(text)
-
-
-def style() -> str:
-    """Returns the colours of a page and of its pictures: light, dark, and in print."""
-    light, dark = (
-        "".join(f"--{name}:{both[n]};" for name, both in COLOURS.items()) for n in (0, 1)
-    )
-    kinds = "".join(f"svg .{name}{{--c:var(--{name})}}" for name in COLOURS)
-    return (
-        f":root{{color-scheme:light dark;{light}}}"
-        f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-        "@media print{:root{color-scheme:light}}"
-        f"{kinds}svg .l{{stroke:var(--c);fill:none}}svg .f{{fill:var(--c)}}"
-        f"svg{{font:{_SIZE}px system-ui,sans-serif}}svg text{{fill:var(--c)}}"
-    )
 
 
 LEFT, RIGHT, STEP = 118, 16, 17

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfed.common.scores import label_of
-from medfed.reports.charts import Look, style
+from medfed.reports.charts import COLOURS, LETTERS, WIDTH, Look
 from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Report
 from medfed.reports.sentences import details, ends_of
@@ -58,8 +58,8 @@ def rendered(template: str, **content: Any) -> str:
     loader = PackageLoader("medfed.reports")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters["place"] = place
-    filled = environment.get_template(template)
-    return filled.render(style=style(), generator=GENERATOR, **content)
+    environment.globals |= {"colours": COLOURS, "width": WIDTH, "letters": LETTERS}
+    return environment.get_template(template).render(generator=GENERATOR, **content)
 
 
 def place(name: str) -> str:

@@ -8,10 +8,7 @@
 
 Plane ``b`` holds bit ``b`` of all n indices of centres, the least significant bit first. Within a
 plane index ``i`` lies in byte ``i // 8`` under the mask ``1 << (i % 8)``, which is
-``numpy.packbits`` with ``bitorder="little"``. Bits beyond the last index are zero. Planes unpack by
-``bitwise_and`` and comparisons alone, operations that every runtime has for bytes; shifts of bytes
-are not among them everywhere (ONNX Runtime). ``medfed decode`` unpacks them, here as in the
-hospital.
+``numpy.packbits`` with ``bitorder="little"``. Bits beyond the last index are zero.
 
 The tensors are pieces of few long ones: PyTorch pads every storage of a file to 64 bytes and names
 it twice, which for the hundreds of short vectors of a deep network takes more than the vectors.
@@ -30,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import numpy as np
 import torch
 from msgspec import Meta
 from torch import Tensor
@@ -213,15 +211,11 @@ def pack(indices: Tensor, bits: int) -> Tensor:
                 [1]], dtype=torch.uint8)
     """
     check_bits(bits)
-    flat = indices.reshape(-1).to(torch.int64)
+    flat = indices.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < 2**bits:
         raise ValueError(f"Integers from {flat.min()} to {flat.max()} do not fit into {bits} bits.")
-    padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8)
-    padded[: flat.numel()] = flat.to(torch.uint8)
-    masks = (2 ** torch.arange(bits)).to(torch.uint8)
-    planes = (torch.bitwise_and(padded, masks[:, None]) != 0).reshape(bits, -1, 8)
-    values = (2 ** torch.arange(8)).to(torch.uint8)
-    return (planes * values).sum(dim=2, dtype=torch.int64).to(torch.uint8)
+    planes = flat.to(torch.uint8).numpy() >> np.arange(bits, dtype=np.uint8)[:, None] & 1
+    return torch.from_numpy(np.packbits(planes, axis=1, bitorder="little"))
 
 
 def check_bits(bits: int, name: str = "bits", otherwise: str = "") -> None:

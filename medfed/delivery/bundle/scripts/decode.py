@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,9 +44,8 @@ def unpack(planes: Tensor, count: int) -> Tensor:
             f"Planes of {count} integers are (bits, {-(-count // 8)}) uint8, "
             f"not {tuple(planes.shape)} {planes.dtype}."
         )
-    masks = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-    bits = (torch.bitwise_and(planes[:, :, None], masks) != 0).reshape(len(planes), -1)
-    return (bits[:, :count] * 2 ** torch.arange(len(planes))[:, None]).sum(dim=0)
+    bits = np.unpackbits(planes.numpy(), axis=1, count=count, bitorder="little")
+    return torch.from_numpy(bits.T.astype(np.int64) @ 2 ** np.arange(len(planes)))
 
 
 def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from medfed.benchmark.runner import Progress
 from medfed.common.errors import CheckpointError, few
-from medfed.common.scores import worst_value
+from medfed.common.scores import smaller_is_better, worst_value
 from medfed.federation.card import REFERENCES
-from medfed.records.cells import Cell, libraries
+from medfed.records.cells import libraries
 from medfed.reports.findings import Judged, Report, judged
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Moment, Scores, Task, mean_course
@@ -44,9 +44,8 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
     for one in progress:
-        cells = [c for c in one.wanted if c.variant == variant and c.stage == "final"]
-        results = [one.final.get(c.place) for c in cells]
-        known = [r for r in results if r is not None]
+        cells = one.finals(variant)
+        known = [r for _, r in cells if r is not None]
         if wrong := next((str(r["error"]) for r in known if "error" in r), None):
             name = one.group.method.name
             task.left_out[name] = f"{name} cannot be used on {task.name}: {wrong}"
@@ -54,8 +53,8 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
         if len(known) < one.group.size.splits:
             missing.append(one.group.method.name)
             continue
-        for cell, result in zip(cells, known, strict=True):
-            if "data" not in result:
+        for cell, result in cells:
+            if result is None or "data" not in result:
                 continue
             first = data.setdefault(cell.split, (cell.place, result["data"]))
             if first[1] != result["data"]:
@@ -64,7 +63,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
                     "table; "
                     "remove the cell whose data are not those of the suite."
                 )
-        _add(task, one, known, cells)
+        _add(task, one, known, tuple(cell.key for cell, _ in cells))
     if len(missing) == len(progress):
         task.unfinished = f"{task.name} is not finished with any method: there is no table of it."
     elif missing:
@@ -75,7 +74,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     return task
 
 
-def _add(task: Task, one: Progress, results: Sequence[Result], cells: Sequence[Cell]) -> None:
+def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, ...]) -> None:
     """Adds a method's scores, unless it has failed everywhere or exceeded its budget."""
     name, group = one.group.method.name, one.group
     whole = [r for r in results if "clients" in r]
@@ -87,12 +86,8 @@ def _add(task: Task, one: Progress, results: Sequence[Result], cells: Sequence[C
     if not task.clients:
         task.metric, task.falls = metric, mode == "min"
         task.clients = tuple(whole[0]["clients"])
-        counts = [r["patients"] for r in whole]
-        tested = [sum(c["test"] for c in one.values()) for one in counts]
-        trained = [sum(c["train"] + c["val"] for c in one.values()) for one in counts]
-        task.patients = sum(tested)
-        if group.suite.splits == "folds":
-            task.overlap = float(np.mean(np.divide(tested, trained)))
+        task.patients = sum(c["test"] for r in whole for c in r["patients"].values())
+        task.overlap = overlap_of(whole) if group.suite.splits == "folds" else 0.0
     sign = -1 if task.falls else 1
     spent = max(max(r["passes"].values()) for r in whole) / group.budget
     if not group.is_ceiling and spent > group.suite.passes:
@@ -111,27 +106,41 @@ def _add(task: Task, one: Progress, results: Sequence[Result], cells: Sequence[C
                 f"FedAvg's bytes, of which it sent {times:.2f} times as many."
             )
             return
-    worst = worst_value(metric)
-    rows = [
-        [_number(r["clients"][c][metric]) if "clients" in r else worst for c in task.clients]
-        for r in results
-    ]
     task.scores[name] = Scores(
         name,
-        sign * np.array(rows, dtype=float),
-        sign * _resampled(results, task.clients, worst),
+        values_of(results, metric, task.clients),
+        sign * _resampled(results, task.clients, worst_value(metric)),
         (up, down),
         spent,
         len(results) - len(whole),
         group.settings[one.trial or 0],
         _course(whole),
         results[0].get("looks") or {},
-        tuple(cell.key for cell in cells),
+        keys,
         _trials(one) if task.variant == group.suite.base else (),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
-        values = [[_number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
+        values = [[number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
         task.floor[constant] = sign * np.array(values, dtype=float)
+
+
+def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) -> Floats:
+    """Returns (S, C) test scores, larger is better; the worst possible where a model has failed."""
+    rows = [
+        [number(r["clients"][c].get(metric)) if "clients" in r else worst_value(metric)
+         for c in clients]
+        for r in results
+    ]  # fmt: skip
+    values: Floats = (-1 if smaller_is_better(metric) else 1) * np.array(rows, dtype=float)
+    return values
+
+
+def overlap_of(results: Sequence[Result]) -> float:
+    """Returns test patients per training patient, mean over splits of the same patients."""
+    counts = [r["patients"].values() for r in results]
+    tested = [sum(c["test"] for c in one) for one in counts]
+    trained = [sum(c["train"] + c["val"] for c in one) for one in counts]
+    return float(np.mean(np.divide(tested, trained))) if counts else 0.0
 
 
 def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:
@@ -146,7 +155,7 @@ def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
     for result in results:
         passes = max(result["passes"].values())
         for at in result.get("course", ()):
-            moment = Moment(at["round"], _number(at["score"]), at["bytes"], at["passes"] * passes)
+            moment = Moment(at["round"], number(at["score"]), at["bytes"], at["passes"] * passes)
             by_round.setdefault(moment.round, []).append(moment)
     return mean_course(by_round, len(results))
 
@@ -158,7 +167,7 @@ def _resampled(results: Sequence[Result], clients: Sequence[str], worst: float) 
     return np.array(
         [
             [
-                [_number(v) for v in r["resampled"][c][:width]]
+                [number(v) for v in r["resampled"][c][:width]]
                 if c in r.get("resampled", {})
                 else [worst if "clients" not in r else math.nan] * width
                 for c in clients
@@ -169,7 +178,8 @@ def _resampled(results: Sequence[Result], clients: Sequence[str], worst: float) 
     ).transpose(0, 2, 1)
 
 
-def _number(value: float | None) -> float:
+def number(value: float | None) -> float:
+    """Returns a number of a cell, NaN where it has none."""
     return math.nan if value is None else float(value)
 
 
