@@ -379,7 +379,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
                 found.append((name, "trains on a single class", "train on a single class"))
             if self.balanced and absent:
                 names = ", ".join(shown(self.class_names[k]) for k in absent)
-                what = f"no training sample of {names}; balanced weights give 0 to it"
+                what = f"no training sample of {names}, to which balanced weights give 0"
                 found.append((name, f"has {what}", f"have {what}"))
         warn_of_clients(found)
 
