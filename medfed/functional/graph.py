@@ -12,7 +12,6 @@ Cutting a set of vectors in two by how alike they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -156,62 +155,28 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
     links: list[list[int]] = []
     seen: set[str] = set()
     for pair in pairs:
-        _check_pair(pair, index)
+        if isinstance(pair, str) or len(pair) not in (1, 2):
+            raise ConfigError(f"An edge is two client names, not {pair!r}.")
+        for name in pair:
+            if name not in index:
+                raise ConfigError(
+                    f"The graph names client {name!r}, which does not take part"
+                    f"{did_you_mean(name, index)}."
+                )
         seen.update(pair)
         if len(pair) == 2:
+            if pair[0] == pair[1]:
+                raise ConfigError(
+                    f"The graph joins client {pair[0]!r} to itself; remove this edge."
+                )
             links.append([index[name] for name in pair])
     if missing := [name for name in clients if name not in seen]:
+        more = f" and {len(missing) - 1} more" * (len(missing) > 1)
         raise ConfigError(
-            f"The graph lacks client {missing[0]!r}{_and_others(missing)}; name a client alone to "
-            "leave it without neighbours."
+            f"The graph lacks client {missing[0]!r}{more}; name a client alone to leave it without "
+            "neighbours."
         )
     return undirected_edges(torch.tensor(links, dtype=torch.long))
-
-
-def edges_from_file(path: str | Path, clients: Sequence[str]) -> Tensor:
-    r"""Reads a graph from a text file with two client names per line.
-
-    Names are separated by a comma, or else by blanks. A ``#`` starts a comment, and a name alone
-    on its line is a client without neighbours.
-
-    Args:
-        path: The file.
-        clients: The names of all clients, in order.
-
-    Returns:
-        ``(M, 2)`` long tensor of positions in ``clients``; repeated pairs count once.
-
-    Raises:
-        ConfigError: If the file cannot be read, a line is not understood, a name is unknown, or a
-            client is missing.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder, "edges.txt")
-        ...     _ = file.write_text("# who resembles whom\nnorth south\nsouth, east\n")
-        ...     edges_from_file(file, ["north", "east", "south"]).tolist()
-        [[0, 2], [1, 2]]
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The edge list {path} cannot be read: {error}.") from error
-    pairs = []
-    index = {name: i for i, name in enumerate(clients)}
-    for number, line in enumerate(lines, start=1):
-        text = line.split("#", 1)[0]
-        names = text.split(",") if "," in text else text.split()
-        if pair := tuple(name.strip() for name in names):
-            try:
-                _check_pair(pair, index)
-            except ConfigError as error:
-                raise ConfigError(f"Line {number} of {path}: {error}") from None
-            pairs.append(pair)
-    try:
-        return edges_from_names(pairs, clients)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def graph_laplacian(n: int, edges: Tensor) -> Tensor:
@@ -271,23 +236,6 @@ def connected_components(n: int, edges: Tensor) -> Tensor:
 
     links = coo_array((np.ones(len(edges)), edges.T.numpy()), shape=(n, n))
     return torch.from_numpy(csgraph.connected_components(links, directed=False)[1]).long()
-
-
-def _check_pair(pair: Sequence[str], index: dict[str, int]) -> None:
-    if isinstance(pair, str) or len(pair) not in (1, 2):
-        raise ConfigError(f"An edge is two client names, not {pair!r}.")
-    for name in pair:
-        if name not in index:
-            raise ConfigError(
-                f"The graph names client {name!r}, which does not take part"
-                f"{did_you_mean(name, index)}."
-            )
-    if len(pair) == 2 and pair[0] == pair[1]:
-        raise ConfigError(f"The graph joins client {pair[0]!r} to itself; remove this edge.")
-
-
-def _and_others(names: Sequence[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 Model = Mapping[str, Tensor]

@@ -25,7 +25,6 @@ from medfed.federation.wire.message import Message
 from medfed.functional.graph import (
     complete_edges,
     edge_similarity,
-    edges_from_file,
     edges_from_names,
     knn_edges,
     ring_edges,
@@ -47,7 +46,7 @@ class SimilarityGraph:
         neighbours: k of ``knn``.
         sketch_size: Rows of a data sketch.
         sketch_inputs: Training inputs that a data sketch summarises, at most.
-        edges: For ``edges``: pairs of client ids, or the path of a file with a pair per line.
+        edges: For ``edges``: pairs of client ids; an id alone has no neighbours.
         weighted: Couple similar neighbours more strongly: an edge's weight is its similarity,
             in (0, 1]; by default all edges weigh 1.
 
@@ -60,13 +59,15 @@ class SimilarityGraph:
     neighbours: Annotated[int, check_count] = 3
     sketch_size: int = 8
     sketch_inputs: int = 256
-    edges: Sequence[Sequence[str]] | str | None = None
+    edges: Sequence[Sequence[str]] | None = None
     weighted: bool = False
 
     def __post_init__(self) -> None:
         check_fields("algorithm.graph", self)
         if (self.kind == "edges") != (self.edges is not None):
             raise ConfigError("algorithm.graph.edges goes with algorithm.graph.kind=edges.")
+        if isinstance(self.edges, str):
+            raise ConfigError("algorithm.graph.edges must be pairs, such as [[a,b],[b,c]].")
 
     @property
     def needs_sketches(self) -> bool:
@@ -107,11 +108,7 @@ class SimilarityGraph:
         if self.kind == "knn":
             return self._nearest(clients, sketches)
         if self.kind == "edges":
-            edges = (
-                edges_from_file(Path(self.edges), clients)
-                if isinstance(self.edges, str)
-                else edges_from_names([tuple(e) for e in self.edges or ()], clients)
-            )
+            edges = edges_from_names([tuple(e) for e in self.edges or ()], clients)
         else:
             make = {"complete": complete_edges, "star": star_edges, "ring": ring_edges}
             edges = make[self.kind](len(clients))

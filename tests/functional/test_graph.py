@@ -8,7 +8,6 @@ from medfed.functional.graph import (
     complete_edges,
     connected_components,
     edge_similarity,
-    edges_from_file,
     edges_from_names,
     graph_laplacian,
     incidence,
@@ -107,34 +106,20 @@ def test_edge_similarity():
     torch.testing.assert_close(edge_similarity(torch.tensor([10.0, 20.0, 50.0])), unit)
 
 
-def test_edge_file(tmp_path):
-    path = tmp_path / "edges.txt"
-    path.write_text("# a comment\nnorth, south\n\neast south # twice\nsouth east\nwest\n")
-    assert edges_from_file(path, CLIENTS).tolist() == [[0, 1], [1, 2]]
-
-
 @sweep(
-    ("text", "message"),
+    ("pairs", "message"),
     [
-        ("north soth\n", r"Line 1 of .*'soth', which does not take part \(did you mean south"),
-        ("north south\neast east\n", "Line 2 of .*'east' to itself"),
-        ("north south east\n", "two client names"),
-        ("north south\n", "lacks client 'east' and 1 more"),
-        ("north south\neast\n", "lacks client 'west';"),
-        ("", "lacks client 'north'"),
-        ("north,\n", "names client ''"),
+        ([["north", "soth"]], r"'soth', which does not take part \(did you mean south"),
+        ([["north", "south"], ["east", "east"]], "'east' to itself"),
+        ([["north", "south", "east"]], "two client names"),
+        ([["north", "south"]], "lacks client 'east' and 1 more"),
+        ([["north", "south"], ["east"]], "lacks client 'west';"),
+        ([], "lacks client 'north'"),
     ],
 )
-def test_bad_edge_file(tmp_path, text, message):
-    path = tmp_path / "edges.txt"
-    path.write_text(text)
+def test_bad_edges(pairs, message):
     with pytest.raises(ConfigError, match=message):
-        edges_from_file(path, CLIENTS)
-
-
-def test_missing_edge_file(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        edges_from_file(tmp_path / "none.txt", CLIENTS)
+        edges_from_names(pairs, CLIENTS)
 
 
 def test_edges_from_names():
