@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medfed.benchmark.measured import sentences_of
+from medfed.benchmark.tasks import sentences_of
 from medfed.functional.statistics import Difference
 from medfed.reports import page as reports_page
 from medfed.reports.claims import Answer, JudgedClaim
