@@ -264,3 +264,12 @@ def test_contrasts_of_several_scans_in_one_folder(tmp_path, caplog):
         )
         np.testing.assert_array_equal(np.asarray(mask.dataobj), np.asarray(same.dataobj))
         assert np.asarray(mask.dataobj).any()
+
+
+def test_the_only_contrast_of_a_case_names_no_mask(tmp_path):
+    bundle = threshold_bundle(tmp_path / "b", [(20.0, 0.5)])
+    for name in ("case_1", "case_2"):
+        write_volume(tmp_path / "imagesTs" / f"{name}_0000.nii.gz", ball(), TO_MM)
+    run(bundle, tmp_path / "imagesTs", tmp_path / "out")
+    assert {*summary(tmp_path / "out")} == {"case_1", "case_2"}
+    assert (tmp_path / "out" / "case_2.nii.gz").is_file()

@@ -366,7 +366,7 @@ def find_scans(
         of = {s: {f for cases in found for f in cases.get(s, {}).values()} for s in stems}
         below = place.relative_to(path)
         cases = [ScanFiles((below / s).as_posix(), place, s, tuple(sorted(of[s]))) for s in stems]
-        return cases or [ScanFiles(name, place)]
+        return cases or [ScanFiles(name.removesuffix("_0000"), place)]  # nnU-Net's only contrast
 
     if is_one(path):
         return scans_in(path, stem_of(path.resolve()))
