@@ -21,7 +21,8 @@ from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
 from medfed.common.scores import interval, number, smaller_is_better
-from medfed.reports.files import print_tables
+from medfed.common.templates import filled
+from medfed.reports.files import TEMPLATES, print_tables
 from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.runs import common_folder, find_runs
 from medfed.reports.tables import Table
@@ -211,23 +212,16 @@ def to_markdown(comparison: Comparison, finding: Finding) -> str:
         comparison: The methods and their numbers.
         finding: The content that findings add.
     """
-    clients, captions = len(comparison.clients), in_markdown(finding.captions)
-    parts = [
-        f"{_HEAD}\n",
-        f"Test metrics of the rounds that validation selected, {clients} clients. The best number "
-        "of each line is **bold**, which is no verdict; the verdict is below.\n",
-        *_table(comparison, "**{}**").markdown(),
-        "",
-        *(f"- {sentence}" for sentence in in_markdown(said(comparison))),
-        "",
-        *(f"{sentence}\n" for sentence in in_markdown(finding.sentences)),
-        *(f"![{captions[n]}]({n}.png)\n\n{captions[n]}\n" for n in finding.pictures),
-        "Runs:\n",
-    ]
-    for method in comparison.methods:
-        folders = ", ".join(f"`{r.folder}` (seed {r.seed})" for r in method.runs)
-        parts.append(in_markdown(f"- {method.name}: {folders}"))
-    return "\n".join(parts) + "\n"
+    return filled(
+        TEMPLATES / "comparison.md",
+        head=_HEAD,
+        comparison=comparison,
+        table=_table(comparison, "**{}**").markdown(),
+        said=in_markdown(said(comparison)),
+        sentences=in_markdown(finding.sentences),
+        captions={name: in_markdown(finding.captions[name]) for name in finding.pictures},
+        markdown=in_markdown,
+    )
 
 
 def compare_runs(

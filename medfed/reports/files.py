@@ -11,6 +11,7 @@ from rich.console import Console
 
 from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
+from medfed.common.templates import filled
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
 from medfed.reports.charts import Canvas
@@ -18,7 +19,7 @@ from medfed.reports.decisions import card
 from medfed.reports.findings import Report
 from medfed.reports.page import page, place
 from medfed.reports.sentences import details
-from medfed.reports.tables import BRIEF, PAPER, methods_table
+from medfed.reports.tables import BRIEF, PAPER, latex_cell, latex_text, methods_table
 from medfed.reports.task_pictures import (
     Picture,
     dial_pictures,
@@ -27,6 +28,8 @@ from medfed.reports.task_pictures import (
 )
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Against, Harm, Verdict
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
@@ -131,19 +134,12 @@ def markdown(report: Report) -> str:
     Args:
         report: The report.
     """
-    lines = [f"# {in_markdown(report.title)}", "", *card(report.tasks).markdown(), ""]
-    lines += [*(f"- {in_markdown(s)}" for s in report.sentences), ""]
-    for task, verdicts in report.tasks:
-        better = "smaller" if task.falls else "larger"
-        lines += [f"## {in_markdown(task.name)}", "", f"{task.metric}, {better} is better.", ""]
-        lines += [*methods_table(task, verdicts).only(BRIEF).markdown(), ""]
-        said = in_markdown([*details(task, verdicts), *task.notes])
-        lines += [f"- {s}" for s in said] + [""]
-    lines += ["## Claims", ""] if report.claims else []
-    for one in report.claims:
-        lines += [f"**{one.claim}** {one.verdict.capitalize()}. ({one.source})", ""]
-        lines += [*one.table().markdown(), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    tasks = [
+        (task, methods_table(task, v).only(BRIEF), [*details(task, v), *task.notes])
+        for task, v in report.tasks
+    ]
+    words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
+    return filled(TEMPLATES / "report.md", **words).rstrip() + "\n"
 
 
 def latex(report: Report) -> str:
@@ -152,13 +148,9 @@ def latex(report: Report) -> str:
     Args:
         report: The report.
     """
-    lines = []
-    for task, verdicts in report.tasks:
-        splits = "1 split" if task.single else f"{task.splits} splits"
-        note = f"{task.metric}, {splits}; 95% intervals; bold: a difference with Holm's p < 0.05."
-        lines.append(f"% {task.name}")
-        lines += [*methods_table(task, verdicts).only(PAPER, note).latex(), ""]
-    return "\n".join(lines)
+    tables = [(task, methods_table(task, verdicts).only(PAPER)) for task, verdicts in report.tasks]
+    words = {"tables": tables, "text": latex_text, "cell": latex_cell}
+    return filled(TEMPLATES / "tables.tex", **words)
 
 
 def print_tables(report: Report, console: Console | None = None) -> None:

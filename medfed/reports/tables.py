@@ -1,6 +1,6 @@
-"""Tables of a report: one content, written for a terminal, as Markdown and as LaTeX.
+"""Tables of a report: one content, written for a terminal and as Markdown.
 
-The page has the same tables, see ``templates/report.html``.
+The page and the LaTeX file have the same tables, see ``templates``.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Table:
         """Returns a table of plain texts."""
         return cls(head, [[Cell(text) for text in row] for row in rows], prose)
 
-    def only(self, columns: Sequence[str], note: str = "") -> Table:
-        """Returns the columns with these titles, with another note."""
+    def only(self, columns: Sequence[str]) -> Table:
+        """Returns the columns with these titles, without the note."""
         kept = [i for i, title in enumerate(self.head) if title in columns]
         rows = [[row[i] for i in kept] for row in self.rows]
         prose = [n for n, i in enumerate(kept) if i in self.prose]
-        return Table([self.head[i] for i in kept], rows, prose, note=note)
+        return Table([self.head[i] for i in kept], rows, prose)
 
     def markdown(self) -> list[str]:
         r"""Returns the lines of the table in Markdown.
@@ -110,37 +110,17 @@ class Table:
             table.add_row(*(escaped(cell.brief) if cell.brief else "" for cell in row))
         return table
 
-    def latex(self) -> list[str]:
-        r"""Returns the lines of the table in LaTeX, with booktabs; shown differences are bold.
 
-        Example:
-            >>> Table.of(["method"], [["a_b"]]).latex()[2]
-            'method \\\\'
-        """
-        return [
-            rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}",
-            r"\toprule",
-            *([" & ".join(map(_latex, self.head)) + r" \\", r"\midrule"]),
-            *(" & ".join(map(_latex_cell, row)) + r" \\" for row in self.rows),
-            r"\bottomrule",
-            *(
-                [rf"\multicolumn{{{len(self.head)}}}{{l}}{{{_latex(self.note)}}} \\"]
-                if self.note
-                else []
-            ),
-            r"\end{tabular}",
-        ]
-
-
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Returns words in LaTeX."""
     plain = re.sub(r"([_%&#{}$])", r"\\\1", text.replace("\\", r"\textbackslash "))
     return plain.replace("−", "$-$").replace("~", r"\~{}").replace("^", r"\^{}")
 
 
-def _latex_cell(cell: Cell) -> str:
-    """A number with ± half of its interval, or with the ends of one that the metric cuts."""
+def latex_cell(cell: Cell) -> str:
+    """Returns a number with ± half of its interval, or with the ends if the metric cuts it."""
     if math.isnan(cell.value):
-        return _latex(cell.text)
+        return latex_text(cell.text)
     low, high = cell.low, cell.high
     text = cell.text.replace("%", r"\%")
     if abs(low + high - 2 * cell.value) < 1e-4:
