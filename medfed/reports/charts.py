@@ -252,11 +252,13 @@ class Row(NamedTuple):
     look: Look = Look("c0")
     word: str = ""
 
-    def draw(self, canvas: Canvas, axis: Axis, y: float, hover: str, radius: float = 4) -> None:
+    def draw(self, canvas: Canvas, axis: Axis, y: float, sign: str = "", radius: float = 4) -> None:
         """Draws the value and its interval, with arrows where it goes on beyond the axis."""
         if not math.isfinite(self.value):
             return
+        hover = f"{self.name}: {self.value:{sign}.4f}"
         if math.isfinite(self.low):
+            hover += f" [{self.low:{sign}.4f}, {self.high:{sign}.4f}]"
             (left, right), colour = (axis.at(self.low), axis.at(self.high)), self.look.colour
             canvas.line((left, y), (right, y), colour=colour, width=1.6)
             if self.low < axis.low:
@@ -306,12 +308,10 @@ def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Canva
     shown = reach(rows)
     span = (max(shown) - min(shown)) if shown else 0.0
     near = [v for v in known.values() if not shown or min(shown) - span <= v <= max(shown) + span]
-    axis = Axis.over([*shown, *near], LEFT, WIDTH - RIGHT)
     heads = sorted(known.items(), key=lambda item: item[1])
     top = 16 + 13 * max(0, len(heads) - 1)
     bottom = top + STEP * len(rows) + 6
-    canvas = Canvas(label, bottom + 36)
-    scale(canvas, axis, top, bottom, label)
+    canvas, axis = _over_a_scale([*shown, *near], top, bottom, label)
     for n, (name, value) in enumerate(heads):
         x, y = axis.at(value), 11 + 13 * n
         text = f"{name} {value:.4g}"
@@ -326,8 +326,7 @@ def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Canva
     for n, row in enumerate(rows):
         y = top + 12 + STEP * n
         canvas.text(LEFT - 8, y + 4, short(row.name), anchor="end")
-        ends = f" [{row.low:.4f}, {row.high:.4f}]" if math.isfinite(row.low) else ""
-        row.draw(canvas, axis, y, f"{row.name}: {row.value:.4f}{ends}")
+        row.draw(canvas, axis, y)
         if row.word:
             arrow, colour = ("▲", "good") if row.word == "better" else ("▼", "bad")
             canvas.text(WIDTH - 1, y + 4, arrow, colour, "end")
@@ -353,23 +352,18 @@ def hospitals(
     step = 7 * len(series) + 8
     rows = [Row("", *value) for values in series.values() for value in values]
     known = [0.0] * zero + [row.value for row in rows if math.isfinite(row.value)]
-    axis = Axis.over([*known, *reach(rows, known)], LEFT, WIDTH - RIGHT)
     top = 12.0 + 14 * len(series)
     bottom = top + step * len(names) + 4
-    canvas = Canvas(label, bottom + 36)
-    scale(canvas, axis, top, bottom, label)
+    canvas, axis = _over_a_scale([*known, *reach(rows, known)], top, bottom, label)
     if zero:
         canvas.line((axis.at(0), top), (axis.at(0), bottom), colour="ink")
-    sign = "+" if zero else ""
     for k, (method, values) in enumerate(series.items()):
         look = looks.get(method, SOFT)
         canvas.dot(LEFT + 4, 11 + 14 * k, look, method)
         canvas.text(LEFT + 14, 15 + 14 * k, method, look.colour)
-        for n, (value, low, high) in enumerate(values):
-            ends = f" [{low:{sign}.4f}, {high:{sign}.4f}]" if math.isfinite(low) else ""
-            hover = f"{names[n]}, {method}: {value:{sign}.4f}{ends}"
-            y = top + 8 + step * n + 7 * k
-            Row("", value, low, high, look).draw(canvas, axis, y, hover, 3.2)
+        for n, value in enumerate(values):
+            row, y = Row(f"{names[n]}, {method}", *value, look), top + 8 + step * n + 7 * k
+            row.draw(canvas, axis, y, "+" if zero else "", 3.2)
     for n, name in enumerate(names):
         y = top + 4 + step * n + 3.5 * len(series) + 4
         canvas.text(LEFT - 8, y, short(name), anchor="end")
@@ -387,13 +381,17 @@ def short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
 
 
-def scale(canvas: Canvas, axis: Axis, top: float, bottom: float, label: str) -> None:
-    """Draws the axis below a chart, and its lines across it."""
+def _over_a_scale(
+    values: Sequence[float], top: float, bottom: float, label: str
+) -> tuple[Canvas, Axis]:
+    """An empty chart with the axis of some values below it, and its lines across it."""
+    canvas, axis = Canvas(label, bottom + 36), Axis.over(values, LEFT, WIDTH - RIGHT)
     for tick in axis.ticks():
         x = axis.at(tick)
         canvas.line((x, top), (x, bottom))
         canvas.text(x, bottom + 13, f"{tick:g}", "soft", "middle")
     canvas.text((axis.start + axis.end) / 2, bottom + 30, label, "soft", "middle")
+    return canvas, axis
 
 
 _NAMES = 108  # the width of the names to the right of curves

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from rich.console import Console
 
 from medfed.common.checks import check_fields, check_not_negative, check_positive
 from medfed.common.console import file_names, say, shown, size, wide_console
@@ -213,13 +212,14 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
     lines = []
     for row in rows:
         packed, whole, bound = (row["sizes"][n] for n in ("packed", "fp32", "entropy_bound"))
-        line = [row["client"], bits_text(row["bits"].values()), size(packed), size(whole)]
+        line = [row["client"], _bits_of(row), size(packed), size(whole)]
         line += [f"{whole / packed:.2f}", size(bound)]
         lines.append([*line, *map(number, [_scores(row)[n] for n in stages])])
         lines[-1] += map(number, tested(row, metric))
     lines += _means(rows, metric, mode, len(stages))
     console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles"))
-    _say_more(console, rows, metric, mode, tolerance)
+    for remark in _remarks(rows, metric, mode, tolerance):
+        say(console, remark)
 
 
 def save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
@@ -232,11 +232,9 @@ def save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
     """
     lines: list[list[Any]] = []
     for row in rows:
+        scores = ("" if v is None else v for v in (*_scores(row).values(), *tested(row, metric)))
         kept = row["quantization"]["kept"]
-        scores = [_scores(row)[n] for n in STAGES]
-        values = ["" if v is None else v for v in (*scores, *tested(row, metric))]
-        bits = bits_text(row["bits"].values())
-        lines.append([row["client"], bits, row["sizes"]["packed"], kept, metric, *values])
+        lines.append([row["client"], _bits_of(row), row["sizes"]["packed"], kept, metric, *scores])
     head = ("client", "bits", "bytes", "kept", "metric")
     names = (*(f"val_{n}" for n in STAGES), *(f"test_{n}" for n in _TEST))
     write_text(path, csv_text((*head, *names), lines))
@@ -252,9 +250,12 @@ def tested(facts: Mapping[str, Any], metric: str) -> tuple[float | None, float |
     return (facts["run_test_metrics"] or {}).get(metric), (facts["test_metrics"] or {}).get(metric)
 
 
-def _scores(row: Facts) -> Mapping[str, float | None]:
-    scores: Mapping[str, float | None] = row["quantization"]["validation"]
-    return scores
+def _bits_of(row: Facts) -> str:
+    return bits_text(row["bits"].values())
+
+
+def _scores(row: Facts) -> dict[str, float | None]:
+    return {stage: row["quantization"]["validation"][stage] for stage in STAGES}
 
 
 def number(value: float | None) -> str:
@@ -264,12 +265,11 @@ def number(value: float | None) -> str:
 
 def _means(rows: Sequence[Facts], metric: str, mode: str, stages: int) -> Iterator[list[str]]:
     """The mean and the worst client, for each width of several clients."""
-    widths = dict.fromkeys(bits_text(r["bits"].values()) for r in rows)
-    for width in widths:
-        same = [r for r in rows if bits_text(r["bits"].values()) == width]
+    for width in dict.fromkeys(map(_bits_of, rows)):
+        same = [r for r in rows if _bits_of(r) == width]
         if len(same) < 2:
             continue
-        pairs = np.array([[_nan(v) for v in tested(r, metric)] for r in same])
+        pairs = np.array([tested(r, metric) for r in same], dtype=float)  # NaN where None
         worst = np.fmin.reduce(pairs) if mode == "max" else np.fmax.reduce(pairs)
         between = [""] * (4 + stages)
         for name, values in (("mean", mean_of_known(pairs, axis=0)), ("worst", worst)):
@@ -277,41 +277,28 @@ def _means(rows: Sequence[Facts], metric: str, mode: str, stages: int) -> Iterat
             yield [f"({name})", width, *between, *map(number, known)]
 
 
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _say_more(
-    console: Console, rows: Sequence[Facts], metric: str, mode: str, tolerance: float
-) -> None:
+def _remarks(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) -> Iterator[str]:
     """Says where fine-tuning was not kept, and where the test metric fell."""
 
-    def named(some: Iterable[Facts]) -> str:
-        return ", ".join(
-            f"{shown(r['client'])} ({bits_text(r['bits'].values())} bits)" for r in some
-        )
+    def named(row: Facts) -> str:
+        return f"{shown(row['client'])} ({_bits_of(row)} bits)"
 
-    undone = [
-        r
-        for r in rows
-        if _scores(r)["finetuned"] is not None and r["quantization"]["kept"] != "finetuned"
-    ]
-    if undone:
-        say(
-            console,
+    tuned = [r for r in rows if _scores(r)["finetuned"] is not None]
+    if undone := [named(r) for r in tuned if r["quantization"]["kept"] != "finetuned"]:
+        yield (
             "Fine-tuning was undone, as validation is worse than by k-means and than as trained: "
-            f"{named(undone)}.",
+            f"{', '.join(undone)}."
         )
-    lost = [r for r in rows if falls(*tested(r, metric), mode, tolerance)]
+    lost = [
+        f"{named(r)} {' to '.join(map(number, tested(r, metric)))}"
+        for r in rows
+        if falls(*tested(r, metric), mode, tolerance)
+    ]
     if lost:
-        each = ", ".join(
-            f"{named([r])} {' to '.join(map(number, tested(r, metric)))}" for r in lost
-        )
         unit = f"{tolerance:g}" if mode == "max" else f"{tolerance:.0%}"
-        say(
-            console,
+        yield (
             f"warning: test {metric} is worse than as trained by more than tolerance={unit}: "
-            f"{each}; use more bits, or layers= for the layers that need them.",
+            f"{', '.join(lost)}; use more bits, or layers= for the layers that need them."
         )
 
 
