@@ -5,7 +5,6 @@ It checks the folders that Hydra will make before Hydra makes any.
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import os
@@ -15,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,16 @@ from medfed.common.errors import (
     CheckpointError,
     CodecError,
     ConfigError,
-    DataError,
     MedfedError,
     NonFiniteError,
     did_you_mean,
     first_line,
 )
 from medfed.common.processes import end_with_parent, ended_by_signals, is_first_process
-from medfed.config.compose import as_typed, composed, run_sweep, show, source_of
+from medfed.config.compose import SWEEP, as_typed, composed, run_sweep, show, source_of
 from medfed.config.description import checked, describe
 from medfed.config.spelling import spelled
-from medfed.records.places import SWEEP, Before, Places, check_made, refuse_full
+from medfed.records.places import Places, check_made, refuse_full
 
 Main = Callable[..., None]
 Run = Callable[..., Any]
@@ -64,8 +63,7 @@ def command(
         runs: Whether the configuration describes a run. Then the function gets a
             :class:`~medfed.config.description.RunDescription`, otherwise the keys.
         folders: The key of arguments without a key, which are folders; empty: there are none.
-        trains: Whether Hydra makes the folder of a run, which must be new. Then the function also
-            gets what was there before, so that the run never removes older files.
+        trains: Whether the command makes the folder of a run, which must be new or empty.
 
     Returns:
         A decorator. The decorated function takes the command line without the program (by default
@@ -73,7 +71,7 @@ def command(
     """
 
     def decorate(run: Run) -> Main:
-        @functools.wraps(run)
+        @wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
             end_with_parent()
             with ended_by_signals():
@@ -108,21 +106,16 @@ class _Command:
         check_made(asked.values if self.describes else asked)
         return asked
 
-    def answer(self, asked: Any, *before: Before) -> Any:
+    def answer(self, asked: Any) -> Any:
         """Runs the command within Hydra, while Hydra's log is still open."""
         folder = asked.folder if self.describes else asked.get("run")
         with one_sentence(None if folder is None else Path(str(folder))):
-            return self.run(asked, *before)
+            return self.run(asked)
 
-    def sweep_in(self, folder: Path) -> Callable[[DictConfig], Any]:
-        """Returns what Hydra calls for each run of a sweep in a folder."""
-        before = [_before(folder, known_by=SWEEP)] if self.trains else []
-
-        def run(config: DictConfig) -> Any:
-            overrides = as_typed(HydraConfig.get().overrides.task)
-            return self.answer(self.read(source_of(config), overrides), *before)
-
-        return run
+    def answer_one(self, config: DictConfig) -> Any:
+        """Runs the command for one combination of a sweep."""
+        overrides = as_typed(HydraConfig.get().overrides.task)
+        return self.answer(self.read(source_of(config), overrides))
 
 
 def _start(command: _Command, arguments: Sequence[str] | None) -> None:
@@ -147,36 +140,15 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         described = [command.read(each.source(), each.overrides) for each in compositions]
         if command.check is not None:
             command.check(described, sweeps)
-    with without_remarks(), one_sentence(), _writing():
+    with without_remarks(), one_sentence():
         if sweeps:
-            run_sweep(overrides, command.name, command.sweep_in)
-        else:
-            asked, before = described[0], list[Before]()
-            if command.trains:
-                new = asked.resume is None and is_first_process()
-                before = [_before(Path(asked.folder), new=new)]
-            compositions[0].run(lambda _: command.answer(asked, *before))
-
-
-def _before(folder: Path, new: bool = True, known_by: str | None = None) -> Before:
-    """Records what is in a folder of runs; a new one must be empty, or of an earlier sweep."""
-    if new:
-        refuse_full(folder, known_by)
-    return Before.of(folder)
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    """Says in one sentence that Hydra cannot make a folder."""
-    try:
-        yield
-    except OSError as error:
-        if os.environ.get(FULL_ERROR) == "1":
-            raise
-        raise DataError(
-            f"Cannot write {error.filename or 'the run folder'} "
-            f"({error.strerror or error}); choose another folder by hydra.run.dir=FOLDER."
-        ) from error
+            begin = partial(refuse_full, known_by=SWEEP) if command.trains else None
+            run_sweep(overrides, command.name, command.answer_one, begin)
+            return
+        (asked,) = described
+        if command.trains and asked.resume is None and is_first_process():
+            refuse_full(Path(asked.folder))
+        compositions[0].run(lambda _: command.answer(asked))
 
 
 def checked_flags(arguments: Sequence[str]) -> list[str]:

@@ -21,7 +21,6 @@ from medfed.config.description import RunDescription
 
 if TYPE_CHECKING:
     from medfed.records.folder import RunFolder
-    from medfed.records.places import Before
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
@@ -77,14 +76,14 @@ def _go_on(config: RunDescription, run: RunFolder) -> str:
 
 
 @command("train", check, runs=True, trains=True)
-def main(config: RunDescription, before: Before) -> float | None:
+def main(config: RunDescription) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
     # Imported here, so that --help and errors in the configuration appear at once.
     with loading():
         from medfed.run.train import train
 
     with says_how_to_go_on(config):
-        _, experiment = train(config, before)
+        _, experiment = train(config, logs=True)
     best = experiment.evaluation.best_round()
     return None if best is None else experiment.evaluation.score(best)
 

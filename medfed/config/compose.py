@@ -6,6 +6,8 @@ It also converts a user's losses and metrics from the form in a configuration to
 from __future__ import annotations
 
 import inspect
+import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra._internal.utils import _locate, get_args_parser
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.core.utils import run_job
+from hydra.core.utils import configure_log
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
-from hydra.types import HydraContext, RunMode
+from hydra.types import RunMode
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -37,6 +36,8 @@ from medfed.config.description import RunDescription, describe, resolved, writte
 from medfed.config.sections import Section, walk
 from medfed.config.spelling import GROUPS, spelled
 
+_log = logging.getLogger(__name__)
+SWEEP = "multirun.yaml"  # the folder of a sweep has this file
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
 
@@ -142,12 +143,10 @@ class Composition:
 
     Attributes:
         config: The configuration, including Hydra's section.
-        loader: Hydra's loader of its files.
         sweep: The first override that has several values; empty: none.
     """
 
     config: DictConfig
-    loader: ConfigLoader
     sweep: str = ""
 
     @property
@@ -156,58 +155,72 @@ class Composition:
         return as_typed(self.config.hydra.overrides.task)
 
     def source(self) -> dict[str, Any]:
-        """Returns the configuration as it is written; ``folder`` is the folder of Hydra's run."""
-        config = self.config
+        """Returns the configuration as it is written; ``folder`` is the folder of the run."""
         try:
-            with _current(config):
-                runs_in = OmegaConf.select(config, "hydra.run.dir")
-                with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
-                    config.hydra.runtime.output_dir = os.path.abspath(str(runs_in))
-                HydraConfig.instance().set_config(config)
-                return source_of(config)
+            with _in_folder(self.config):
+                return source_of(self.config)
         except OmegaConfBaseException as error:
             raise ConfigError(f"hydra.run.dir cannot be resolved: {first_line(error)}.") from error
 
-    def run(self, task: Callable[[DictConfig], Any]) -> Any:
-        """Runs the task in its folder as Hydra does, without composing a second time."""
-        context = HydraContext(self.loader, Callbacks())
-        return run_job(task, self.config, "hydra.run.dir", None, context).return_value
+    def run(self, task: Callable[[DictConfig], Any]) -> None:
+        """Calls a task with Hydra's log and values."""
+        with _in_folder(self.config):
+            configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
+            task(self.config)
 
 
 @contextmanager
-def _current(config: DictConfig) -> Iterator[None]:
-    """Gives ``${hydra:...}`` the values of a configuration."""
+def _in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -> Iterator[None]:
+    """Gives ``${hydra:...}`` the values of a configuration, and names the folder of its run."""
     hydra = HydraConfig.instance()
     before = hydra.cfg
     hydra.set_config(config)
     try:
+        folder = os.path.abspath(os.path.join(above, str(OmegaConf.select(config, key))))
+        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+            config.hydra.runtime.output_dir = folder
+        hydra.set_config(config)
         yield
     finally:
         hydra.cfg = before
 
 
 def run_sweep(
-    overrides: Sequence[str], name: str, begin: Callable[[Path], Callable[[DictConfig], Any]]
+    overrides: Sequence[str],
+    name: str,
+    task: Callable[[DictConfig], Any],
+    begin: Callable[[Path], None] | None,
 ) -> None:
-    """Runs every combination of the values on a command line, as Hydra does.
+    """Runs every combination of the values on a command line, each in a folder.
 
     Args:
         overrides: The overrides in Hydra's spelling.
         name: The primary config.
-        begin: Takes the folder of the sweep, which does not exist yet or may hold another sweep;
-            returns the task.
+        task: Called with each configuration.
+        begin: Called with the folder of the sweep, which then gets a record of it; ``None`` if the
+            runs make no folders.
     """
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         asked = [*overrides, "hydra.mode=MULTIRUN"]
         config = hydra.compose_config(name, asked, RunMode.MULTIRUN, with_log_configuration=True)
-        with _current(config):
-            task = begin(Path(str(config.hydra.sweep.dir)))
-        context = HydraContext(hydra.config_loader, Callbacks())
-        sweeper = Plugins.instance().instantiate_sweeper(
-            config=config, hydra_context=context, task_function=task
-        )
-        sweeper.sweep(arguments=list(as_typed(config.hydra.overrides.task)))
+        with _in_folder(config, key="hydra.sweep.dir"):
+            folder = str(config.hydra.runtime.output_dir)
+        if begin is not None:
+            begin(Path(folder))
+        lines = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+        typed = parse([*lines, *as_typed(config.hydra.overrides.task)], "The command line")
+        values = {override.get_key_element(): _values_of(override) for override in typed}
+        for number, each in enumerate(itertools.product(*values.values())):
+            one = hydra.config_loader.load_sweep_config(config, list(each))
+            with open_dict(one):
+                one.hydra.job.id = one.hydra.job.num = number
+            with _in_folder(one, folder, "hydra.sweep.subdir"):
+                configure_log(one.hydra.job_logging, one.hydra.verbose)
+                _log.info("Run %d of the sweep: %s", number, " ".join(each))
+                task(one)
+            if number == 0 and begin is not None:
+                OmegaConf.save(config, Path(folder) / SWEEP)
 
 
 def show(flags: Sequence[str], overrides: Sequence[str], name: str) -> bool:
@@ -237,7 +250,6 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
         try:
             config = compose(name, overrides=list(overrides), return_hydra_config=True)
-            loader = GlobalHydra.instance().config_loader()
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
         except ValueError as error:  # an option of a group that is a number
@@ -245,7 +257,7 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
-    return Composition(config, loader)
+    return Composition(config)
 
 
 def source_of(config: DictConfig) -> dict[str, Any]:

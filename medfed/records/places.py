@@ -6,16 +6,12 @@ Commands read this before they import any library.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.files import PARTIAL
-
-SWEEP = "multirun.yaml"  # the folder of a sweep has this file
 
 
 class _Place:
@@ -167,50 +163,6 @@ def was_killed_early(folder: Path) -> bool:
     others = [n for n in names if n not in BEGUN and not n.startswith(PARTIAL)]
     locked = str(Places.lock_pid) in names or names == [str(Places.lock)]
     return locked and not others
-
-
-@dataclass(frozen=True)
-class Before:
-    """What existed before a command made anything, so that it never removes older files.
-
-    Attributes:
-        top: The folder in which the command makes others; its parents may be made, too.
-        there: The folders that existed: ``top``, those above it and those below it.
-        swept: Whether an earlier sweep had left its record in ``top``.
-    """
-
-    top: Path
-    there: frozenset[Path] = field(repr=False)
-    swept: bool
-
-    @classmethod
-    def of(cls, top: Path) -> Before:
-        """Records the state of a folder that may not exist yet."""
-        top = Path(os.path.abspath(top))
-        below = [Path(folder) for folder, _, _ in os.walk(top)]
-        there = frozenset([*below, *(p for p in top.parents if p.exists())])
-        return cls(top, there, (top / SWEEP).exists())
-
-    def remove_made(self, folder: Path, files: Iterable[str]) -> None:
-        """Removes files of a folder, and folders made since that are then empty.
-
-        Args:
-            folder: The folder of a command that failed.
-            files: Names of files in it that did not exist before.
-        """
-        folder = Path(os.path.abspath(folder))
-        for name in files:
-            with suppress(OSError):
-                (folder / name).unlink()
-        for place in (folder, *folder.parents):
-            inside = place.is_relative_to(self.top) or self.top.is_relative_to(place)
-            only_record = place == self.top and not self.swept and _names(place) == [SWEEP]
-            if only_record:
-                (place / SWEEP).unlink()
-            if not inside or place in self.there or _names(place):
-                return
-            with suppress(OSError):
-                place.rmdir()
 
 
 def _names(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,22 +20,21 @@ from medfed.common.processes import is_first_process
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.collect import gather_named, rank
-from medfed.records.places import BEGUN, Before, Places, check_made, refuse_full
+from medfed.records.places import BEGUN, Places, check_made, refuse_full
 
 _MINE = (str(Places.lock), str(Places.lock_pid))
 _ELSEWHERE = "choose another run folder"
 
 
 @contextmanager
-def claimed(config: RunDescription, before: Before | None = None) -> Iterator[None]:
+def claimed(config: RunDescription, logs: bool = False) -> Iterator[None]:
     """Locks a run folder for one training; the other ranks rely on the first rank's lock.
 
     If the run ends before it is opened, its files are removed again, and nothing else.
 
     Args:
         config: The run's description.
-        before: What existed before the command made the folder, which then also gets a log; None
-            if nothing has been made yet.
+        logs: Whether the folder gets a log, too.
 
     Raises:
         ConfigError: If a new run's folder is not empty, another training holds it, or the run to
@@ -46,7 +45,7 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
         yield
         return
     folder = Path(config.folder)
-    present = Before.of(folder) if before is None else before
+    absent = [place for place in (folder, *folder.parents) if not place.exists()]
     new = config.resume is None
     made: list[str] = []
     try:
@@ -67,13 +66,18 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
                 refuse_full(folder)
                 _clear(folder)
                 made += BEGUN
-            if before is not None:
+            if logs:
                 held.enter_context(_logged(folder))
             yield
     except BaseException as error:
         if not (folder / Places.config_yaml).exists():
             partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if made else []
-            present.remove_made(folder, [*made, *partial])
+            for name in [*made, *partial]:
+                with suppress(OSError):
+                    (folder / name).unlink()
+            for place in absent:
+                with suppress(OSError):  # another run may have begun there
+                    place.rmdir()
         explained = isinstance(error, MedfedError)
         # medfed's loggers already report it; this error is another library's.
         if isinstance(error, OSError) and error.errno in FULL and not explained:

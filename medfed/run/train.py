@@ -8,22 +8,19 @@ from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
-from medfed.records.places import Before
 from medfed.run import results
 from medfed.run.claim import claimed
 from medfed.run.experiment import Experiment, build_experiment, test_selected
 
 
-def train(
-    config: RunDescription, before: Before | None = None
-) -> tuple[dict[str, Any], Experiment]:
+def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], Experiment]:
     """Runs or resumes an experiment.
 
     The round with the best validation score is selected; the test split is read once, at the end.
 
     Args:
         config: The run's description.
-        before: See :func:`medfed.run.claim.claimed`.
+        logs: Whether the run folder gets a log.
 
     Returns:
         The summary that ``summary.json`` holds, and the objects.
@@ -32,7 +29,7 @@ def train(
         MedfedError: If the configuration, data or run folder does not fit; see
             :func:`build_experiment`.
     """
-    with claimed(config, before):
+    with claimed(config, logs):
         return _train(config)
 
 

@@ -163,7 +163,6 @@ def run_coordinator(text: str, transport: Transport) -> None:
 def _coordinate(deployment: Deployment, transport: Transport) -> None:
     from medfed.config.compose import load
     from medfed.config.description import describe, written
-    from medfed.records.places import Before
     from medfed.sites.calls import Terms
     from medfed.sites.newcomers import join
     from medfed.sites.run import coordinate
@@ -185,7 +184,7 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
     if deployment.onboard:
         join(config, transport, deployment.onboard, deployment.steps, Terms(**deployment.terms))
         return
-    coordinate(config, transport, deployment.sites, Terms(**deployment.terms), Before.of(folder))
+    coordinate(config, transport, deployment.sites, Terms(**deployment.terms), logs=True)
     deployment.write_agreed(RunFolder(folder).agreed_json)  # for hospitals that join it
 
 

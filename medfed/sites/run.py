@@ -38,7 +38,6 @@ from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
-from medfed.records.places import Before
 from medfed.records.tasks import build_task
 from medfed.run.assembly import unread_data
 from medfed.run.claim import claimed
@@ -188,7 +187,7 @@ def coordinate(
     transport: Transport,
     sites: Sequence[str],
     terms: Terms | None = None,
-    before: Before | None = None,
+    logs: bool = False,
 ) -> dict[str, Any]:
     """Runs or resumes an experiment across sites, and leaves an ordinary run folder.
 
@@ -197,7 +196,7 @@ def coordinate(
         transport: Reaches the sites.
         sites: Their names, in the order of clients in the equivalent simulation.
         terms: When to wait, and when to continue without a site.
-        before: See :func:`medfed.run.claim.claimed`.
+        logs: Whether the run folder gets a log.
 
     Returns:
         The summary that ``summary.json`` holds.
@@ -209,7 +208,7 @@ def coordinate(
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
     if not sites or len(set(sites)) < len(sites):
         raise ConfigError(f"sites={list(sites)} must name at least one site, and each once.")
-    with claimed(config, before):
+    with claimed(config, logs):
         return _coordinate(config, transport, sites, terms or Terms())
 
 

@@ -37,7 +37,7 @@ from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.callbacks import RoundProgress
 from medfed.records.folder import RunFolder, git_commit, save_tensors
-from medfed.records.places import BEGUN, Before
+from medfed.records.places import BEGUN
 from medfed.reports.comparison import compare_runs
 from medfed.run.claim import claimed
 from medfed.run.evaluation import evaluate_run
@@ -162,7 +162,7 @@ def test_a_rank_shares_the_folder_of_the_first(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").touch()
     config = load([*SMALL, f"folder={tmp_path}"])
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with claimed(config, Before.of(tmp_path)):
+    with claimed(config, logs=True):
         assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
 
@@ -216,7 +216,7 @@ def test_nothing_is_written_through_a_link(name, tmp_path):
     sentence = f"{name} is a link, and nothing is written through it; remove it"
     with (
         pytest.raises(ConfigError, match=re.escape(sentence)),
-        claimed(dataclasses.replace(config, resume=str(folder)), Before.of(folder)),
+        claimed(dataclasses.replace(config, resume=str(folder)), logs=True),
     ):
         logging.getLogger().warning("never")
     if name == "pictures":  # as medfed export and evaluate write them
