@@ -45,23 +45,8 @@ from medfed.sites.policy import (
     check_study,
     patients_of_message,
 )
+from medfed.sites.status import words_for
 
-WORDS = {
-    "shared": "the averaged part of the model: weights or their displacement",
-    "personal": "gradients or the displacement of the personal part",
-    "model": "the model trained here, or its displacement",
-    "common": "the common part of all instances of the model, or its displacement",
-    "canonical": "instances of the model's canonical part, or their displacement",
-    "gradient": "gradients of the loss, averaged over training samples",
-    "difference": "the change of gradients",
-    "shift": "the part that compression has left out so far",
-    "control": "a correction of the size of the averaged part of the model",
-    "statistics": "means and variances within normalisation layers",
-    "membership": "the weight of each canonical model here",
-    "sketch": "a few rows that summarise the training data; few patients are nearly revealed",
-    "scalars": "single numbers, such as a loss or a step size",
-    "preprocessing": "counts, limits, sums and category names of each column",
-}
 OTHER = "a part specific to the method, see its page"
 
 
@@ -84,7 +69,7 @@ class Traffic:
     @property
     def meaning(self) -> str:
         """Its meaning, in words."""
-        return WORDS.get(self.part, OTHER)
+        return words_for("parts").get(self.part, OTHER)
 
     def total(self, rounds: int) -> int:
         """Approximate bytes of all rounds."""

@@ -59,6 +59,8 @@ class VetoError(ConfigError):
         reason: The word that the coordinator receives.
     """
 
+    status: Literal["refused"] = "refused"
+
     def __init__(self, text: str, reason: Literal["agreed", "policy"] = "policy") -> None:
         super().__init__(text)
         self.reason: Literal["agreed", "policy"] = reason

@@ -209,30 +209,15 @@ class Site:
                 return Reply.to(asked, "refused", "session").to_bytes()
         if known := self._replies.get(key):
             return known
-        handlers: Mapping[str, Callable[[Request], Reply]] = {
-            "hello": self._hello,
-            "agree": self._agree,
-            "begin": self._begin,
-            "keys": self._keys,
-            "shares": self._shares,
-            "unmask": self._unmask,
-            "fit": self._fit,
-            "evaluate": self._evaluate,
-            "commit": self._commit,
-            "load": self._load,
-            "onboard": self._onboard,
-        }
+        answer: Callable[[Request], Reply] = getattr(self, f"_{asked.kind}")  # one of `wire.Kind`
         try:
-            answered = handlers[asked.kind](asked)
+            answered = answer(asked)
             if self.keeper is not None and asked.kind not in FIRST:
                 self.keeper.after(self, asked, answered)
             reply = answered.to_bytes()
-        except VetoError as veto:
-            self.log.warning("%s was refused: %s", asked, veto)
-            return Reply.to(asked, "refused", veto.reason).to_bytes()
-        except Refusal as refusal:
-            self.log.warning("%s was refused: %s.", asked, refusal.reason)
-            return Reply.to(asked, refusal.status, refusal.reason).to_bytes()
+        except (VetoError, Refusal) as why:
+            self.log.warning("%s was refused: %s", asked, why)
+            return Reply.to(asked, why.status, why.reason).to_bytes()
         except Exception as error:
             # The error's text may name a patient or a file: it stays in this log.
             self.log.exception("%s failed.", asked)

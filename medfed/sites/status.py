@@ -11,9 +11,11 @@ import io
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from threading import Lock
 
+import yaml  # type: ignore[import-untyped]
 from rich.console import Console, Group
 
 from medfed.common.console import shown, size
@@ -26,19 +28,14 @@ from medfed.reports.tables import Table
 from medfed.sites.wire import RoundNumber
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")
-_MEANING = {
-    "hello": "greeting: hashes of keys, facts of the data, versions",
-    "agree": "columns, categories and sums for preprocessing; facts of the model",
-    "begin": "who takes part",
-    "keys": "keys for sums under masks",
-    "shares": "shares of the masks' secrets, encrypted",
-    "fit": "the method's messages, which ledger.csv counts by part",
-    "unmask": "shares that unmask a sum",
-    "evaluate": "models to evaluate, and metrics",
-    "commit": "numbers of steps",
-    "load": "hashes of states",
-    "onboard": "a hospital that joins: messages and metrics",
-}
+
+
+@cache
+def words_for(what: str) -> dict[str, str]:
+    """Returns what the ``parts`` of messages, or the kinds of ``requests``, are in words."""
+    text = (Path(__file__).parent / "templates" / "words.yaml").read_text(encoding="utf-8")
+    words: dict[str, str] = yaml.safe_load(text)[what]
+    return words
 
 
 class Traffic:
@@ -157,7 +154,7 @@ def tables(run: RunFolder) -> Group:
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
         line = [shown(name), shown(site.state, 200), site.since, str(site.round + 1)]
         sites.append([*line, *sizes])
-    for kind, meaning in _MEANING.items():
+    for kind, meaning in words_for("requests").items():
         counts = [c for (_, known), c in traffic.counts.items() if known == kind]
         if counts:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))

@@ -12,7 +12,8 @@ from medfed.common.errors import DataError
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.check import WORDS, traffic_of
+from medfed.sites.check import traffic_of
+from medfed.sites.status import words_for
 from tests.integration.runs import run
 from tests.pages import DOCS, write_files
 from tests.sites.tables import EXPERIMENT, SITES, write_table
@@ -110,7 +111,7 @@ def test_the_bytes_are_those_of_a_run(hospital, tmp_path, monkeypatch, capsys):
 
 def test_every_part_of_every_method_has_words():
     parts = {p for name, yaml in yamls().items() for p in method(name, yaml).kind.leaves}
-    assert parts <= {*WORDS}
+    assert parts <= {*words_for("parts")}
 
 
 def test_every_method_with_a_sketch_says_how_many_patients_stand_behind_it():
