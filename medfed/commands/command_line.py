@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -126,11 +128,11 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         print_help(command.name, inspect.getmodule(inspect.unwrap(command.run)).__doc__ or "")
         return
     with one_sentence(), loading():
-        flags = checked_flags(sys.argv[1:])
-        overrides = spelled(command.with_keys([a for a in sys.argv[1:] if a not in flags]))
-        sys.argv[1:] = [*flags, *overrides]
+        flags = parsed(sys.argv[1:])
+        overrides = spelled(command.with_keys(flags.overrides))
+        sys.argv[1:] = ["-m"] * flags.multirun + overrides
         compositions = composed(overrides, command.name)
-        sweeps = bool({"-m", "--multirun"} & {*flags}) or "hydra.mode=MULTIRUN" in overrides
+        sweeps = flags.multirun or "hydra.mode=MULTIRUN" in overrides
         if (several := compositions[0].sweep) and not sweeps:
             raise ConfigError(
                 f"{several} is a sweep; add -m for a run of each, or write one value."
@@ -151,42 +153,33 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         compositions[0].run(lambda _: command.answer(asked))
 
 
-def checked_flags(arguments: Sequence[str]) -> list[str]:
-    """Returns Hydra's flags with their values, without the overrides.
+def parsed(arguments: Sequence[str]) -> Namespace:
+    """Divides a command line into Hydra's flags and the overrides.
 
     Raises:
         ConfigError: If a flag is not allowed.
 
     Example:
-        >>> checked_flags(["-m", "seed=0,1", "--cfg", "job"])
-        ['-m', '--cfg', 'job']
-        >>> checked_flags(["--multrun"])
+        >>> asked = parsed(["-m", "seed=0,1", "--cfg", "job"])
+        >>> asked.multirun, asked.cfg, asked.overrides
+        (True, 'job', ['seed=0,1'])
+        >>> parsed(["--multrun"])
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: Unknown flag --multrun (did you mean --multirun?); the \
 flags are -m, --multirun, --cfg, --resolve, --package, -p, -c, --info, and everything else is \
 key=value.
     """
-    flags, rest = [], list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not argument.startswith("-"):
-            continue
-        flag = argument.split("=")[0]
-        if flag not in FLAGS:
-            raise ConfigError(
-                f"Unknown flag {flag}{did_you_mean(flag, FLAGS)}; the flags are "
-                f"{', '.join(FLAGS)}, and everything else is key=value."
-            )
-        if flag == "--resolve" and not {"--cfg", "-c"} & {a.split("=")[0] for a in arguments}:
-            raise ConfigError(
-                "--resolve has a meaning with --cfg alone; write --cfg job --resolve."
-            )
-        flags.append(argument)
-        takes = flag in ("--cfg", "-c", "--package", "-p", "--info") and "=" not in argument
-        if takes and rest and "=" not in rest[0]:
-            flags.append(rest.pop(0))
-    return flags
+    flags = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
+    if flag := next((flag for flag in flags if flag not in FLAGS), None):
+        raise ConfigError(
+            f"Unknown flag {flag}{did_you_mean(flag, FLAGS)}; the flags are {', '.join(FLAGS)}, "
+            "and everything else is key=value."
+        )
+    asked: Namespace = get_args_parser().parse_intermixed_args(list(arguments))
+    if asked.resolve and asked.cfg is None:
+        raise ConfigError("--resolve has a meaning with --cfg alone; write --cfg job --resolve.")
+    return asked
 
 
 @contextmanager

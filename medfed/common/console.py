@@ -232,11 +232,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        total: int,
-        quiet: bool = False,
-        console: Console | None = None,
-        verb: str = "prepar",
+        self, total: int, quiet: bool = False, console: Console | None = None, verb: str = "prepar"
     ) -> None:
         self.verb = verb
         self.total = total

@@ -147,31 +147,19 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
 
 _MODULE = "torch.nn.modules.module.Module"
-_TRANSFORM = "monai.transforms.transform.Transform"
+_MODULES = ("networks.nets", "networks.blocks", "networks.layers", "losses")
 # The start of a name, the place where its class must be defined, and its possible base classes.
+_OPTIMIZERS = ("torch.optim.optimizer.Optimizer", "torch.optim.lr_scheduler.LRScheduler")
+_TRANSFORMS = r"monai\.transforms\.(compose|croppad|intensity|post|smooth_field|spatial|utility)\."
+_METRICS = r"torchmetrics\.(classification|regression|segmentation)\."
 LIBRARIES = {
-    "torch.optim.": (
-        "torch.optim.",
-        ("torch.optim.optimizer.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
-    ),
+    "torch.optim.": ("torch.optim.", _OPTIMIZERS),
     "torch.nn.": ("torch.nn.modules.", (_MODULE,)),
-    "monai.networks.nets.": ("monai.networks.nets.", (_MODULE,)),
-    "monai.networks.blocks.": ("monai.networks.blocks.", (_MODULE,)),
-    "monai.networks.layers.": ("monai.networks.layers.", (_MODULE,)),
-    "monai.losses.": ("monai.losses.", (_MODULE,)),
+    **{f"monai.{part}.": (f"monai.{part}.", (_MODULE,)) for part in _MODULES},
     "monai.metrics.": ("monai.metrics.", ("monai.metrics.metric.Metric",)),
-    "monai.optimizers.": (
-        "monai.optimizers.",
-        ("torch.optim.optimizer.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
-    ),
-    "torchmetrics.": (
-        r"torchmetrics\.(classification|regression|segmentation)\.",
-        ("torchmetrics.metric.Metric",),
-    ),
-    "monai.transforms.": (
-        r"monai\.transforms\.(compose|croppad|intensity|post|smooth_field|spatial|utility)\.",
-        (_TRANSFORM,),
-    ),
+    "monai.optimizers.": ("monai.optimizers.", _OPTIMIZERS),
+    "torchmetrics.": (_METRICS, ("torchmetrics.metric.Metric",)),
+    "monai.transforms.": (_TRANSFORMS, ("monai.transforms.transform.Transform",)),
 }
 # Exceptions, which call their arguments, take a class by its name, or fetch weights or code.
 _NOT = re.compile(

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import logging
 import os
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.utils import _locate, get_args_parser
+from hydra._internal.utils import _locate
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -86,18 +87,8 @@ def _handed_over(part: dict[str, Any]) -> dict[str, Any]:
 SECTIONS = (
     *("init", "local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
     *("channel", "channel.up", "channel.down", "channel.up.cer", "channel.down.cer"),
-    *(
-        "data",
-        "partition",
-        "augment",
-        "model",
-        "optimizer",
-        "scheduler",
-        "algorithm",
-        "trainer",
-        "logger",
-    ),
-    *("partition.assignment", "partition.assignment.assignment"),
+    *("data", "partition", "partition.assignment", "partition.assignment.assignment", "augment"),
+    *("model", "optimizer", "scheduler", "algorithm", "trainer", "logger"),
 )
 _BUILDING = ("_convert_", "_partial_", "_recursive_", "_args_")
 _FIXED = ("evaluation", "checkpoint", "pictures")  # sections of which no class names the keys
@@ -223,9 +214,8 @@ def run_sweep(
                 OmegaConf.save(config, Path(folder) / SWEEP)
 
 
-def show(flags: Sequence[str], overrides: Sequence[str], name: str) -> bool:
+def show(asked: Namespace, overrides: Sequence[str], name: str) -> bool:
     """Prints what ``--cfg`` or ``--info`` asks for, if there is one of these flags."""
-    asked = get_args_parser().parse_args([*flags, *overrides])
     if asked.cfg is None and asked.info is None:
         return False
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):

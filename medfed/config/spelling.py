@@ -173,16 +173,16 @@ def hydra_spelling(arguments: Sequence[str]) -> list[str]:
 def _as_path(argument: str) -> str:
     """Puts quotes around files and folders with characters that have a meaning in Hydra."""
     key, _, value = argument.partition("=")
-    if key not in PATHS or not value or {"'", '"'} & set(value) or re.fullmatch(r"\[.*\]", value):
+    if key not in PATHS or not value or {"'", '"'} & set(value):
         return argument
+    if re.fullmatch(r"\[.*\]", value):
+        names = ",".join(f'"{v.strip()}"' for v in value[1:-1].split(","))
+        return f"{key}=[{names}]" if "=" in value else argument
     there = os.path.exists(os.path.expanduser(value))  # also of a name that is too long
     if key in LISTS and "," in value and not there:
-        return f"{key}=[{value}]"
-    return (
-        f'{key}="{value}"'
-        if re.search(r"[\[\]{}=]", value) or ("," in value and there)
-        else argument
-    )
+        return _as_path(f"{key}=[{value}]")
+    odd = re.search(r"[\[\]{}=]", value) or ("," in value and there)
+    return f'{key}="{value}"' if odd else argument
 
 
 def _quoted(argument: str) -> str:
@@ -204,10 +204,6 @@ def _spelled(argument: str) -> str:
         return f"++{argument}"  # its names are new keys to Hydra
     if key in GROUPS and re.fullmatch(r"[\w,()*-]+", value) and value != "null":
         return f"{GROUPS[key]}@{argument}"
-    if key in PATHS and "=" in value and not {"'", '"'} & set(value):
-        if value.startswith("[") and value.endswith("]"):
-            return f"{key}=[" + ",".join(f'"{v.strip()}"' for v in value[1:-1].split(",")) + "]"
-        return f'{key}="{value}"'
     if key in LISTS and "," in value and "[" not in value:
         return f"{key}=[{value}]"
     return argument

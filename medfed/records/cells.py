@@ -108,14 +108,7 @@ LIBRARIES = (
 )
 ROOT = "medfed.benchmark.work"  # what runs a cell
 # The data's content is part of a result; their path and cache are not.
-_PLACES = (
-    "data.path",
-    "data.root",
-    "data.cache",
-    "threads",
-    "source",
-    "checkpoint",
-)
+_PLACES = ("data.path", "data.root", "data.cache", "threads", "source", "checkpoint")
 _SAMPLE = 1 << 16  # bytes of each file that a fingerprint reads
 
 

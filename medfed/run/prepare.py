@@ -27,11 +27,7 @@ from medfed.datamodules.cache.store import Store
 from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.federation.split import Block, ParameterSplit, blocks
 from medfed.records.places import Places, refuse_full
-from medfed.run.overview.table import (
-    cohort_record,
-    print_cohort,
-    to_csv,
-)
+from medfed.run.overview.table import cohort_record, print_cohort, to_csv
 
 _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")

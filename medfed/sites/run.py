@@ -41,12 +41,7 @@ from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.assembly import unread_data
 from medfed.run.claim import claimed
-from medfed.run.experiment import (
-    best_checkpoint,
-    callbacks_of,
-    read_start,
-    trainer_of,
-)
+from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
 from medfed.run.federating import federation_of, preprocessing
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
@@ -112,11 +107,7 @@ class SitesModule(FederatedModule):
     """
 
     def __init__(
-        self,
-        task: TaskLike,
-        federation: Federation,
-        local: LocalTrainer,
-        coordinator: Coordinator,
+        self, task: TaskLike, federation: Federation, local: LocalTrainer, coordinator: Coordinator
     ) -> None:
         super().__init__(task, federation, local)
         self.coordinator = coordinator

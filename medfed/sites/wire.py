@@ -107,10 +107,7 @@ _MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
     "shares": ((("keys", dict[str, _Keys]),), (("boxes", dict[str, str]),)),
     "fit": ((_COHORT, ("boxes", dict[str, str], {})), _SPENT),
     "unmask": ((("sent", list[str]),), (("shares", dict[str, str]),)),
-    "evaluate": (
-        (("split", str), ("trained", bool), ("selected", RoundNumber, START)),
-        _METRICS,
-    ),
+    "evaluate": ((("split", str), ("trained", bool), ("selected", RoundNumber, START)), _METRICS),
     "commit": ((("needed", list[RoundNumber]),), (*_SPENT, ("loss", Number | None, None))),
     "load": ((), (("digest", str),)),
     "onboard": ((("last", bool), ("steps", int), *_JOB), _METRICS),

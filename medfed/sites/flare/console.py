@@ -142,13 +142,7 @@ _READY = (
 _JOBS = """sed -i "s#/tmp/nvflare/#$WORKSPACE/jobs/#g" "$WORKSPACE/local/resources.json"\n"""
 
 
-def project(
-    name: str,
-    sites: Sequence[str],
-    server: str,
-    port: int,
-    admin: str,
-) -> dict[str, Any]:
+def project(name: str, sites: Sequence[str], server: str, port: int, admin: str) -> dict[str, Any]:
     """Returns a project file for FLARE's provisioning: one server, one person, one kit per site.
 
     Args:

@@ -45,10 +45,7 @@ def write_job(
         "path": f"{RUNTIME}.controller.CollabController",
         "args": {"server_obj_id": "main", "sync_task_timeout": START},
     }
-    executor = {
-        "path": f"{RUNTIME}.executor.CollabExecutor",
-        "args": {"client_obj_id": "own"},
-    }
+    executor = {"path": f"{RUNTIME}.executor.CollabExecutor", "args": {"client_obj_id": "own"}}
     filters: dict[str, Any] = {"task_data_filters": [], "task_result_filters": []}
     files = {
         "meta.json": {
