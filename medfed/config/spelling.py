@@ -17,7 +17,7 @@ PATHS = ("run", "runs", "out", "resume", "onboard", "bundle", "input", "output",
 # callbacks, logging), read yamls from anywhere (searchpath), or set environment variables.
 HYDRA = re.compile(
     r"hydra\.(run\.dir|sweep\.(dir|subdir)|job\.(name|config\.override_dirname\.[\w.]+)|verbose"
-    r"|mode|sweeper\.params(\..+)?)"
+    r"|output_subdir|mode|sweeper\.params(\..+)?)"  # Lightning sets output_subdir for its ranks
 )
 SEARCHPATH = "hydra.searchpath="
 # Keys that take several values, in commands that do not sweep.

@@ -153,22 +153,25 @@ def _bands(axes: Axes, x: Floats, table: Floats) -> None:
         axes.fill_between(x, *ends, color=shade, lw=0, label=label)
 
 
-def draw_run(experiment: Experiment, memberships: Memberships | None) -> dict[str, Figure | None]:
+def draw_run(
+    experiment: Experiment, best: int | None, memberships: Memberships | None
+) -> dict[str, Figure | None]:
     """Draws all pictures of a run; a picture is None if there is nothing to draw.
 
     Args:
         experiment: The finished run.
+        best: The selected round.
         memberships: The clients' memberships, if there are canonical models.
     """
     evaluation, federation = experiment.evaluation, experiment.module.federation
     figures: dict[str, Figure | None] = {"bytes": None}
     if evaluation.history:
-        figures[f"val_{evaluation.metric}"] = metric_curves(
-            evaluation.history, evaluation.metric, evaluation.best_round()
-        )
+        name = evaluation.metric
+        figures[f"val_{name}"] = metric_curves(evaluation.history, name, best)
     if federation.ledger.total():
         figures["bytes"] = bytes_per_client(federation.ledger)
-    figures |= federation.pictures()
+    if len(federation.clients) == len(federation.ids):  # otherwise the server is elsewhere
+        figures |= federation.pictures()
     figures["froc"] = froc_curves(examined(experiment))
     method = type(federation.algorithm).__name__.lower()
     if cases := read_predictions({method: experiment.folder}, federation.ids):

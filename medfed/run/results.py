@@ -77,19 +77,21 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
             summary["memberships"] = shown.summary()
             write_text(run.memberships_csv, shown.to_csv())
         write_tables(experiment, summary, best)
-        end_logging(experiment.trainer.logger, draw(experiment, shown), summary)
+        end_logging(experiment.trainer.logger, draw(experiment, best, shown), summary)
         print_summary(summary, run.folder)
     return summary
 
 
-def draw(experiment: Experiment, memberships: Memberships | None) -> dict[str, Path]:
+def draw(
+    experiment: Experiment, best: int | None, memberships: Memberships | None = None
+) -> dict[str, Path]:
     """Draws the pictures of a run unless ``pictures.format=none``; returns name to file."""
     if (kind := experiment.config.pictures) == "none":
         return {}
     from medfed.run.pictures import draw_run  # imported here, as nothing is drawn before the end
 
     folder = RunFolder(experiment.folder).pictures_folder
-    return save_figures(folder, draw_run(experiment, memberships), kind)
+    return save_figures(folder, draw_run(experiment, best, memberships), kind)
 
 
 def save_models(experiment: Experiment) -> None:

@@ -15,10 +15,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from medfed.common.errors import MedfedError
-from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
 from medfed.common.schemas import Count
 from medfed.common.scores import Record, failures_count, undefined_in
@@ -257,26 +255,11 @@ class SiteFolder:
             taken = {self.name: by.uses * self.spending.draws(folder.name)}
             kept = record(config, module.federation, {self.name: by}, taken)
             write_json(RunFolder(folder).privacy_json, kept)
-        self._draw(experiment, best)
+        results.draw(experiment, best)
         try:
             self.keep_bundle(folder)
         except MedfedError as error:  # the model and the other results exist without it
             site.log.warning("The bundle was not made: %s", error)
-
-    def _draw(self, experiment: Experiment, best: int | None) -> None:
-        if (kind := experiment.config.pictures) == "none":
-            return
-        from medfed.records.predictions import read_predictions
-        from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw
-
-        evaluation, ledger = experiment.evaluation, experiment.module.federation.ledger
-        figures: dict[str, Any] = {"bytes": bytes_per_client(ledger) if ledger.total() else None}
-        if evaluation.history:
-            metric = evaluation.metric
-            figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
-        if cases := read_predictions({"own model": experiment.folder}, [self.name]):
-            figures["contours"] = experiment.task.picture(cases)
-        save_figures(RunFolder(experiment.folder).pictures_folder, figures, kind)
 
 
 def listen(site: Site, path: Path) -> None:
