@@ -49,7 +49,7 @@ from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedrep import FedRep
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
-from medfed.sites.coordinator import Coordinator
+from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.site import Site
 from medfed.sites.wire import HEAD_LIMIT, Facts, Greeting, Reply, Request, framed
 
@@ -272,7 +272,9 @@ def main() -> None:
         facts, answers, _ = agree_on_data(caller, (_ for _ in ()))  # type: ignore[arg-type]
         everyone = [ClientInfo(c, facts[c].num_samples) for c in SITES]
         _, federation, _ = assembled([], everyone)
-        coordinator = Coordinator(caller, federation, facts, answers, "fuzzed")
+        coordinator = Coordinator(
+            caller, federation, facts, answers, "fuzzed", SitesProgress.new(SITES)
+        )
         coordinator.begin()
         for number in range(options.rounds):
             left = [rng.randrange(1, 4)]

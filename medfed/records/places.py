@@ -80,15 +80,12 @@ class Places:
     bundle = _Place("bundle")
 
 
-def _names_of(*files: Path) -> tuple[str, ...]:
-    return tuple(map(str, files))
-
-
 # What a run makes before it is opened; the last file opens it.
-BEGUN = _names_of(
+_BEGUN: tuple[Path, ...] = (
     *(Places.lock, Places.lock_pid, Places.log, Places.versions_json, Places.splits_json),
     *(Places.preprocessing_json, Places.cohort_json, Places.overrides_yaml),
 )
+BEGUN = tuple(map(str, _BEGUN))
 
 
 def check_made(values: Mapping[str, Any]) -> None:
@@ -159,11 +156,7 @@ def was_killed_early(folder: Path) -> bool:
         >>> was_killed_early(folder)
         False
     """
-    names = _names(folder)
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     others = [n for n in names if n not in BEGUN and not n.startswith(PARTIAL)]
     locked = str(Places.lock_pid) in names or names == [str(Places.lock)]
     return locked and not others
-
-
-def _names(folder: Path) -> list[str]:
-    return [p.name for p in folder.iterdir()] if folder.is_dir() else []

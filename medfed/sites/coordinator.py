@@ -122,6 +122,7 @@ class _Masks(NamedTuple):
         return {"boxes": boxes} if boxes else {}
 
 
+@dataclass(eq=False)
 class Coordinator:
     """Runs rounds across sites.
 
@@ -131,37 +132,28 @@ class Coordinator:
         facts: The sites' facts about their models, by site.
         answers: The answers to the sites before they built their models.
         job: Names the federation, so that no site mixes its rounds with another's.
-        progress: The progress of a resumed run.
+        progress: The progress so far.
         best: Gives the best round so far.
         withdrawn: Sites that have withdrawn.
         tell: Called with what happens, the round, the absent sites and the last round of each.
     """
 
-    def __init__(
-        self,
-        caller: Caller,
-        federation: Federation,
-        facts: Mapping[str, Facts],
-        answers: Sequence[bytes],
-        job: str,
-        progress: SitesProgress | None = None,
-        best: Callable[[], int | None] = lambda: None,
-        withdrawn: Sequence[str] = (),
-        tell: Callable[[str, int, Mapping[str, str], Mapping[str, int]], None] = lambda *_: None,
-    ) -> None:
-        self.caller = caller
-        self.terms = caller.terms
-        self.federation = federation
-        self.facts = dict(facts)
-        self.answers = list(answers)
-        self.job = job
-        self.progress = progress or SitesProgress.new(federation.ids)
-        self.best = best
-        self.withdrawn = tuple(withdrawn)
-        self._tell = tell
-        self.away = {**caller.lacking, **dict.fromkeys(withdrawn, "it has withdrawn")}
+    caller: Caller
+    federation: Federation
+    facts: Mapping[str, Facts]
+    answers: Sequence[bytes]
+    job: str
+    progress: SitesProgress
+    best: Callable[[], int | None] = lambda: None
+    withdrawn: Sequence[str] = ()
+    tell: Callable[[str, int, Mapping[str, str], Mapping[str, int]], None] = lambda *_: None
+
+    def __post_init__(self) -> None:
+        self.terms = self.caller.terms
+        gone = dict.fromkeys(self.withdrawn, "it has withdrawn")
+        self.away = {**self.caller.lacking, **gone}
         self._probes: dict[str, Future[str | None]] = {}
-        self._planned: Cohort = federation.cohort
+        self._planned: Cohort = self.federation.cohort
         self._turn = 0
         self._summed: tuple[str, ...] = ()  # sites of a sum of this round, which stays the only one
         self._faults: Counter[str] = Counter()
@@ -183,7 +175,7 @@ class Coordinator:
             raise SiteError(f"{sentence(wrong)}.")
 
     def _say(self, doing: str, round: int) -> None:
-        self._tell(doing, round, self.away, self.progress.at)
+        self.tell(doing, round, self.away, self.progress.at)
 
     def _begin(self, site: str) -> str | None:
         clients = [{"id": c, "num_samples": self.facts[c].num_samples} for c in self.federation.ids]

@@ -254,7 +254,15 @@ def _coordinate(
         keep(status, caller.traffic, run)
 
     coordinator = Coordinator(
-        caller, federation, facts, answers, job, progress, evaluation.best_round, gone, tell
+        caller,
+        federation,
+        facts,
+        answers,
+        job,
+        progress or SitesProgress.new(sites),
+        evaluation.best_round,
+        gone,
+        tell,
     )
     coordinator.begin()
     module = SitesModule(task, federation, local, coordinator)

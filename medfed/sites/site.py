@@ -15,6 +15,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -130,6 +131,7 @@ class Keeper(Protocol):
         """Called with the model of a site that has joined a trained federation."""
 
 
+@dataclass(eq=False)
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`.
 
@@ -145,18 +147,13 @@ class Site:
         metrics: Of the last evaluation, with all digits, which stay here.
     """
 
-    def __init__(
-        self,
-        workplace: Workplace,
-        folder: Path,
-        keeper: Keeper | None = None,
-        signer: Signer | None = None,
-    ) -> None:
-        self.workplace = workplace
-        self.name = workplace.name
-        self.folder = self._root = Path(folder)
-        self.keeper = keeper
-        self.signer = signer
+    workplace: Workplace
+    folder: Path
+    keeper: Keeper | None = None
+    signer: Signer | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self._root = self.workplace.name, self.folder
         self._half: Half | None = None  # of the sum under masks that is being made
         self.log = logging.getLogger(f"{__name__}.{self.name}")
         self.module: FederatedModule | None = None
@@ -533,6 +530,7 @@ class SiteModule(FederatedModule):
         return list(self.federation.clients)
 
 
+@dataclass(eq=False)
 class ConfiguredSite:
     """Implements :class:`medfed.sites.site.Workplace` from a configuration.
 
@@ -547,18 +545,13 @@ class ConfiguredSite:
         VetoError: If it does not allow what the configuration says.
     """
 
-    def __init__(
-        self,
-        config: RunDescription,
-        name: str,
-        sites: Sequence[str] | None = None,
-        policy: Policy = NO_LIMITS,
-    ) -> None:
-        check_study(policy, config)
-        self.config = config
-        self.name = name
-        self.sites = sites
-        self.policy = policy
+    config: RunDescription
+    name: str
+    sites: Sequence[str] | None = None
+    policy: Policy = NO_LIMITS
+
+    def __post_init__(self) -> None:
+        check_study(self.policy, self.config)
         self._greeting: Greeting | None = None
         self._facts: Facts | None = None
         self._start = Start()

@@ -92,6 +92,7 @@ def hospital(
     return site
 
 
+@dataclass(eq=False)
 class SiteFolder:
     """Implements :class:`medfed.sites.site.Keeper`.
 
@@ -106,18 +107,15 @@ class SiteFolder:
         history: Its validation metrics.
     """
 
-    def __init__(
-        self,
-        workplace: ConfiguredSite,
-        keep_bundle: Callable[[Path], object],
-        tested: AskedModels,
-        spending: Spending,
-    ) -> None:
-        self.workplace, self.keep_bundle, self.tested = workplace, keep_bundle, tested
-        self.spending = spending
+    workplace: ConfiguredSite
+    keep_bundle: Callable[[Path], object]
+    tested: AskedModels
+    spending: Spending
+
+    def __post_init__(self) -> None:
         self._protection: Protection | None = None
         self._gradients = 0  # of this session, also of rounds that came to nothing
-        self.name = workplace.name
+        self.name = self.workplace.name
         self.ledger = Ledger()
         self.history: list[Record] = []
         self._of_round = Ledger()

@@ -22,7 +22,7 @@ from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.sites.calls import Caller, agree_on_data, greet
-from medfed.sites.coordinator import Coordinator
+from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
 from medfed.sites.run import SitesModule
 from medfed.sites.site import SUMS, Site
@@ -66,7 +66,7 @@ class Masking:
         facts, answers, _ = agree_on_data(caller, nothing())
         task, fed, local = federation(self.method, **self.settings())
         fed.clients = {}
-        coordinator = Coordinator(caller, fed, facts, answers, "job")
+        coordinator = Coordinator(caller, fed, facts, answers, "job", SitesProgress.new(fed.ids))
         coordinator.begin()
         return SitesModule(task, fed, local, coordinator)
 

@@ -97,7 +97,9 @@ def coordinated(
     facts, answers, _ = agree_on_data(caller, nothing())
     task, fed, local = federation(method, **settings())
     fed.clients = {}
-    coordinator = Coordinator(caller, fed, facts, answers, "job", progress)
+    coordinator = Coordinator(
+        caller, fed, facts, answers, "job", progress or SitesProgress.new(NAMES)
+    )
     coordinator.begin()
     return SitesModule(task, fed, local, coordinator)
 
