@@ -409,10 +409,6 @@ def _example_of_map(key: str, override: str, overrides: Sequence[str], name: str
     return "'{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}'" if pairs else ""
 
 
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
 def _check_sections(config: DictConfig) -> None:
     """Refuses ``cohort=all``, with which Hydra would replace a section by a value."""
     for section in SECTIONS:
@@ -441,7 +437,7 @@ def _check_kept(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{override} would leave out a whole section; {how}.")
         if left_out and not any(o.lstrip("+").startswith(f"{section}=") for o in overrides):
             raise ConfigError(f"{override} would leave out a key; set it by {section}=VALUE.")
-        if (leaf := _last(section)) in _BUILDING:
+        if (leaf := section.rpartition(".")[2]) in _BUILDING:
             raise ConfigError(f"{section} says how medfed builds a part; leave {leaf} as it is.")
         if key == "hydra.run.dir" and not value.strip("'\" "):
             raise ConfigError("hydra.run.dir names no folder; write hydra.run.dir=FOLDER.")
@@ -511,7 +507,9 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             where = f"{parent} has" if parent else "the top level has"
             more = f" and {len(known) - _LISTED} more" * (len(known) > _LISTED)
             listed = f"{', '.join(known[:_LISTED])}{more}"
-            deeper = [] if parent else [k for k, _ in walk(written(config)) if _last(k) == leaf]
+            deeper = (
+                [] if parent else [k for k, _ in walk(written(config)) if k.endswith(f".{leaf}")]
+            )
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
             return f"Unknown key {key!r}{hint}; {where} {listed}."
     return f"The configuration cannot be composed: {first_line(error)}."

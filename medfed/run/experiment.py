@@ -132,8 +132,7 @@ def build_experiment(config: RunDescription) -> Experiment:
     """
     start, config = read_start(config)
     data = read_data(config)
-    begun = begin(config, data, start)
-    config, task = begun.config, begun.task
+    config, task, entries, account = begin(config, data, start)
     federation, local = federate(config, data, task)
     for entry in base_entries(config, task, federation.ids):
         federation.ledger.add(entry)
@@ -158,7 +157,7 @@ def build_experiment(config: RunDescription) -> Experiment:
             record = cohort_record(data)
             print_cohort(record)
             cohort = record.record()
-            start.write(folder, begun.entries, begun.account)
+            start.write(folder, entries, account)
             if local.gradients.private is not None:
                 print_protections(config, protections(config, data.clients, federation))
             if federation.noise is not None:
@@ -186,37 +185,26 @@ def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
     return start, config
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A task with the weights that its run starts from.
-
-    Attributes:
-        config: The run's description, with the facts of the data filled in.
-        task: The task.
-        entries: The network's entries before adapters.
-        account: Which weights of the start the network took.
-    """
-
-    config: RunDescription
-    task: TaskModule
-    entries: Tensors
-    account: Account | None
-
-
-def begin(config: RunDescription, data: FederatedDataModule, start: Start) -> Begun:
+def begin(
+    config: RunDescription, data: FederatedDataModule, start: Start
+) -> tuple[RunDescription, TaskModule, Tensors, Account | None]:
     """Builds the task of a run, with the weights that it starts from.
 
     Args:
         config: The run's description.
         data: The data.
         start: The run's start.
+
+    Returns:
+        The run's description, with the facts of the data filled in; the task; the network's entries
+        before adapters; and which weights of the start the network took.
     """
     config, task = task_for(config, data)
     names = {"channels": data.channel_names, "labels": data.class_names}
     account = start.begin(config, task, names)
     entries = float_entries(task.network)
     adapt(config, task, data)
-    return Begun(config, task, entries, account)
+    return config, task, entries, account
 
 
 def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any) -> pl.Trainer:

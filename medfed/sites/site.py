@@ -33,7 +33,6 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
-from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
@@ -389,7 +388,7 @@ class Site:
         self._turn_to(asked)
         if self._phases:
             raise Refusal("order")
-        return Reply.to(asked, content={"digest": self._module.federation.digests()[self._client]})
+        return Reply.to(asked, content={"digest": self.federation.digests()[f"client/{self.name}"]})
 
     def _onboard(self, asked: Request) -> Reply:
         """Joins a trained federation; its model stays here."""
@@ -432,15 +431,6 @@ class Site:
     def _module(self) -> FederatedModule:
         assert self.module is not None
         return self.module
-
-    @property
-    def training(self) -> LocalTrainer:
-        """The training loop, once a session has started."""
-        return self._module.local
-
-    @property
-    def _client(self) -> str:
-        return f"client/{self.name}"
 
     def _spent(self) -> dict[str, Any]:
         return {"steps": self.client.steps_done, "passes": list(self.client.passes)}
@@ -637,8 +627,7 @@ class ConfiguredSite:
         say_data(self.data)
         (client,) = self.data.clients.values()
         self.policy.check_statistics(build(self.config.algorithm).summaries(client))
-        begun = begin(self.config, self.data, self._start)
-        self.config, self._task = begun.config, begun.task
+        self.config, self._task, *_ = begin(self.config, self.data, self._start)
         entries = float_entries(self._task.network)
         self._initial = {n: t.detach().clone() for n, t in entries.items()}
         samples = self.data.clients[self.name].num_samples

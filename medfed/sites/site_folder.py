@@ -154,7 +154,7 @@ class SiteFolder:
         if (number, asked.attempt) != self._turn:
             self._turn, self._of_round = (number, asked.attempt), Ledger()
         if asked.kind == "fit" and self._protection is not None:
-            taken = site.training.gradients.gradient_passes
+            taken = site.client.trainer.gradients.gradient_passes
             new, self._gradients = taken - self._gradients, taken
             self.spending.add(run.folder.name, self._protection, new)
         if asked.kind == "fit":
@@ -163,7 +163,9 @@ class SiteFolder:
                 packet = Packet.from_bytes(body, site.federation.most_elements)
                 count(self._of_round, packet, number, packet.phase, self.name, way)
         elif asked.kind == "commit":
-            begun = [e for e in self.ledger.entries if e.round < number or _before(e.phase)]
+            begun = [
+                e for e in self.ledger.entries if e.round < number or e.phase == "preprocessing"
+            ]
             self.ledger = Ledger([*begun, *self._of_round.entries])
             write_text(run.ledger_csv, self.ledger.to_csv())
             self._spent = site.client.steps_done, site.client.passes
@@ -268,7 +270,3 @@ def listen(site: Site, path: Path) -> None:
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     site.log.addHandler(handler)
-
-
-def _before(phase: str) -> bool:
-    return phase == "preprocessing"

@@ -123,13 +123,13 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
     write_json(run.withdrawn_json, asdict(now))
     said = [
         f"{site} takes part in no round after round {earlier.after} of the run in {folder}; "
-        f"resume it among {', '.join(left)}."
+        f"resume the run with {', '.join(left)}."
     ]
     if forget:
         what = ", ".join(forgotten) or "nothing"
         said.append(
-            f"The server has deleted its state of this site: {what}. The training of the others "
-            "with it stays, and so do its bytes and metrics in the record."
+            f"The server has deleted its state of this site: {what}. What the other sites have "
+            "learned from it stays in their models, and its bytes and metrics stay in the record."
         )
     return said
 
