@@ -27,7 +27,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from medfed.common.checks import check_fields, check_not_negative
 from medfed.common.console import shown
-from medfed.common.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import sha256
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
@@ -40,6 +40,7 @@ from medfed.datamodules.client_data import (
     EvaluationBatches,
     TrainingSamples,
     check_batch_sizes,
+    finding_counts,
 )
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
@@ -67,7 +68,7 @@ def labelled(
     Args:
         name: The client's name.
         plan: The client's plan.
-        blocks: Its samples of every split; ``label`` is (N,), int64 or float32.
+        blocks: Its samples of every split; ``label`` is (N,), int64 or float32, or (N, K) float32.
         class_names: Names of K classes.
 
     Returns:
@@ -85,6 +86,8 @@ def labelled(
                 "number; choose partition=round_robin, quantity_skew or centre."
             )
         counts = torch.tensor([float(len(labels["train"]))])
+        if labels["train"].ndim == 2:
+            counts = finding_counts(labels["train"])
     else:
         if plan.label_order is not None:
             order = torch.tensor(plan.label_order)
@@ -297,18 +300,22 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             training.
         """
         plan = self.plans[client]
-        order = plan.label_order or range(self.num_classes)
         return {
             "channels": list(self.channel_names),
             "present": plan.record(self.plan_names)["channels"],
             **plan.gaps(),
-            "labels": [self.class_names[list(order).index(k)] for k in range(self.num_classes)],
+            "labels": self._labels(plan),
             "spacing": None,
             "spacing_range": None,
             "orientation": None,
             "normalization": None,
             "input": None,
         }
+
+    def _labels(self, plan: ClientPlan) -> list[str]:
+        """The labels in the order of a client's outputs."""
+        order = list(plan.label_order or range(self.num_classes))
+        return [self.class_names[order.index(k)] for k in range(self.num_classes)]
 
     def setup(self, stage: str | None = None) -> None:
         """Assigns, splits and reads, once; further calls change nothing.
@@ -355,6 +362,25 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             *remarks(self.partition, list(self._patients.values())),
         ]
 
+    def annotate(self, labels: Mapping[str, tuple[str, ...]]) -> None:
+        """Notes in the plans which labels each client annotates, if one does not annotate all.
+
+        Raises:
+            DataError: If nobody annotates a label, or a client annotates none.
+        """
+        every = {name for names in labels.values() for name in names}
+        lost = [name for name in self.class_names if name not in every]
+        if lost and not hasattr(self.partition, "sites"):  # other sites may annotate it
+            raise DataError(f"No client annotates {few(lost)}; leave it out.")
+        if idle := [client for client, names in labels.items() if not names]:
+            raise DataError(f"{few(idle)} annotates no label at all; leave its patients out.")
+        if any(len(names) < self.num_classes for names in labels.values()):
+            self.plans = {c: replace(p, annotated=labels[c]) for c, p in self.plans.items()}
+            self.remarks.append(
+                "Clients annotate different labels: a label has a loss and metrics at those that "
+                "annotate it, and a client's mean is over its labels."
+            )
+
     def build(self) -> None:
         """The second half of `setup`: reads the patients of the planned clients."""
         with one_thread():
@@ -390,13 +416,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             if augment.channel_dropout:
                 dropout = ChannelDropout(augment.channel_dropout, augment.rescale)
             train: Block = samples["train"]
-            size, regions = train["image"].shape[2:], len(train["label"].shape) > 1
+            size, regions = train["image"].shape[2:], len(train["label"].shape) > 2
             augment = augment.build(size, self.flips, regions) if augment.alters else None
         annotated = None
-        if plan.annotated is not None:
-            order = plan.label_order or range(self.num_classes)
-            named = [self.class_names[list(order).index(k)] for k in range(self.num_classes)]
-            annotated = torch.tensor([label in plan.annotated for label in named])
+        if plan.annotated is not None and len(samples["train"]["label"].shape) > 2:
+            annotated = torch.tensor([n in plan.annotated for n in self._labels(plan)])
         return ClientData(
             id=name,
             channels=plan.channels,

@@ -106,7 +106,8 @@ class ClientData:
 
     A *block* maps names to tensors (or `Rows`, whose samples stay on disk) with the same first
     dimension: ``image`` (N, C, *spatial) or (N, F) float32; ``label`` (N, R, *spatial) for regions
-    (any dtype; batches carry float32) or (N,) int64 for classes; ``case`` (N,) int64, the index of
+    (any dtype; batches carry float32), (N,) int64 for classes or (N, K) float32 for findings (1, 0,
+    or NaN where unknown); ``case`` (N,) int64, the index of
     the patient in ``patients[split]``. Where some samples lack a channel that the client has,
     ``present`` (N, C) bool says which channels each one has. Blocks for evaluation may also have
     ``spacing`` (N, 3) float32, the mm between voxels along the three axes, including the distance
@@ -122,6 +123,7 @@ class ClientData:
         channels: (C,) bool, this hospital's channels. The others are zero in every image.
         label_counts: (K,) float32 over the training samples. Classification: samples per class.
             Segmentation: voxels of ``[background, region_1, ..., region_R]`` in the patches.
+            Findings: see `finding_counts`.
         patients: The patient ids of every split.
         batch_size: Samples per training batch.
         eval_batch_size: Samples (slices, volumes or rows) per evaluation batch.
@@ -132,6 +134,7 @@ class ClientData:
         balanced: Whether training batches carry ``class_weights``, see `class_weights`.
         annotated: (R,) bool, the regions that this hospital outlines, which batches then carry
             (B, R); None if every hospital outlines all.
+        positive_weights: (K,) weights of positive findings, which are then the `class_weights`.
         fresh: Cuts new samples for every epoch; `train` is then one such set, for callers that only
             inspect samples. None: every epoch uses `train`.
         source: Makes training batches ahead; None: they are made on demand.
@@ -153,6 +156,7 @@ class ClientData:
     channel_dropout: ChannelDropout | None = None
     balanced: bool = False
     annotated: Tensor | None = None
+    positive_weights: Tensor | None = None
     fresh: Draws | None = field(default=None, repr=False)
     _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
     # `replace` does not pass it on: it holds only this client's samples.
@@ -178,6 +182,8 @@ class ClientData:
 
         These are scikit-learn's ``balanced`` weights; a class without a training sample has 0.
         """
+        if self.positive_weights is not None:
+            return self.positive_weights
         counts = self.label_counts
         present = counts > 0
         return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
@@ -352,6 +358,16 @@ class ClientData:
         if kept is not None and kept.device == image.device:
             return kept
         return onto(getattr(self, name), image.device)
+
+
+def finding_counts(label: Tensor) -> Tensor:
+    """Counts findings (N, K): (2 K,) samples without each, then samples with each.
+
+    Example:
+        >>> finding_counts(torch.tensor([[1.0, float("nan")], [0.0, 1.0]])).tolist()
+        [1.0, 0.0, 1.0, 1.0]
+    """
+    return torch.cat([(label == value).sum(0) for value in (0, 1)]).float()
 
 
 def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:

@@ -1,10 +1,11 @@
-"""Classification of small images: MedMNIST files, class-named folders, digits."""
+"""Classification of small images: MedMNIST files, class-named folders, digits, findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.volumes import OnDiskDataModule
-from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows
+from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
@@ -23,11 +25,17 @@ from medfed.datamodules.readers.pictures import unit_range
 from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.scanner import scan_each
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
+
+HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
 
 
 @dataclass(eq=False, repr=False)
 class ImageDataModule(OnDiskDataModule):
     """Images of one class each; ``image`` is (B, C, *spatial) in [-1, 1], ``label`` (B,) int64.
+
+    Of several findings each, ``label`` is (B, K) float32: 1, 0, or NaN where it is unknown. If they
+    are `balanced`, clients agree on weights of positive findings by their sums of counts.
 
     The images stay in memory as bytes and are converted batch by batch; only a client with a
     simulated scanner (a site effect) holds its images as float32.
@@ -46,6 +54,7 @@ class ImageDataModule(OnDiskDataModule):
     _: KW_ONLY
     official_splits: bool = True
     duplicates: Literal["warn", "error", "together"] = "warn"
+    positive_weights: Tensor | None = field(default=None, init=False)
 
     @cached_property
     def data(self) -> ImageSet:
@@ -58,6 +67,11 @@ class ImageDataModule(OnDiskDataModule):
         return replace(data, samples=samples)
 
     @property
+    def findings(self) -> bool:
+        """Whether images have several findings each instead of one class."""
+        return self.data.samples.labels.ndim == 2
+
+    @property
     def spatial_dims(self) -> int:
         """2 for images, 3 for volumes."""
         return self.data.images.ndim - 2
@@ -67,13 +81,59 @@ class ImageDataModule(OnDiskDataModule):
         data = self.data
         self.channel_names, self.class_names = data.channels, data.classes
         if self.path is not None or self.generated is None:
-            count = f"{len(data.images)} images of {len(data.classes)} classes"
+            what = "findings" if self.findings else "classes"
+            count = f"{len(data.images)} images of {len(data.classes)} {what}"
             self.description = f"Data: {data.source}, {count}."
 
     def facts(self) -> dict[str, Any]:
         """See the base class; adds the images' size and the value of white."""
         size = list(self.data.images.shape[2:])
-        return {**super().facts(), "size": size, "white": int(self.data.peak)}
+        findings = {"findings": True} if self.findings else {}
+        return {**super().facts(), "size": size, "white": int(self.data.peak), **findings}
+
+    def plan(self) -> None:
+        """See the base class; a client annotates the findings of which it has any cell."""
+        super().plan()
+        if not self.findings:
+            return
+        known = {}
+        for name, plan in self.plans.items():
+            unknown = self._labels_of([i for ids in plan.patients.values() for i in ids]).isnan()
+            known[name] = tuple(compress(self.class_names, ~unknown.all(0)))
+        self.annotate(known)
+
+    def _labels_of(self, patients: Sequence[str]) -> Tensor:
+        samples = self.data.samples
+        return torch.from_numpy(samples.labels[samples.select(patients, None, 0)[0]])
+
+    def agreeing(self) -> Generator[bytes, bytes, None]:
+        """See the base class: counts of findings, if they are balanced."""
+        if self.balanced and self.findings:
+            ((site, plan),) = self.plans.items()
+            _, patients = self.data.samples.select(plan.patients["train"], None, 0)
+            self.train_patients = {site: patients}
+            self.positive_weights = yield from self._weigh(plan)
+
+    def _weigh(self, plan: ClientPlan) -> Generator[bytes, bytes, Tensor]:
+        """A client's half of the agreement on weights of positive findings."""
+        counts = finding_counts(self._labels_of(plan.patients["train"]))
+        answer = yield packed({"counts": counts.tolist()})
+        absent, present = torch.tensor(unpacked(answer, {"counts": len(counts)})["counts"]).chunk(2)
+        weights = torch.where(present > 0, absent / present, 1.0)
+        return weights.clamp(1 / HEAVIEST, HEAVIEST)
+
+    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+        """See the base class."""
+        if self.balanced and facts.get("findings"):
+            form = {"counts": 2 * len(facts["classes"])}
+            counts = [unpacked(content, form)["counts"] for content in (yield b"")]
+            yield packed({"counts": np.sum(counts, axis=0).tolist()})
+
+    def summaries(self, client: str) -> list[Statistic]:
+        """See the base class: counts of findings."""
+        patients, size = self.plans[client].patients["train"], 2 * self.num_classes
+        what = "the counts of findings"
+        return [Statistic(client, what, "model.class_weights", size, len(patients))]
 
     def list_patients(self) -> list[Patient]:
         """See the base class."""
@@ -100,10 +160,16 @@ class ImageDataModule(OnDiskDataModule):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        return {
+        if self.balanced and self.findings and self.positive_weights is None:
+            halves = {c: self._weigh(plan) for c, plan in plans.items() if c not in self.keep_out}
+            server = self.merging(self.facts())
+            self.positive_weights, self.exchanged = converse_here(server, halves)
+        clients = {
             name: self.labelled_client(name, plan, {s: self._block(name, plan, s) for s in SPLITS})
             for name, plan in plans.items()
         }
+        weights = self.positive_weights
+        return {name: replace(client, positive_weights=weights) for name, client in clients.items()}
 
     def _block(self, client: str, plan: ClientPlan, split: Split) -> Block:
         samples, present = self.data.samples, plan.channels.numpy()
@@ -131,4 +197,5 @@ def _by_content(data: ImageSet) -> Iterator[Sample]:
     for n, patient in enumerate(samples.patients):
         if (key := content(data.images[n])) is not None:
             name = f"{samples.files[n].name} of {patient}" if samples.grouped else patient
-            yield Sample(patient, name, key, int(samples.labels[n]))
+            label = None if samples.continuous else int(samples.labels[n])
+            yield Sample(patient, name, key, label)

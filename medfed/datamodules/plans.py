@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, islice
+from itertools import compress
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.datamodules.client_data import Block, ClientData, Rows, gather
+from medfed.datamodules.client_data import Block, ClientData, Rows, finding_counts, gather
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import voxel_counts
 from medfed.datamodules.readers.base import Missing, Patient, check_names
@@ -198,13 +198,13 @@ def match_files(
     return matched
 
 
-def match_labels(
+def labels_of_clients(
     plans: Mapping[str, ClientPlan],
     cases: Mapping[str, Sequence[Patient]],
     labels: Sequence[str],
     given: Mapping[str, Sequence[str]],
-) -> dict[str, ClientPlan]:
-    """Notes which labels each client annotates, if one does not annotate all.
+) -> dict[str, tuple[str, ...]]:
+    """Returns the labels that each client annotates.
 
     Args:
         plans: By client.
@@ -214,13 +214,13 @@ def match_labels(
 
     Raises:
         ConfigError: If a label is unknown.
-        DataError: If a client's cases differ in their labels, or have none.
+        DataError: If a client's cases differ in their labels.
 
     Example:
         >>> plans = {name: ClientPlan({"train": [name]}, torch.tensor([True])) for name in "ab"}
         >>> cases = {"a": [Patient("a", annotated=("liver",))], "b": [Patient("b")]}
-        >>> [p.annotated for p in match_labels(plans, cases, ["liver", "spleen"], {}).values()]
-        [('liver',), ('liver', 'spleen')]
+        >>> labels_of_clients(plans, cases, ["liver", "spleen"], {})
+        {'a': ('liver',), 'b': ('liver', 'spleen')}
     """
     of: dict[str, tuple[str, ...]] = {}
     for client, plan in plans.items():
@@ -231,16 +231,14 @@ def match_labels(
         every = [case for ids in plan.patients.values() for i in ids for case in cases[i]]
         by_labels = {case.annotated or tuple(labels): case.id for case in every}
         if len(by_labels) > 1:
-            first, second = islice(by_labels.items(), 2)
+            (one, case), (other, another), *_ = by_labels.items()
             raise DataError(
-                f"Client {client} has cases that annotate different labels: {first[1]} "
-                f"{few(first[0])}, {second[1]} {few(second[0])}; give them to different clients, "
-                f"or write data.annotated={{{client}: [{', '.join(first[0])}]}}."
+                f"Client {client} has cases that annotate different labels: {case} {few(one)}, "
+                f"{another} {few(other)}; give them to different clients, or write "
+                f"data.annotated={{{client}: [{', '.join(one)}]}}."
             )
         (of[client],) = by_labels
-    if all(len(annotated) == len(labels) for annotated in of.values()):
-        return dict(plans)
-    return {client: replace(plan, annotated=of[client]) for client, plan in plans.items()}
+    return of
 
 
 def has_channels(case: Patient, channels: Sequence[str]) -> Tensor:
@@ -367,6 +365,8 @@ def _some(values: Tensor | Rows, index: Tensor) -> Tensor | Rows:
 def _counts(client: ClientData, block: Block) -> Tensor:
     """As `ClientData.label_counts`, for other samples."""
     label = _dense(block["label"])
+    if label.ndim == 2:
+        return finding_counts(label)
     if label.ndim > 1:
         return voxel_counts(label)
     if label.is_floating_point():  # outcomes without classes

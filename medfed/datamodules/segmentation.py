@@ -41,8 +41,8 @@ from medfed.datamodules.plans import (
     ClientPlan,
     by_id,
     has_channels,
+    labels_of_clients,
     match_files,
-    match_labels,
 )
 from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
@@ -187,34 +187,19 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def plan(self) -> None:
         """See the base class; clients lack channels without files, and regions by `annotated`."""
         super().plan()
-        self._match_labels()
+        given = self.annotated or {}
+        for client in given:  # a site reads the agreed key, which names other sites, too
+            check_known("data.annotated", client, getattr(self.partition, "sites", self.plans))
+        of = self._cases_by_patient
+        self.annotate(labels_of_clients(self.plans, of, self.class_names, given))
         if any(case.lacks for case in self.cases.values()):
-            of, channels = self._cases_by_patient, self.channel_names
-            self.plans = match_files(self.plans, of, channels, self.scans.missing)
+            self.plans = match_files(self.plans, of, self.channel_names, self.scans.missing)
             if self.absent and not isinstance(self.partition, OwnData):  # other sites may have it
                 raise DataError(
                     f"No case has a file of {few(self.absent)} (cases with a file, of "
                     f"{len(self.cases)}: {', '.join(f'{c} {n}' for c, n in self._files.items())}); "
                     "mend its name or pattern, or leave it out of data.reader.channels."
                 )
-
-    def _match_labels(self) -> None:
-        given, alone = self.annotated or {}, isinstance(self.partition, OwnData)
-        for client in given:  # a site reads the agreed key, which names other sites, too
-            check_known("data.annotated", client, getattr(self.partition, "sites", self.plans))
-        self.plans = match_labels(self.plans, self._cases_by_patient, self.class_names, given)
-        plans = self.plans.values()
-        outlined = {name for plan in plans for name in plan.annotated or self.class_names}
-        if lost := [name for name in self.class_names if name not in outlined and not alone]:
-            raise DataError(
-                f"No client annotates {few(lost)}; leave it out of data.reader.regions, or mend "
-                "data.annotated."
-            )
-        if any(plan.annotated for plan in plans):
-            self.remarks.append(
-                "Clients annotate different labels: a label has a loss and metrics at those that "
-                "annotate it, and a client's mean is over its labels."
-            )
 
     @property
     def _files(self) -> dict[str, int]:

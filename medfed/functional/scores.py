@@ -9,11 +9,13 @@ FROC: how many of the lesions are found, at how many false alarms per scan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from medfed.common.scores import mean_of_known
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,6 +115,31 @@ def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) ->
             (weights * squares).sum(1) / total,
         )
     return dict(zip(CLASS_SCORES, values, strict=True))
+
+
+def finding_scores(
+    cases: Mapping[str, NDArray[Any]], findings: Sequence[str], weights: Floats
+) -> dict[str, Floats]:
+    """Returns the AUROC of each finding (``auroc/NAME``), and the mean of those that are defined.
+
+    Args:
+        cases: N known cells by column: ``finding``, ``label`` (0 or 1) and ``probability``.
+        findings: Names of all findings.
+        weights: (W, N).
+
+    Example:
+        >>> cases = {"finding": np.array(["a", "a"]), "label": np.array([0, 1]),
+        ...          "probability": np.array([0.2, 0.7])}
+        >>> scores = finding_scores(cases, ["a", "b"], np.ones((1, 2)))
+        >>> {name: float(value[0]) for name, value in scores.items()}
+        {'auroc': 1.0, 'auroc/a': 1.0, 'auroc/b': nan}
+    """
+    each = {}
+    for name in findings:
+        rows = cases["finding"] == name
+        probability = cases["probability"][rows].astype(float)
+        each[f"auroc/{name}"] = area(probability, cases["label"][rows] == 1, weights[:, rows])
+    return {"auroc": mean_of_known(np.stack([*each.values()]), 0), **each}
 
 
 def outcome_scores(predicted: Floats, true: Floats, weights: Floats) -> dict[str, Floats]:

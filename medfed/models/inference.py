@@ -64,6 +64,20 @@ class ClassInference(Inference):
 
 
 @dataclass(frozen=True)
+class FindingInference(Inference):
+    """Findings that do not exclude each other, ``(B, K)``.
+
+    Example:
+        >>> FindingInference().probabilities(torch.zeros(1, 2)).tolist()
+        [[0.5, 0.5]]
+    """
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Returns the probability of each finding."""
+        return logits.sigmoid()
+
+
+@dataclass(frozen=True)
 class OutcomeInference(Inference):
     """A continuous outcome, which the network predicts in standard units.
 

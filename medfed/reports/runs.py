@@ -353,15 +353,11 @@ def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
 
 def label_notes(run: Run, clients: Sequence[str]) -> Iterator[str]:
     """Says which labels each client annotates, if one does not annotate all."""
-    if not run.preprocessing_json.is_file():
-        return
-    labels = {c: of for c in clients if (of := run.preprocessing[c].get("annotated"))}
+    steps = run.preprocessing if run.preprocessing_json.is_file() else {}
+    labels = {c: of for c in clients if (of := steps.get(c, {}).get("annotated"))}
     if labels:
         listed = few([f"{shown(c)} {', '.join(of)}" for c, of in labels.items()])
-        yield (
-            f"Annotated labels: {listed}. A client's means are over its labels; other labels "
-            "are undefined there."
-        )
+        yield f"Annotated labels: {listed}. A client's means are over its labels alone."
 
 
 def improving_notes(methods: Runs) -> Iterator[str]:

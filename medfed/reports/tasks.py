@@ -24,7 +24,7 @@ from medfed.common.scores import (
 )
 from medfed.common.untrusted import read_rows, reading
 from medfed.config.sections import select
-from medfed.functional.scores import case_class_scores, outcome_scores
+from medfed.functional.scores import case_class_scores, finding_scores, outcome_scores
 from medfed.functional.statistics import RESAMPLES, patients_anew
 from medfed.records.folder import Run
 from medfed.records.predictions import read_predictions
@@ -350,6 +350,8 @@ def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Flo
         return partial(case_class_scores, bins=model.get("ece_bins", 15))
     if module == "medfed.models.regression":
         return lambda cases, w: outcome_scores(cases["prediction"], cases["label"], w)
+    if module == "medfed.models.findings":
+        return lambda cases, w: finding_scores(cases, model.findings, w)
     if module == "medfed.models.segmentation":
         from medfed.models.segmentation_meter import overlap_scores
 

@@ -303,6 +303,10 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
     said = {key: list(v) if isinstance(v, tuple) else v for key, v in said.items()}
     given = {key: v for key, v in vars(config.facts).items() if v is not None}
     facts = {**said, **given}
+    if getattr(data, "findings", False) != ("findings" in config.model):
+        raise ConfigError(
+            "model=findings and data.reader.findings=[...] need each other; set both."
+        )
     background = has_background(config.model, facts)
     said["out_channels"] = data.num_classes + background
     facts = {**said, **given}

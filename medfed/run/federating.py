@@ -70,17 +70,15 @@ def federate(
 def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDataModule) -> None:
     """Names the labels that a client's personal head never learns, as it does not annotate them."""
     kept = not algorithm.leaves or {*split.head} & {*split.parameters("personal")}
-    lacking = {
-        name: [label for label in data.class_names if label not in plan.annotated]
-        for name, plan in data.plans.items()
-        if plan.annotated is not None
-    }
-    if kept and rank() == 0 and any(lacking.values()):
-        listed = [f"{shown(name)} ({few(labels)})" for name, labels in lacking.items() if labels]
+    gaps = []
+    for name, plan in data.plans.items():
+        if lost := [n for n in data.class_names if n not in (plan.annotated or data.class_names)]:
+            gaps.append(f"{shown(name)} ({few(lost)})")
+    if kept and gaps and rank() == 0:
         _log.warning(
             "A head that stays with its client never learns labels that the client does not "
             "annotate; do not use these outputs: %s.",
-            few(listed),
+            few(gaps),
         )
 
 

@@ -93,14 +93,8 @@ _DATA = ("data.", "partition.")  # a coordinator has no data
 # Proposed by the overrides; how a site's own files are written, and what its memory allows.
 READING = (
     *("data.label", "data.patient", "data.centre", "data.header", "data.positive", "data.negative"),
-    *(
-        "data.annotated",
-        "data.drop",
-        "data.unlabelled",
-        "data.reader.split",
-        "data.eval_batch_size",
-    ),
-    *("data.reader.patient_pattern", "data.reader.centre_pattern"),
+    *("data.drop", "data.unlabelled", "data.reader.split", "data.eval_batch_size"),
+    *("data.annotated", "data.reader.patient_pattern", "data.reader.centre_pattern"),
     *("data.reader.patient", "data.reader.centre", "data.reader.centres", "data.reader.label"),
     *("data.reader.modalities", "data.reader.image", "data.reader.mask", "data.reader.other_masks"),
     *("data.reader.candidates", "data.reader.missing", "data.reader.fold"),

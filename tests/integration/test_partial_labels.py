@@ -96,8 +96,7 @@ def test_records_say_who_annotates_what(trained):
     partition = read(trained / "run" / "splits.json")["partition"]
     assert partition["b"]["annotated"] == ["dark"]
     assert list(label_notes(Run(trained / "run"), ["a", "b"])) == [
-        "Annotated labels: a light, b dark. A client's means are over its labels; other labels are "
-        "undefined there."
+        "Annotated labels: a light, b dark. A client's means are over its labels alone."
     ]
     keys = [f"run={trained / 'run'}", "client=a", f"out={trained / 'bundles'}"]
     (bundle,) = export_run(checked(load(keys, "export")))
@@ -124,7 +123,7 @@ def test_the_list_may_say_it(tmp_path):
     [
         (["data.annotated={c: [light]}"], None, r"data\.annotated='c' is unknown; choose a or b"),
         (["data.annotated={a: [lihgt]}"], None, r"Unknown label lihgt; .*did you mean light"),
-        (["data.annotated={a: [dark], b: [dark]}"], None, r"No client annotates light; "),
+        (["data.annotated={a: [dark], b: [dark]}"], None, "No client annotates light; leave it"),
         ([], lambda n: {"annotated": ["light", "dark"][n % 2]}, r"cases that annotate different"),
         ([], lambda _: {"annotated": ["green"]}, r"has annotated \['green'\]; list one or more of"),
     ],

@@ -51,10 +51,13 @@ def step(task: TaskModule, cfg: DictConfig) -> None:
     label = torch.tensor([0, 1]) if cfg.out_channels == 2 else torch.tensor([0.3, 1.2])
     if hasattr(task, "regions"):
         label = (torch.rand(2, 2, 32, 32) > 0.5).float()
+    batch = {"image": image, "label": label}
+    if hasattr(task, "findings"):
+        batch |= {"label": torch.eye(2), "class_weights": torch.ones(2, 2)}
     built = task.configure_optimizers()
     before = [p.detach().clone() for p in task.parameters()]
     with Watch():  # no model makes a GPU wait, or keeps a step from being captured
-        task.loss({"image": image, "label": label}).backward()
+        task.loss(batch).backward()
     built["optimizer"].step()
     built["lr_scheduler"].step()
     assert any(not torch.equal(a, b) for a, b in zip(before, task.parameters(), strict=True))

@@ -209,9 +209,8 @@ class DatalistReader(CaseReader):
 
     def _outlined(self, case: str, names: object) -> tuple[str, ...]:
         """The regions that an entry lists as ``annotated``."""
-        listed = names if isinstance(names, list) else [names]
-        known = {*self.regions, *map(str, self._index.get("labels") or ())}
-        known |= {str(label) for label in (self._index.get("labels") or {}).values()}
+        listed = [str(name) for name in (names if isinstance(names, list) else [names])]
+        known = {*self.regions, *self._labels_of(self._region_labels)}
         outlined = tuple(region for region in self.regions if region in listed)
         if not outlined or set(listed) - known:
             raise DataError(

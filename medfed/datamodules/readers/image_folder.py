@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
-from medfed.datamodules.readers.base import given_path
+from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.csv_files import Sheet, listed_columns
 from medfed.datamodules.readers.pictures import SUFFIXES, Color, read_image
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
@@ -109,6 +112,8 @@ def read_image_table(
     centre: str = "centre",
     split: str = "split",
     classes: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
+    uncertain: Literal["error", "missing", "positive", "negative"] = "error",
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
@@ -122,9 +127,12 @@ def read_image_table(
         centre: Column of the hospitals, if there is one.
         split: Column of the official splits, if there is one: train, val or test.
         classes: Labels to read, in the order of the classes; None reads all, sorted.
+        findings: Instead of one label: columns of findings, each 1 (present), 0 (absent) or empty,
+            where nobody looked for it.
+        uncertain: What a finding of -1 is; ``error`` refuses it.
 
     Returns:
-        As `read_image_folder`.
+        As `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
 
     Raises:
         DataError: If a column, cell or file is missing, or an image cannot be read.
@@ -132,21 +140,28 @@ def read_image_table(
     """
     path = given_path(path)
     sheet = Sheet.read(path)
-    columns = {"image": image, "label": label, "patient": patient, "centre": centre, "split": split}
-    cells = listed_columns(sheet, columns, ("image", "label"))
-    names = tuple(str(c) for c in classes) if classes else tuple(sorted({*cells["label"]}))
-    if len(names) < 2 or (strange := [name for name in names if name not in cells["label"]]):
-        what = f"no label {strange[0]}" if len(names) > 1 else f"the only label {few(names)}"
-        raise DataError(
-            f"{path}, column {label}, has {what}; name two labels or more by data.reader.classes, "
-            "or the column by data.reader.label."
-        )
+    columns = {"image": image, "patient": patient, "centre": centre, "split": split}
+    if findings is None:
+        cells = listed_columns(sheet, {**columns, "label": label}, ("image", "label"))
+        names = tuple(str(c) for c in classes) if classes else tuple(sorted({*cells["label"]}))
+        if len(names) < 2 or (strange := [name for name in names if name not in cells["label"]]):
+            what = f"no label {strange[0]}" if len(names) > 1 else f"the only label {few(names)}"
+            raise DataError(
+                f"{path}, column {label}, has {what}; name two labels or more by "
+                "data.reader.classes, or the column by data.reader.label."
+            )
+        labels = np.array([names.index(t) if t in names else -1 for t in cells["label"]])
+        kept = np.flatnonzero(labels >= 0).tolist()
+    else:
+        cells = listed_columns(sheet, columns, ("image",))
+        names = check_names("finding", findings, sheet.columns)
+        labels = _finding_labels(sheet, names, uncertain)
+        kept = list(range(len(labels)))
     for number, text in enumerate(cells.get("split", ()), start=1):
         if text.lower() not in _SPLIT_NAMES:
             raise sheet.bad(
                 number, f", column {split}: {text[:40]!r} is none of train, val and test; mend it."
             )
-    kept = [n for n, text in enumerate(cells["label"]) if text in names]
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
     files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
@@ -156,7 +171,7 @@ def read_image_table(
         twice = next(name for name in of["image"] if of["image"].count(name) > 1)
         raise DataError(f"{path} names {twice} in two rows; remove one.")
     samples = Samples(
-        labels=np.array([names.index(text) for text in of["label"]]),
+        labels=labels[kept],
         num_classes=len(names),
         patients=of.get("patient", of["image"]),
         centres=of.get("centre", ()),
@@ -164,6 +179,20 @@ def read_image_table(
         files=files,
     )
     return _decoded(samples, names, size, color, path)
+
+
+def _finding_labels(sheet: Sheet, names: Sequence[str], uncertain: str) -> NDArray[np.float32]:
+    """(N, K) 1, 0, or NaN for empty cells."""
+    values = {"0": 0.0, "1": 1.0, None: math.nan}
+    if uncertain != "error":
+        values["-1"] = {"missing": math.nan, "positive": 1.0, "negative": 0.0}[uncertain]
+    columns = [sheet.texts(name) for name in names]
+    for name, texts in zip(names, columns, strict=True):
+        for number, text in enumerate(texts, start=1):
+            if text not in values:
+                why = f"{str(text)[:40]!r} must be 1, 0 or empty; data.reader.uncertain takes -1."
+                raise sheet.bad(number, f", column {name}: {why}")
+    return np.array([[values[text] for text in texts] for texts in columns], np.float32).T
 
 
 def _decoded(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 from msgspec import Meta
@@ -47,6 +47,7 @@ from medfed.datamodules.tables.columns import (
     moments,
 )
 
+Agreed = TypeVar("Agreed")
 Merging = Generator[bytes, Sequence[bytes], None]
 _map: Any = TypedDict  # made of what a run asks for
 _Sum = Annotated[float, Meta(gt=-1e300, lt=1e300)]  # of table cells, which are below 1e30
@@ -84,6 +85,31 @@ def converse(
             f"{odd} shares other facts about its data than the others; read all data alike."
         )
     return answers, exchanged
+
+
+def converse_here(
+    server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
+) -> tuple[Agreed, list[Exchanged]]:
+    """Passes the messages of clients that are all in this process.
+
+    Args:
+        server: Its half.
+        halves: Those of the clients, in their order.
+
+    Returns:
+        What the clients have agreed on, and the byte records.
+    """
+    agreed: list[Agreed] = []
+
+    def step(client: str, answer: bytes | None) -> bytes | None:
+        try:
+            return next(halves[client]) if answer is None else halves[client].send(answer)
+        except StopIteration as stop:
+            agreed.append(stop.value)
+            return None
+
+    _, exchanged = converse(server, list(halves), step)
+    return agreed[0], exchanged
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
@@ -245,17 +271,7 @@ def agree(
         c: tell(question, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
         for c, rows in train.items()
     }
-    agreed: list[Agreement] = []
-
-    def step(client: str, answer: bytes | None) -> bytes | None:
-        try:
-            return next(halves[client]) if answer is None else halves[client].send(answer)
-        except StopIteration as stop:
-            agreed.append(stop.value)
-            return None
-
-    _, exchanged = converse(merge(question), list(train), step)
-    return agreed[0], exchanged
+    return converse_here(merge(question), halves)
 
 
 def tell(

@@ -7,7 +7,7 @@ of these, too (:mod:`medfed.delivery.bundle.documents`).
 ``medfed`` entry
 ================  ==================================================================================
 format_version    6
-task              ``segmentation``, ``classification``, ``risk`` or ``regression``
+task              ``segmentation``, ``classification``, ``findings``, ``risk`` or ``regression``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see
                   :mod:`medfed.delivery.bundle.networks`
@@ -203,7 +203,7 @@ def _ascending(ends: Sequence[float]) -> bool:
     return ends[0] < ends[1]
 
 
-_TASK = Literal["segmentation", "classification", "risk", "regression"]
+_TASK = Literal["segmentation", "classification", "findings", "risk", "regression"]
 _KIND = Literal["volumes", "pictures", "images", "ct_patches", "table"]
 _SIZE = "two or three whole numbers above 0, of a size that fits into memory"
 _DIFFERENT = "a list of different names"

@@ -31,6 +31,7 @@ from medfed.run.start import StartRecord
 _TASKS = {
     "SegmentationTask": "segmentation",
     "ClassificationTask": "classification",
+    "FindingsTask": "findings",
     "RegressionTask": "regression",
 }
 

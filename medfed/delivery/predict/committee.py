@@ -197,6 +197,8 @@ def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:
                 f"{other.folder} is {that}, but {first.folder} is {this}; only bundles of one "
                 "task and kind of input can be averaged."
             )
+    if first.facts["task"] == "findings":
+        raise ConfigError("Bundles of findings answer one at a time; name one bundle.")
     names, others = (list(map(str, b.facts["labels"])) for b in (first, other))
     if set(names) != set(others):
         raise ConfigError(
@@ -231,8 +233,8 @@ _WORDS = {"sigmoid": "decided one by one", "softmax": "exclusive"}
 
 
 def _what(facts: Mapping[str, Any]) -> str:
-    task = facts["task"]
-    return f"a model of {task if task in ('segmentation', 'regression') else 'classification'}"
+    task = "classification" if facts["task"] == "risk" else facts["task"]
+    return f"a model of {task}"
 
 
 def _kind(facts: Mapping[str, Any]) -> str:

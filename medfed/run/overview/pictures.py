@@ -146,7 +146,7 @@ def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
     batch = client.samples(torch.from_numpy(order[:_CHOICE]))
-    chosen = int(batch["label"].flatten(1).sum(dim=1).argmax()) if batch["label"].ndim > 1 else 0
+    chosen = int(batch["label"].flatten(1).sum(dim=1).argmax()) if batch["label"].ndim > 2 else 0
     image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
     images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
     key = derive_seed(seed, "augmentation sheet", client.id)
@@ -171,7 +171,7 @@ def _flat(samples: Iterable[tuple[Tensor, Tensor]]) -> list[Sample]:
     """One slice of each volume; volumes with regions are in RAS and turned so that front is up."""
     flat = []
     for image, label in samples:
-        regions = label.ndim > 0
+        regions = label.ndim > 1
         if image.ndim == 4:
             depth = image.shape[-1] // 2
             if regions and label.any():

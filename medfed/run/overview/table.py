@@ -22,7 +22,7 @@ from torch import Tensor
 from medfed.common.console import cell, say, wide_console
 from medfed.common.errors import DataError, few
 from medfed.common.files import csv_text
-from medfed.common.scores import span
+from medfed.common.scores import mean_of_known, span
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
@@ -39,8 +39,8 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
     """Counts the labels of a block.
 
     Args:
-        block: ``label`` is (N,) int64 for K classes, (N,) floats for an outcome, or
-            (N, R, *spatial) for regions.
+        block: ``label`` is (N,) int64 for K classes, (N,) floats for an outcome, (N, K) for
+            findings, or (N, R, *spatial) for regions.
         num_classes: K or R.
 
     Returns:
@@ -58,6 +58,8 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
         return torch.tensor([len(label)]), len(label)
     if label.ndim == 1:
         return torch.bincount(label, minlength=num_classes), len(label)
+    if label.ndim == 2:
+        return (label == 1).sum(0), len(label)
     return label.bool().transpose(0, 1).flatten(1).sum(dim=1), label[:, 0].numel()
 
 
@@ -102,7 +104,7 @@ class Had:
         before: Share of each class among the samples of the patients to choose from, in the order
             of the data; empty without classes.
         after: The same among the samples that it uses. For segmentations: share of each region
-            among the voxels of training patches. For outcomes: their mean.
+            among the voxels of training patches. For findings: among the known. For outcomes: mean.
         missing: Classes without a sample, per split that has any sample.
         notes: Other differences from the original data.
         annotated: The labels that it annotates; None if every client annotates all.
@@ -127,7 +129,7 @@ class CohortRecord:
 
     Attributes:
         clients: Per client, including those that are kept out.
-        kind: What `Had.after` counts: ``classes``, ``regions`` or ``outcome``.
+        kind: What `Had.after` counts: ``classes``, ``findings``, ``regions`` or ``outcome``.
         names: Names of the classes or regions, or of the outcome.
         whole: Share of each class among all samples of the data; empty if it is not known.
         used: Number of patients that some client uses.
@@ -207,8 +209,8 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
 
 
 def _kind(client: ClientData) -> str:
-    if len(client.train["label"].shape) > 1:
-        return "regions"
+    if len(shape := client.train["label"].shape) > 1:
+        return "findings" if len(shape) == 2 else "regions"
     return "outcome" if label_of(client.train).is_floating_point() else "classes"
 
 
@@ -242,11 +244,15 @@ def _had(
     elif kind == "regions":
         shape = client.train["label"].shape
         after = (counts["train"] / float(np.prod([shape[0], *shape[2:]]))).tolist()
+    elif kind == "findings":
+        every = np.concatenate([label_of(b).numpy() for s in SPLITS for b in blocks[s]])
+        after = np.nan_to_num(mean_of_known(every, 0)).tolist()
     else:
         after = [float(np.mean([v for s in SPLITS for b in blocks[s] for v in label_of(b)]))]
     samples = (
         sum(b["image"].shape[0] for s in SPLITS for b in blocks[s]) if kind != "regions" else None
     )
+    known = plan.annotated or data.class_names
     return Had(
         patients=len(clients_patients),
         of=len(pool),
@@ -257,13 +263,9 @@ def _had(
         before=_shares(_counted(pool, classes)),
         after=after,
         missing={
-            split: [
-                n
-                for n, count in zip(data.class_names, split_counts, strict=True)
-                if not count and (plan.annotated is None or n in plan.annotated)
-            ]
-            for split, split_counts in counts.items()
-            if kind != "outcome" and split_counts.any()
+            split: [n for n, c in zip(data.class_names, some, strict=True) if not c and n in known]
+            for split, some in counts.items()
+            if kind != "outcome" and some.any()
         },
         notes=list(_notes(data, client, plan)),
         annotated=None if plan.annotated is None else list(plan.annotated),
@@ -378,9 +380,9 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     names, kind = cohort.names, cohort.kind
     if kind == "outcome":
         return f"mean {cell(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
-    if kind == "classes" and len(names) > _COLUMNS:
+    if kind != "regions" and len(names) > _COLUMNS:
         return (
-            "classes",
+            kind,
             lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}",
         )
     chosen = slice(1, None) if kind == "classes" and len(names) == 2 else slice(None)
@@ -389,7 +391,7 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
         texts = [" / ".join(f"{100 * x:.1f}" for x in part[chosen]) for part in (before, after)]
         return " → ".join(dict.fromkeys(f"{text} %" for text in texts if text))
 
-    title = "share of" if kind == "classes" else "share of voxels in patches:"
+    title = "share of voxels in patches:" if kind == "regions" else "share of"
     return f"{title} {' / '.join(map(cell, names[chosen]))}", shown
 
 

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError, DataError, first_line
 from medfed.delivery.bundle.scripts.masks import largest_part
 from medfed.functional.grids import axial, plane_of, with_neighbours
-from medfed.models.inference import ClassInference, Inference, OutcomeInference, RegionInference
+from medfed.models.inference import (
+    ClassInference,
+    FindingInference,
+    Inference,
+    OutcomeInference,
+    RegionInference,
+)
 
 Answer = TypeVar("Answer")
 
@@ -91,6 +97,8 @@ class Predictor:
                 float(0.25 if facts.get("overlap") is None else facts["overlap"]),
                 size,
             )
+        elif facts["task"] == "findings":
+            inference = FindingInference()
         elif facts["task"] == "regression":
             inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
         return cls(network, inference, facts, size, name)

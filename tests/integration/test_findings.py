@@ -1,0 +1,151 @@
+"""Images of several findings: a CSV with gaps, trained, reported, exported and across sites."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from medfed.common.errors import ConfigError, DataError
+from medfed.config.compose import described, load
+from medfed.config.description import checked
+from medfed.delivery.export.export import export_run
+from medfed.delivery.predict.prediction import predict
+from medfed.reports.comparison import compare_runs
+from medfed.run.assembly import read_data, settled, task_for
+from medfed.sites.site import ConfiguredSite, Site
+from tests.integration.runs import run
+from tests.sites.direct import Direct
+from tests.sites.hospitals import Rehearsal, across, same
+
+SMALL = "{_target_: medfed.models.networks.small.SmallCNN, channels: [8], strides: [1], norm: none"
+NETWORK = SMALL + ", spatial_dims: 2, in_channels: 1, out_channels: 2}"
+TRAIN = (
+    *("experiment=medmnist_pfednet", "data=image_table", "model=findings", "partition=auto"),
+    *(
+        "~model.network",
+        f"+model.network={NETWORK}",
+        "model.personal=[head.*]",
+        "data.reader.size=[8,8]",
+    ),
+    *("data.reader.findings=[left,right]", "algorithm=fedavg", "rounds=3", "local.steps=30"),
+    *("logger=none", "progress=false", "optimizer.lr=0.3", "data.reader.uncertain=missing"),
+)
+
+
+def write(folder, known=("left", "right"), only=None, cells=None):
+    """Two hospitals of 40 images; a finding is a light half. Each knows one of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for n in range(80):
+        rng = np.random.default_rng(n)
+        left, right = rng.random() < 0.3, rng.random() < 0.5
+        grey = rng.normal(80, 10, (8, 8))
+        grey[:, :4] += 90 * left
+        grey[:, 4:] += 90 * right
+        Image.fromarray(grey.clip(0, 255).astype(np.uint8)).save(folder / f"{n}.png")
+        centre = "ab"[n // 40]
+        told = {"left": int(left), "right": int(right)}
+        told |= {name: "" for name in told if name != known["ab".index(centre)]}
+        told |= {"right": -1} if n == 41 else {}
+        told |= (cells or {}).get(n, {})
+        rows.append({"image": f"{n}.png", "patient": f"p{n // 2}", "centre": centre, **told})
+    rows = [row for row in rows if only in (None, row["centre"])]
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / "table.csv"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("findings")
+    table = write(folder / "data")
+    run(folder / "run", *TRAIN, f"data.path={table}", f"data.root={folder / 'root'}")
+    return folder
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_each_hospital_learns_and_measures_what_it_knows(trained):
+    summary = read(trained / "run" / "summary.json")
+    clients = summary["clients"]
+    assert clients["a"]["auroc/left"] > 0.9
+    assert clients["b"]["auroc/right"] > 0.9
+    assert math.isnan(clients["a"]["auroc/right"] or math.nan)
+    assert clients["a"]["auroc"] == clients["a"]["auroc/left"]
+    assert summary["pooled"]["auroc/left"] == pytest.approx(clients["a"]["auroc/left"])
+    cohort = read(trained / "run" / "cohort.json")
+    assert [cohort["clients"][c]["annotated"] for c in "ab"] == [["left"], ["right"]]
+    assert 0.2 < cohort["clients"]["a"]["after"][0] < 0.4
+    with (trained / "run" / "ledger.csv").open(newline="") as file:
+        phases = [row["phase"] for row in csv.DictReader(file)]
+    assert phases.count("preprocessing") == 4
+    compare_runs(str(trained / "run"), out=trained / "comparison")
+    assert "a left, b right" in (trained / "comparison" / "comparison.md").read_text()
+
+
+def test_weights_come_from_the_counts_of_all(trained):
+    config = described([*TRAIN, f"data.path={trained / 'data' / 'table.csv'}", "folder=unused"])
+    data = read_data(config)
+    a, b = data.clients.values()
+    assert torch.equal(a.class_weights, b.class_weights)
+    labels = a.train["label"][:, 0]
+    assert a.class_weights[0] == float((labels == 0).sum() / (labels == 1).sum())
+    (batch, *_) = a.train_batches(0)
+    assert torch.equal(batch["class_weights"][0], a.class_weights)
+    task = task_for(config, data)[1]
+    assert task.losses(next(iter(a.eval_batches("val")))).isfinite().all()
+
+
+def test_a_bundle_answers_every_finding(trained, tmp_path):
+    keys = [f"run={trained / 'run'}", "client=a", f"out={tmp_path}"]
+    (bundle,) = export_run(checked(load(keys, "export")))
+    facts = read(bundle / "configs" / "metadata.json")["medfed"]
+    assert (facts["task"], facts["annotated"]) == ("findings", ["left"])
+    keys = [f"bundle={bundle}", f"input={trained / 'data'}", f"output={tmp_path / 'out'}"]
+    predict(checked(load(keys, "predict")))
+    (table,) = (tmp_path / "out").glob("*.csv")
+    with table.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    assert {"probability_left", "probability_right"} <= set(row)
+
+
+@pytest.mark.parametrize(
+    ("keys", "cells", "sentence"),
+    [
+        (["data.reader.uncertain=error"], None, r"data row 42, column right: '-1' must be 1, 0 or"),
+        ([], {0: {"left": "maybe"}}, r"data row 1, column left: 'maybe' must be 1, 0 or empty"),
+        ([], {n: {"left": ""} for n in range(40)}, "No client annotates left; leave it out"),
+        (["data.reader.findings=[lef]"], None, r"Unknown finding lef; .*did you mean left"),
+        (["model=small_cnn"], None, r"need each other"),
+        (["partition=dirichlet"], None, r"has no label"),
+    ],
+)
+def test_bad_input_is_one_sentence(keys, cells, sentence, tmp_path):
+    table = write(tmp_path, cells=cells)
+    here = [k for k in TRAIN if keys != ["model=small_cnn"] or "model" not in k]
+    config = described([*here, f"data.path={table}", f"folder={tmp_path / 'run'}", *keys])
+    with pytest.raises((ConfigError, DataError), match=sentence) as caught:
+        settled(config, read_data(config))
+    assert "\n" not in str(caught.value)
+
+
+def test_sites_agree_on_the_weights(trained, tmp_path):
+    keys, sites = (*TRAIN, f"data.root={tmp_path / 'root'}"), {}
+    for name in "ab":
+        table = write(tmp_path / name, only=name)
+        here = described([*keys, f"data.path={table}", f"folder={tmp_path}"])
+        here = ConfiguredSite(here, name, sites=["a", "b"], policy=Rehearsal())
+        sites[name] = Site(here, tmp_path / "sites" / name)
+    folder = tmp_path / "run"
+    across(folder, Direct(sites), ["a", "b"], *keys, f"data.path={tmp_path / 'a' / 'table.csv'}")
+    assert same(trained / "run", folder) == []
