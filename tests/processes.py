@@ -22,8 +22,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.preloaded"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
 @functools.cache
@@ -56,7 +56,7 @@ class Started:
         cwd: Path = ROOT,
         together: bool = False,
         env: Mapping[str, str] | None = None,
-        context: BaseContext = _CONTEXT,
+        context: BaseContext = CONTEXT,
     ) -> None:
         self.args = [str(script), *arguments]
         folder = Path(tempfile.mkdtemp(dir=_folder()))

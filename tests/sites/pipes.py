@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from medfed.sites.wire import Answers, Silent
+from tests.processes import CONTEXT
 
 LIMIT = 1 << 32  # bytes of the largest request or reply that a pipe takes
 
@@ -37,13 +36,8 @@ class Pipes:
 
     def start(self, site: str) -> None:
         """Starts a site's process, again if it has ended."""
-        # Forked from a process that has imported once and done nothing else, where there is such.
-        there = "forkserver" in multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context("forkserver" if there else "spawn")
-        if there:
-            context.set_forkserver_preload(["medfed.sites.site"])
-        ours, theirs = context.Pipe()
-        process: BaseProcess = context.Process(
+        ours, theirs = CONTEXT.Pipe()
+        process: BaseProcess = CONTEXT.Process(
             target=serve, args=(theirs, self._starts[site]), daemon=True
         )
         process.start()
