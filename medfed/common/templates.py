@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+@cache  # an environment keeps what it has compiled
 def text_templates(folder: Path) -> Environment:
     """Returns the environment of the templates of a folder; it escapes nothing.
 

@@ -44,8 +44,8 @@ def moving(
     return {client: (owners[client] + 1) % ranks for client in work}
 
 
-def main(out: Path, ranks: int, names: list[str]) -> None:
-    """Runs straight and resumed."""
+def main(out: Path, ranks: int, names: list[str], coded: list[str]) -> None:
+    """Runs straight and resumed; those of ``coded`` with lossy codecs."""
     torch.set_num_threads(1)
     results = {}
 
@@ -69,6 +69,7 @@ def main(out: Path, ranks: int, names: list[str]) -> None:
         runtime.assign = assign  # type: ignore[attr-defined]
         begun = out / name / "all" / "round_00001.ckpt"  # the last two are kept
         results[f"{name}/resumed"] = outcome(run(name, "resumed", resume=begun)[0])
+    for name in coded:
         begun = out / name / "lossy" / "round_00000.ckpt"
         for label, resume in (("lossy", None), ("lossy resumed", begun)):
             settings = {"rounds": 2, "cohort": half(), "channel": lossy("stc")}
@@ -78,4 +79,4 @@ def main(out: Path, ranks: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), *(names.split() for names in sys.argv[3:]))

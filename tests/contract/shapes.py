@@ -119,4 +119,5 @@ def one_of_each(*fields: str) -> list[str]:
 
 STATES = one_of_each("clients", "personal", "phases", "declared")
 MESSAGES = one_of_each("messages", "personal", "phases", "declared")
+PARTS = one_of_each("messages")  # what codecs remember
 ONBOARDINGS = one_of_each("clients", "personal", "onboarding")
