@@ -15,6 +15,15 @@ from medfed.functional.graph import edge_similarity
 NAMED = 45  # clients, at most, that are named or drawn one by one
 
 
+def _axes(width: float, height: float, title: str) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # late: pictures need it, training does not
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=10)
+    return figure, axes
+
+
 def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
     """Draws a value for each pair of clients, in two colours if values have a sign.
 
@@ -26,12 +35,9 @@ def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
     Returns:
         A figure of matplotlib.
     """
-    from matplotlib.figure import Figure  # late: pictures need it, training does not
-
     names, values = [caption(client) for client in clients], rows.cpu().double().numpy()
     size = min(max(4.0, 0.35 * len(names) + 2), 18.0)
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _axes(size + 1, size, title)
     axes.set_facecolor("0.9")
     most = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     low, colours = (-most, "PuOr") if np.nanmin(values, initial=0.0) < 0 else (0.0, "Blues")
@@ -41,7 +47,6 @@ def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
         axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel("model of")
     axes.set_ylabel("client" if named else f"{len(names)} clients, in order")
-    axes.set_title(title, fontsize=10)
     figure.colorbar(picture, ax=axes, shrink=0.8)
     return figure
 
@@ -56,17 +61,12 @@ def draw_shares(shares: Tensors, title: str) -> Any:
     Returns:
         A figure of matplotlib.
     """
-    from matplotlib.figure import Figure  # late: pictures need it, training does not
-
     many = len(shares) > NAMED
-    height = 3.6 if many else 0.3 * len(shares) + 1.2
-    figure = Figure(figsize=(6.0, height), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _axes(6.0, 3.6 if many else 0.3 * len(shares) + 1.2, title)
     names, values = [caption(client) for client in shares], [float(t) for t in shares.values()]
     if many:
         axes.hist(values, bins=25, range=(0, 1), color="#56B4E9")
         axes.set_ylabel(f"of {len(shares):,} clients")
-        axes.set_title(title, fontsize=10)
         return figure
     bars = axes.barh(names, values, color="#56B4E9")
     axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
@@ -74,7 +74,6 @@ def draw_shares(shares: Tensors, title: str) -> Any:
     axes.set_xticks([0, 0.5, 1])
     axes.invert_yaxis()
     axes.tick_params(labelsize=8)
-    axes.set_title(title, fontsize=10)
     return figure
 
 
@@ -88,15 +87,13 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
     Returns:
         A figure of matplotlib.
     """
-    from matplotlib.figure import Figure
-
     if len(clients) > NAMED:
         return _draw_neighbours(len(clients), graph["edges"])
     angles = 2 * np.pi * np.arange(len(clients)) / len(clients)
     places = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     weights = edge_similarity(graph["distance"].cpu()).tolist()
-    figure = Figure(figsize=(6.0, 5.2), layout="constrained")
-    axes = figure.subplots()
+    title = "Similarity network of the clients (edge weights: similarity of sketches)"
+    figure, axes = _axes(6.0, 5.2, title)
     for (i, j), weight in zip(graph["edges"].tolist(), weights, strict=True):
         line = places[[i, j]].T
         axes.plot(*line, linewidth=1 + 5 * weight, color="#56B4E9", alpha=0.8, zorder=1)
@@ -108,8 +105,6 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
     for client, (x, y) in zip(clients, places, strict=True):
         side = "center" if abs(x) < 0.15 else "left" if x > 0 else "right"
         axes.text(1.1 * x, 1.13 * y, caption(client), ha=side, va="center", fontsize=8)
-    axes.set_title("Similarity network of the clients (edge weights: similarity of sketches)")
-    axes.title.set_fontsize(10)
     axes.margins(0.25)
     axes.set_axis_off()
     return figure
@@ -117,16 +112,13 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
 
 def _draw_neighbours(count: int, edges: Tensor) -> Any:
     """Draws how many neighbours clients have: single edges would be illegible."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     degrees = np.bincount(edges.cpu().flatten().numpy(), minlength=count)
-    figure = Figure(figsize=(6.0, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _axes(6.0, 3.6, f"Similarity network of the clients: {len(edges):,} edges")
     axes.hist(degrees, bins=[n - 0.5 for n in range(int(degrees.max()) + 2)], color="#56B4E9")
     axes.set(xlabel="neighbours", ylabel=f"of {count:,} clients")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(f"Similarity network of the clients: {len(edges):,} edges", fontsize=10)
     return figure
 
 
