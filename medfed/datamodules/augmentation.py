@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from itertools import compress
 from typing import Annotated, Any, Literal
 
@@ -91,7 +91,7 @@ Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample]
 Chance = Annotated[float, within("[0, 1]")]
 Size = Annotated[float, within("[0, inf)")]
-_OF_CHANNELS = {"channel_dropout": 0.0, "rescale": None}  # and what turns it off
+_OF_CHANNELS = ("channel_dropout", "rescale")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,8 @@ class Augmentation:
     @property
     def alters(self) -> bool:
         """Whether the recipe does more than channel dropout."""
-        return replace(self, **_OF_CHANNELS) != Augmentation()  # type: ignore[arg-type]
+        others = (f for f in fields(self) if f.name not in _OF_CHANNELS)
+        return any(getattr(self, f.name) != f.default for f in others)
 
     def build(self, size: Sequence[int], flips: Sequence[int] = (), regions: bool = False) -> Chain:
         """Makes the transforms.
