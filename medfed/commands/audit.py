@@ -7,8 +7,10 @@ random halves of the patients, and guesses by these who was in training.
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from medfed.commands.command_line import command
+from medfed.common.files import writing
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
@@ -20,6 +22,9 @@ def main(config: Section) -> None:
     folder = Path(str(config.run))
     out = RunFolder(folder).audit if config.out is None else Path(str(config.out)).expanduser()
     refuse_full(out, otherwise=" by out=FOLDER")
+    near = next(place for place in (out, *out.absolute().parents) if place.exists())
+    with writing(out, "choose another out=FOLDER"), TemporaryFile(dir=near):
+        pass  # nothing is trained for a page that cannot be kept
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.reports.audit import write_audit
     from medfed.run.audit import audit

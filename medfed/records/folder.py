@@ -111,6 +111,7 @@ class _Summary(TypedDict):
     forward_passes: dict[str, Count]
     constant: NotRequired[dict[str, _Constant]]
     intervals: NotRequired[_Intervals]
+    epsilon: NotRequired[dict[str, float]]  # of each site, as it declares it
     memberships: NotRequired[dict[str, float | dict[str, Any] | None]]  # of canonical models
 
 

@@ -61,6 +61,7 @@ class SitesProgress:
         absent: The absent sites of each round.
         rounds: ``at`` after the last rounds and the best one, which sites may have to restore.
         left_out: Round, site and reason, each time that a site was left out.
+        epsilons: What the run has spent on a site's patients, as the site declares it.
     """
 
     at: dict[str, int]
@@ -68,6 +69,7 @@ class SitesProgress:
     absent: dict[int, list[str]] = field(default_factory=dict)
     rounds: dict[int, dict[str, int]] = field(default_factory=dict)
     left_out: list[tuple[int, str, str]] = field(default_factory=list)
+    epsilons: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def new(cls, sites: Sequence[str]) -> SitesProgress:
@@ -168,6 +170,13 @@ class Coordinator:
         Raises:
             SiteError: If a site cannot start, or has lost a round that is needed.
         """
+        method = self.federation.algorithm
+        if self.federation.channel.sums is not None and len(method.phases(0)) > 1:
+            _log.warning(
+                "%s has several phases in a round: if a site is lost after a round's first sum "
+                "under masks, the round waits for it, as a sum without it would reveal its update.",
+                type(method).__name__,
+            )
         there = [c for c in self.federation.ids if c not in {*self.withdrawn, *self.away}]
         futures = {c: in_thread(self._begin, c) for c in there}
         wrong = {c: why for c, future in futures.items() if (why := future.result())}
@@ -587,6 +596,8 @@ class Coordinator:
         replies = self._needed(asked)
         for site, reply in replies.items():
             self._note(site, reply)
+            if (epsilon := reply.content.get("epsilon")) is not None:
+                self.progress.epsilons[site] = epsilon
         losses = {site: reply.content.get("loss") for site, reply in replies.items()}
         self.losses = {site: loss for site, loss in losses.items() if loss is not None}
 

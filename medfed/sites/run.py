@@ -251,6 +251,8 @@ def _coordinate(
 
     def tell(*news: Any) -> None:
         status.change(*news)
+        for site, epsilon in coordinator.progress.epsilons.items():
+            status.sites[site].epsilon = epsilon
         keep(status, caller.traffic, run)
 
     coordinator = Coordinator(
@@ -430,6 +432,11 @@ def write(
     summary["wire"] = {"up": up, "down": down}
     if absent := module.coordinator.progress.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
+    if (told := module.coordinator.progress.epsilons) and config.privacy.example is not None:
+        summary["epsilon"] = told
+        each = ", ".join(f"{shown(site)} {epsilon:.3g}" for site, epsilon in told.items())
+        delta = config.privacy.example.delta
+        _log.info("Epsilon, as the sites declare it, at delta %g: %s.", delta, each)
     if memberships is not None:
         summary["memberships"] = memberships.summary()
         write_text(run.memberships_csv, memberships.to_csv())

@@ -129,6 +129,9 @@ class Keeper(Protocol):
     ) -> None:
         """Called with the model of a site that has joined a trained federation."""
 
+    def epsilon(self, site: Site) -> float | None:
+        """Returns what the run has spent on the site's patients, if it may be said."""
+
 
 @dataclass(eq=False)
 class Site:
@@ -382,6 +385,8 @@ class Site:
         content = self._spent()
         if (loss := self.client.training_loss) is not None:
             content["loss"] = rounded(loss)
+        if self.keeper is not None and (spent := self.keeper.epsilon(self)) is not None:
+            content["epsilon"] = spent
         return Reply.to(asked, content=content)
 
     def _load(self, asked: Request) -> Reply:

@@ -198,6 +198,17 @@ class SiteFolder:
         self._report(site, experiment, None, (client.steps_done, client.passes))
         self.tested.add(digest(model).encode())
 
+    def epsilon(self, site: Site) -> float | None:
+        """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""
+        parts = self.workplace.policy.parts
+        if self._protection is None or not (parts is None or "epsilon" in parts):
+            return None
+        return self._protection.epsilon(self._taken(site.folder))
+
+    def _taken(self, folder: Path) -> int:
+        """The noisy gradients of the run of a folder."""
+        return self._protection.uses * self.spending.draws(folder.name) if self._protection else 0
+
     def _exchanged(self) -> list[Exchanged]:
         statements, answers = self.workplace.exchanged
         pairs = zip(statements, answers, strict=True)
@@ -252,7 +263,7 @@ class SiteFolder:
         summary["hospitals"] = self._hospitals  # only this client: a mean over clients is its value
         results.write_tables(experiment, summary, best)
         if (by := self._protection) is not None:
-            taken = {self.name: by.uses * self.spending.draws(folder.name)}
+            taken = {self.name: self._taken(folder)}
             kept = record(config, module.federation, {self.name: by}, taken)
             write_json(RunFolder(folder).privacy_json, kept)
         results.draw(experiment, best)

@@ -86,11 +86,15 @@ class Traffic:
 
 @dataclass
 class SiteState:
-    """A site: there, or why it is not, since when, and the last round that it took part in."""
+    """A site: there, or why it is not, since when, and the last round that it took part in.
+
+    With ``privacy.example`` also epsilon so far, if the site declares it.
+    """
 
     state: str
     since: str
     round: RoundNumber
+    epsilon: float | None = None
 
 
 @dataclass
@@ -149,17 +153,20 @@ def tables(run: RunFolder) -> Group:
     traffic.read(run.traffic_csv)
     title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
     sites, kinds = [], []
+    noisy = any(site.epsilon is not None for site in status.sites.values())
     for name, site in status.sites.items():
         counts = [c for (known, _), c in traffic.counts.items() if known == name]
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
         line = [shown(name), shown(site.state, 200), site.since, str(site.round + 1)]
-        sites.append([*line, *sizes])
+        spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
+        sites.append([*line, *sizes, *[spent] * noisy])
     for kind, meaning in words_for("requests").items():
         counts = [c for (_, known), c in traffic.counts.items() if known == kind]
         if counts:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))
             kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])
-    of_sites = ("site", "state", "since", "rounds", "sent to it", "received from it")
+    of_sites = ["site", "state", "since", "rounds", "sent to it", "received from it"]
+    of_sites += ["epsilon"] * noisy
     of_kinds = ("request", "how many", "to sites", "from sites", "what it is")
     return Group(
         Table.of(of_sites, sites, prose=(0, 1, 2)).printed(f"{title}, since {status.since}"),

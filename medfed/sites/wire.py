@@ -108,7 +108,10 @@ _MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
     "fit": ((_COHORT, ("boxes", dict[str, str], {})), _SPENT),
     "unmask": ((("sent", list[str]),), (("shares", dict[str, str]),)),
     "evaluate": ((("split", str), ("trained", bool), ("selected", RoundNumber, START)), _METRICS),
-    "commit": ((("needed", list[RoundNumber]),), (*_SPENT, ("loss", Number | None, None))),
+    "commit": (
+        (("needed", list[RoundNumber]),),
+        (*_SPENT, *((name, Number | None, None) for name in ("loss", "epsilon"))),
+    ),
     "load": ((), (("digest", str),)),
     "onboard": ((("last", bool), ("steps", int), *_JOB), _METRICS),
 }

@@ -119,6 +119,32 @@ def test_each_unit_is_clipped_by_itself_in_any_chunk(subtests):
             torch.testing.assert_close(flat(one.gradient(one.weights)), expected)
 
 
+def test_mixed_precision_keeps_the_bound_of_each_row(subtests):
+    """The losses are in bfloat16; what is clipped, and its sum, are in single precision."""
+    net, clip = network().float(), 0.3
+    for row in range(N):
+        with subtests.test(row=row):
+            block = {n: t[row : row + 1] for n, t in data().train.items()}
+            block = {n: t.float() if t.is_floating_point() else t for n, t in block.items()}
+            one = ClientData(
+                id="a", train=block, evaluation={}, channels=torch.ones(3, dtype=torch.bool),
+                label_counts=torch.ones(1), patients={"train": ["p"]}, batch_size=1,
+            )  # fmt: skip
+            private = PrivateGradients(net, loss_of(net), ExamplePrivacy(clip, {"a": 0.0}, "row"))
+            private.begin(one, 0)
+            net.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                for batch in private.batches(one, 0):
+                    private.add(batch, dict(net.named_parameters()), 1.0)
+            given = torch.cat([p.grad.flatten() for p in net.parameters()])
+            assert given.dtype == torch.float32
+            assert float(given.norm()) <= clip * (1 + 1e-6)
+            weights = {n: t.double() for n, t in net.state_dict().items()}
+            exact = rows_of(network(), weights, "row")[row]
+            exact *= (clip / exact.norm()).clamp(max=1)
+            torch.testing.assert_close(given.double(), exact, rtol=0.05, atol=0.02)
+
+
 def test_a_loss_that_vmap_does_not_know_is_computed_one_by_one():
     def awkward(net):
         plain = loss_of(net)

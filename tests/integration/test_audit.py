@@ -167,6 +167,18 @@ def test_the_command_writes_a_page_and_never_over_it(ditto, measured, capsys):
     assert {n: (ditto / n).read_bytes() for n in left_in(ditto)} == after
 
 
+def test_a_page_that_cannot_be_kept_is_refused_before_any_training(ditto, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    before = left_in(ditto)
+    with pytest.raises(SystemExit):
+        main(["audit", str(ditto), f"out={tmp_path / 'file' / 'page'}"])
+    told = capsys.readouterr()
+    assert "Cannot write" in told.err
+    assert "choose another out=FOLDER." in told.err
+    assert "Trains" not in told.out
+    assert left_in(ditto) == before
+
+
 def test_names_on_the_page_are_no_markup(measured, tmp_path):
     name = "<script>alert(1)</script>"
     rows = tuple(replace(r, client=name) for r in measured.rows)

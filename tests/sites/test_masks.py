@@ -163,6 +163,18 @@ def test_a_sum_that_was_given_stays_the_only_one(tmp_path: Path):
         federated.run()
 
 
+def test_a_site_lost_in_a_later_phase_holds_the_round_up(tmp_path: Path, caplog):
+    """After the sum of an earlier phase; the round is the same once the site is back."""
+    federated = Masking(tmp_path, "pfednet")
+    lost = is_at("fit", "c3", 1, 2)
+    federated.transport.deaf = lambda r: lost(r) and r.attempt == 0
+    module = federated.run()
+    assert {r.attempt for r in federated.transport.seen if r.round == 1} == {0, 1}
+    assert not module.coordinator.progress.absent
+    assert module.coordinator.digests(ROUNDS) == federated.simulated().digests()
+    assert "PFedNet has several phases in a round: if a site is lost after" in caplog.text
+
+
 def _gone_after_the_sum():
     done = []
 

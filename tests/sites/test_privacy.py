@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from medfed.commands.site import main as site_command
 from medfed.common.errors import SiteError
 from medfed.common.untrusted import read_tensors
 from medfed.config.compose import described
@@ -58,11 +60,25 @@ def model(root: Path, name: str = "Basel"):
     return read_tensors(path)
 
 
-def test_noise_is_the_sites_and_its_spending_is_kept(tmp_path):
+def tags_off(page: Path) -> str:
+    return re.sub("<[^>]*>", "", page.read_text())
+
+
+def test_noise_is_the_sites_and_its_spending_is_kept(tmp_path, caplog):
     """Two runs of one agreement and seed differ; each hospital records what both have spent."""
     agreed = Agreed(TWO, (*WORDS, EXAMPLE))
+    caplog.set_level("INFO", "medfed.sites.run")
     for run in ("first", "second"):
-        across(tmp_path / run, agreed, sites(tmp_path / run, agreed))
+        summary = across(tmp_path / run, agreed, sites(tmp_path / run, agreed))
+    assert {c: round(epsilon, 2) for c, epsilon in summary["epsilon"].items()} == {
+        "Basel": 4.0,
+        "Bern": 4.0,
+    }
+    assert "Epsilon, as the sites declare it, at delta 0.001: Basel 4, Bern 4." in caplog.text
+    site_command(["status", f"run={tmp_path / 'second' / 'server'}", f"page={tmp_path / 'page'}"])
+    assert re.search(
+        r"epsilon.*Basel[^\n]* 4 .*\n[^\n]*Bern[^\n]* 4 ", tags_off(tmp_path / "page"), re.S
+    )
     first, second = (model(tmp_path / run) for run in ("first", "second"))
     assert all(not first[name].equal(second[name]) for name in first)
     for name in TWO:
@@ -91,8 +107,9 @@ def test_repeated_rounds_spend_again(tmp_path):
         across(tmp_path, agreed, started)
     started["Bern"].answer = calls
     assert spent(tmp_path)[0]["draws"] == 2
-    across(tmp_path, agreed, started, resume=True)
+    summary = across(tmp_path, agreed, started, resume=True)
     assert spent(tmp_path)[0]["draws"] == 6
+    assert summary["epsilon"]["Basel"] > 4
     (folder,) = (tmp_path / "Basel" / "medfed").glob("clinical*/privacy.json")
     kept = json.loads(folder.read_text())["example"]["clients"]["Basel"]
     assert kept["draws"] == 4 < kept["gradients"] == 6
@@ -100,8 +117,9 @@ def test_repeated_rounds_spend_again(tmp_path):
 
 
 def test_a_ceiling_holds_for_all_runs_and_refuses_studies_without_noise(tmp_path, capsys):
-    agreed, lines = Agreed(TWO, (*WORDS, EXAMPLE)), "policy: {privacy: {epsilon: 4.2, delta: 1e-3}}"
-    across(tmp_path, agreed, sites(tmp_path, agreed, lines))
+    agreed = Agreed(TWO, (*WORDS, EXAMPLE))
+    lines = "policy: {parts: [shared, preprocessing], privacy: {epsilon: 4.2, delta: 1e-3}}"
+    assert "epsilon" not in across(tmp_path, agreed, sites(tmp_path, agreed, lines))
     again = Agreed(TWO, (*WORDS, EXAMPLE, "seed=1"))
     with pytest.raises(SiteError, match="Basel: its policy"):
         across(tmp_path, again, sites(tmp_path, again, lines), "again")

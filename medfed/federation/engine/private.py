@@ -238,8 +238,10 @@ class PrivateGradients:
             gradients, losses = self._each(weights, group)
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
             kept = (self.privacy.clip / norms).clamp(max=1.0)
-            for name, gradient in gradients.items():
-                sums[name] += torch.tensordot(kept, gradient, dims=1)
+            # Mixed precision would round the products, and a patient's could exceed the bound.
+            with torch.autocast(kept.device.type, enabled=False):
+                for name, gradient in gradients.items():
+                    sums[name] += torch.tensordot(kept, gradient, dims=1)
             total = total + losses.sum()
         for name, parameter in trained.items():
             if self._noise:
