@@ -20,11 +20,12 @@ _DEPTH = 64  # deepest nesting of YAML, far beyond any configuration
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, what_to_do: str = "") -> Iterator[None]:
     """Turns any error while a file is read into one sentence.
 
     Args:
         path: The file.
+        what_to_do: How the sentence ends; empty: as it does for files of a run.
 
     Raises:
         CheckpointError: If it is missing, torn, or holds something else.
@@ -42,16 +43,13 @@ string to float: 'x'); copy it again or repeat the run.
     except MedfedError:
         raise
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} is missing; repeat the run (an older version may not have written it), or "
-            "copy it again."
-        ) from error
+        usual = "repeat the run (an older version may not have written it), or copy it again"
+        raise CheckpointError(f"{path} is missing; {what_to_do or usual}.") from error
     except Exception as error:  # parsers raise anything, from RecursionError to zlib's
         # A YAML error also names this source file, at length.
         why = getattr(error, "problem", None) or first_line(error)
-        raise CheckpointError(
-            f"{path} cannot be read ({why!s:.200}); copy it again or repeat the run."
-        ) from error
+        then = what_to_do or "copy it again or repeat the run"
+        raise CheckpointError(f"{path} cannot be read ({why!s:.200}); {then}.") from error
 
 
 @overload

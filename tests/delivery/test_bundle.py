@@ -359,7 +359,7 @@ def replace_weights(folder: Path, content) -> None:
 
 DAMAGES = {
     "is no bundle": lambda f: (f / METADATA).unlink(),
-    "cannot be read": lambda f: (f / METADATA).write_text("{"),
+    r"metadata\.json cannot be read": lambda f: (f / METADATA).write_text("{"),
     "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
     "has version 7, but this program reads version 6 alone": lambda f: change(f, format_version=7),
     "lacks network": lambda f: change(f, network=None),
@@ -368,10 +368,12 @@ DAMAGES = {
     "is not the file that was exported": lambda f: (f / MODEL).write_bytes(b"x"),
     "decode.py is not the file": lambda f: (f / "scripts" / "decode.py").write_text("1"),
     r"\.\./outside is missing": lambda f: change_hashes(f, **{"../outside": ""}),
-    "truncated or damaged": lambda f: replace_weights(f, (f / MODEL).read_bytes()[:-100]),
+    r"model\.pt cannot be read \(.*\); copy": lambda f: replace_weights(
+        f, (f / MODEL).read_bytes()[:-100]
+    ),
     "is no weight file of a bundle": lambda f: replace_weights(f, {"a": 1}),
     "has version 7": lambda f: replace_weights(f, {"format": "medfed-bundle", "version": 7}),
-    "does not hold what a weight file holds": lambda f: replace_weights(
+    r"model\.pt cannot be read \(.*\); export": lambda f: replace_weights(
         f, {"format": "medfed-bundle", "version": 1, "dense": {"a": 1}, "packed": {}}
     ),
 }

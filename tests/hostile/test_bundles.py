@@ -418,16 +418,16 @@ def bomb(folder: Path) -> None:
 
 
 WEIGHTS: dict[str, tuple[Damage, str]] = {
-    "text": (lambda f: sealed(f, MODEL, "weights"), "truncated or damaged"),
+    "text": (lambda f: sealed(f, MODEL, "weights"), "cannot be read"),
     "truncated": (
         lambda f: sealed(f, MODEL, (f / MODEL).read_bytes()[:-100]),
-        "truncated or damaged",
+        "cannot be read",
     ),
-    "compressed": (bomb, "truncated or damaged (it is compressed)"),
-    "code": (weights(lambda c, f: c.update(x=Runs(f / "ran"))), "truncated or damaged"),
+    "compressed": (bomb, "cannot be read (it is compressed)"),
+    "code": (weights(lambda c, f: c.update(x=Runs(f / "ran"))), "cannot be read"),
     "version": (weights(lambda c, _: c.update(version=torch.ones(2))), "has version tensor"),
-    "no dense": (weights(lambda c, _: c.pop("dense")), "does not hold what a weight file"),
-    "dense a list": (weights(lambda c, _: c.update(dense=[1])), "does not hold what a weight"),
+    "no dense": (weights(lambda c, _: c.pop("dense")), "cannot be read"),
+    "dense a list": (weights(lambda c, _: c.update(dense=[1])), "cannot be read"),
     "no tensor": (dense([1.0]), "dense[...]: expected Tensor, got list"),
     "expanded": (dense(torch.zeros(1).expand(10**12)), "its tensors are larger than the file"),
     "sparse": (dense(torch.zeros(1).to_sparse()), "a tensor is no dense one"),

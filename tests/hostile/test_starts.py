@@ -98,7 +98,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str]] = {
         "larger than what the file holds",
     ),
     "compressed": ("a.pt", compressed, "it is compressed"),
-    "safetensors-cut": ("a.safetensors", lambda: b"\x08\0\0\0\0\0\0\0{}", "no whole safetensors"),
+    "safetensors-cut": ("a.safetensors", lambda: b"\x08\0\0\0\0\0\0\0{}", "cannot be read"),
     "safetensors-none": ("a.safetensors", lambda: b"\x02\0\0\0\0\0\0\0{}", "holds no weights"),
     "bundle-bare": ("a.zip", lambda: zipped(BUNDLE), "has no models/model.pt"),
     "bundle-code": (

@@ -40,6 +40,7 @@ from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
 from medfed.common.schemas import parse_json
+from medfed.common.untrusted import reading
 from medfed.delivery.bundle import weights
 from medfed.delivery.bundle.documents import CARD, README, inference_config, page
 from medfed.delivery.bundle.metadata import (
@@ -69,6 +70,7 @@ _OWN = re.compile(
 # What MONAI's own runs, Python and file managers leave in a folder.
 _LEFT_BY_OTHERS = ("__pycache__", ".DS_Store", "Thumbs.db", "desktop.ini")
 _OUTPUTS = ("eval", "input")
+COPY_AGAIN = "copy the bundle again"
 
 
 class Manifest(TypedDict):
@@ -98,12 +100,8 @@ def read_hashes(path: Path) -> dict[str, str]:
     Raises:
         CheckpointError: If it is missing or holds something else.
     """
-    try:
+    with reading(path, COPY_AGAIN):
         return parse_json(path, Manifest)["sha256"]
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; copy the bundle again.") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); copy the bundle again.") from error
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
@@ -301,12 +299,10 @@ def write_bundle(
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA
-    try:
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).")
+    with reading(path, COPY_AGAIN):
         metadata: dict[str, Any] = parse_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); copy the bundle again.") from error
     facts = metadata.get("medfed") if isinstance(metadata, dict) else None
     if not isinstance(facts, dict):
         raise CheckpointError(

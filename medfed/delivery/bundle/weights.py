@@ -32,9 +32,10 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors, cut, flatten, layout_of
+from medfed.common.untrusted import reading
 from medfed.delivery.bundle.scripts.decode import FORMAT, VERSION, decode_content
 
 MAX_BITS = 8
@@ -276,16 +277,10 @@ def load_weights(path: Path) -> Tensors:
     Raises:
         CheckpointError: If the file is missing, damaged, of another format or version.
     """
-    try:
+    with reading(path, "copy the bundle again"):
         size = path.stat().st_size
         check_archive(path, size)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; export the bundle anew.") from None
-    except Exception as error:  # whatever PyTorch raises on bad bytes
-        raise CheckpointError(
-            f"{path} is truncated or damaged ({first_line(error)}); copy the bundle again."
-        ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
     version = content.get("version")
@@ -294,14 +289,9 @@ def load_weights(path: Path) -> Tensors:
             f"{path} has version {reprlib.repr(version)}, but this program reads version "
             f"{VERSION}; export the bundle anew, or update the program."
         )
-    try:
+    with reading(path, "export the bundle anew"):
         check_content(content, size)
         return decode_content(content)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise CheckpointError(
-            f"{path} does not hold what a weight file holds ({first_line(error)}); export the "
-            "bundle anew."
-        ) from error
 
 
 def entropy_bound(dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> int:

@@ -29,9 +29,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from medfed.common.console import cell, say
-from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.common.errors import ConfigError, MedfedError
 from medfed.common.files import csv_text, digest, locked, original, write_json, write_text, writing
 from medfed.common.schemas import parse_json
+from medfed.common.untrusted import reading
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.scripts.masks import check_apart
 from medfed.delivery.bundle.scripts.scans import RECORD
@@ -131,7 +132,10 @@ class OutputFolder:
 
     def _begin(self) -> None:
         record, summary = self.folder / RECORD, self.folder / SUMMARY
-        before = _read_record(record) if record.exists() else None
+        before = None
+        if record.exists():
+            with reading(record, _OTHERWISE):
+                before = parse_json(record, Made)
         if before is None and summary.exists() and not self.overwrite:
             raise ConfigError(
                 f"{summary} is there already, and no prediction's; choose another output, or set "
@@ -163,10 +167,8 @@ class OutputFolder:
         path = self.folder / SUMMARY
         if not path.exists():
             return {}
-        try:
+        with reading(path, _OTHERWISE):
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} cannot be read ({error}); choose another output.") from error
         whole = text[: text.rfind("\n") + 1]  # the last row of a process that was killed
         rows = csv.DictReader(io.StringIO(whole, newline=""))
         if [original(name) for name in rows.fieldnames or ()] != self.header:
@@ -222,16 +224,6 @@ class Made(TypedDict):
     """What is read of ``prediction.json``: the hash of all that results depend on."""
 
     said: str
-
-
-def _read_record(path: Path) -> Made:
-    try:
-        return parse_json(path, Made)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}), so it is unknown what made this folder; choose "
-            "another output."
-        ) from error
 
 
 _log = logging.getLogger(__name__)

@@ -23,12 +23,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError, MedfedError, did_you_mean, first_line
+from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, first_line
 from medfed.common.files import sha256
 from medfed.common.schemas import fit, parse_json
 from medfed.common.tensors import Tensors
-from medfed.common.untrusted import read_checkpoint, read_tensors, read_yaml
-from medfed.delivery.bundle.bundle import read_bundle
+from medfed.common.untrusted import read_checkpoint, read_tensors, read_yaml, reading
+from medfed.delivery.bundle.bundle import COPY_AGAIN, read_bundle
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
@@ -172,12 +172,8 @@ def of_monai(folder: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     if path.suffix == ".yaml":
         return read_yaml(path)
-    try:
+    with reading(path, COPY_AGAIN):
         whole = parse_json(path)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({first_line(error)}); copy the bundle again."
-        ) from error
     return whole if isinstance(whole, dict) else {}
 
 
@@ -273,12 +269,8 @@ def read_file(path: Path) -> Tensors:
 def _safetensors(path: Path) -> Tensors:
     from safetensors.torch import load_file
 
-    try:
+    with reading(path, "copy it again"):
         tensors: Tensors = load_file(path)
-    except Exception as error:  # as above
-        raise CheckpointError(
-            f"{path} is no whole safetensors file ({first_line(error)}); copy it again."
-        ) from error
     if not tensors:
         raise CheckpointError(f"{path} holds no weights.")
     return tensors
@@ -431,12 +423,8 @@ def read_bundle_folder(folder: Path, adopt: bool = False) -> Weights:
             f"{folder} is neither a run folder (it has no config.yaml) nor a bundle (it has no "
             f"{METADATA})."
         )
-    try:
+    with reading(folder / METADATA, COPY_AGAIN):
         metadata = parse_json(folder / METADATA)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{folder / METADATA} cannot be read ({first_line(error)}); copy the bundle again."
-        ) from error
     if isinstance(metadata, dict) and isinstance(metadata.get("medfed"), dict):
         bundle = read_bundle(folder)
         files = {_absolute(folder / n): h for n, h in bundle.hashes.items() if "models/" in n}
@@ -465,19 +453,13 @@ def unpacked(path: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: If it is damaged, or grows beyond what weights do.
     """
-    try:
+    with reading(path, "copy it again"):
         if unpacked_size(path) > max(_GROWTH * path.stat().st_size, 10_000_000):
             raise ValueError("it unpacks to more than weights do")
         with tempfile.TemporaryDirectory(prefix="medfed-") as made:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(made)  # names that lead elsewhere lose what leads there
             yield min(Path(made).rglob(METADATA), key=lambda p: len(p.parts)).parents[1]
-    except MedfedError:
-        raise
-    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise CheckpointError(
-            f"{path} is no whole bundle ({first_line(error)}); copy it again."
-        ) from error
 
 
 def read_run(folder: Path, client: str | None) -> Weights:
