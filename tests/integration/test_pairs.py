@@ -20,6 +20,7 @@ from medfed.config.description import RunDescription, describe
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED
 from medfed.models.classification import ClassificationTask, RiskTask
+from medfed.models.findings import FindingsTask
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
 from medfed.run.assembly import read_data, task_for
@@ -27,7 +28,7 @@ from medfed.run.federating import federate
 from tests.contract.names import experiment_yamls, load, model_yamls
 from tests.datamodules.picture_files import picture, write_index
 
-TASKS = (SegmentationTask, RegressionTask, RiskTask, ClassificationTask)
+TASKS = (SegmentationTask, RegressionTask, RiskTask, ClassificationTask, FindingsTask)
 QUICK = ("folder=none", "local.steps=1", "rounds=1", "logger=none", "progress=false", "threads=1")
 QUICK += ("evaluation.every=1", "seed=1", "++canonical.count=2")
 PATCHES = ("data.patches_per_patient=2", "data.batch_size=2")
