@@ -51,6 +51,8 @@ def composes(page, command, tmp_path):
     if "MY_FOLDER" in command:
         command = command.replace("MY_FOLDER", str(write_files(page, tmp_path)))
     script, *arguments = shlex.split(command)
+    if script == "init":
+        return  # its keys are those of train: tests/integration/test_init.py
     if script == "site":
         assert read(arguments[0], arguments[1:])
         return

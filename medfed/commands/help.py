@@ -28,6 +28,7 @@ COMMANDS = {
 }
 # Commands without a primary config.
 PLAIN = {
+    "init": "look at your data, and write an experiment that trains on them",
     "methods": "say what each method does; methods NAME shows what it keeps, sends and costs",
     "doctor": "show what this machine has, what makes a run fast on it, and what is wrong",
     "site": "check at a hospital what it has and what would leave; or withdraw a hospital",
@@ -40,7 +41,6 @@ Usage: medfed COMMAND KEY=VALUE ...
 First steps:
   medfed train experiment=digits_pfednet rounds=5
   medfed train -m experiment=brats_pfednet algorithm=pfednet,fedavg,local
-  medfed compare runs=multirun/brats/DATE
 
 medfed COMMAND --help lists the command's groups and keys."""
 

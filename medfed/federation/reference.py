@@ -45,8 +45,45 @@ from medfed.federation.wire.packet import Packet
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 
+class _Batched:
+    """What follows from the batches of a client's samples."""
+
+    num_samples: int
+
+    def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
+        """Yields a split in order."""
+        raise NotImplementedError
+
+    @cached_property
+    def label_counts(self) -> Tensor:
+        """Samples per class, ``(K,)``; one class if labels are not one whole number each."""
+        labels: list[Any] = [batch.get("label") for batch in self.eval_batches("train")]
+        if all(isinstance(t, Tensor) and t.ndim == 1 and not t.is_floating_point() for t in labels):
+            return torch.bincount(torch.cat(labels).long())
+        return torch.tensor([self.num_samples])
+
+    @cached_property
+    def channels(self) -> Tensor:
+        """All channels, ``(C,)``."""
+        first = self.train_inputs(1)
+        return torch.ones(first.shape[1] if first.ndim > 1 else 1, dtype=torch.bool)
+
+    def train_inputs(self, limit: int) -> Tensor:
+        """Returns the first inputs."""
+        images: list[Tensor] = []
+        for batch in self.eval_batches("train"):
+            images.append(batch["image"])
+            if sum(map(len, images)) >= limit:
+                break
+        return torch.cat(images)[:limit]
+
+    def patients_behind(self, limit: int) -> int:
+        """Returns how many samples these inputs are of; each counts as a patient."""
+        return min(limit, self.num_samples)
+
+
 @dataclass(frozen=True)
-class ArrayClient:
+class ArrayClient(_Batched):
     """A client whose data are two tensors.
 
     Attributes:
@@ -62,30 +99,14 @@ class ArrayClient:
     batch_size: int = 16
 
     @property
-    def num_samples(self) -> int:
+    def num_samples(self) -> int:  # type: ignore[override]  # as a property it cannot be set
         """Number of training samples."""
         return len(self.inputs)
-
-    @property
-    def label_counts(self) -> Tensor:
-        """Samples per class, ``(K,)``; one class if labels are not whole numbers."""
-        if self.labels.is_floating_point() or self.labels.ndim != 1:
-            return torch.tensor([self.num_samples])
-        return torch.bincount(self.labels.long())
-
-    @property
-    def channels(self) -> Tensor:
-        """All channels, ``(C,)``."""
-        return torch.ones(self.inputs.shape[1] if self.inputs.ndim > 1 else 1, dtype=torch.bool)
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """Yields one epoch, in an order from the seed only."""
         order = torch.randperm(self.num_samples, generator=torch_rng(seed))
         yield from self._batches(order)
-
-    def train_inputs(self, limit: int) -> Tensor:
-        """Returns the first inputs."""
-        return self.inputs[:limit]
 
     def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
         """Yields all samples in order, for every split."""
@@ -96,7 +117,7 @@ class ArrayClient:
             yield {"image": self.inputs[rows], "label": self.labels[rows]}
 
 
-class Hospital:
+class Hospital(_Batched):
     """A client whose data are PyTorch's data sets or loaders, MONAI's among them.
 
     A sample is a pair of image and label, or a dictionary with both; or, as MONAI's random crops
@@ -163,19 +184,6 @@ class Hospital:
             return given
         return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
 
-    @cached_property
-    def label_counts(self) -> Tensor:
-        """Samples per class, ``(K,)``; one class if labels are not one whole number each."""
-        labels: list[Any] = [batch.get("label") for batch in self.eval_batches("train")]
-        if all(isinstance(t, Tensor) and t.ndim == 1 and not t.is_floating_point() for t in labels):
-            return torch.bincount(torch.cat(labels).long())
-        return torch.tensor([self.num_samples])
-
-    @cached_property
-    def channels(self) -> Tensor:
-        """All channels, ``(C,)``."""
-        return torch.ones(self.train_inputs(1).shape[1], dtype=torch.bool)
-
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """Yields one epoch, in an order from the seed only."""
         sampler = getattr(self._train.batch_sampler, "sampler", self._train.sampler)
@@ -186,19 +194,6 @@ class Hospital:
         if hasattr(transform, "set_random_state"):
             transform.set_random_state(seed % 2**32)
         return map(self._named, self._train)
-
-    def train_inputs(self, limit: int) -> Tensor:
-        """Returns the first inputs."""
-        images: list[Tensor] = []
-        for batch in self.eval_batches("train"):
-            images.append(batch["image"])
-            if sum(map(len, images)) >= limit:
-                break
-        return torch.cat(images)[:limit]
-
-    def patients_behind(self, limit: int) -> int:
-        """Returns how many samples these inputs are of; each counts as a patient."""
-        return min(limit, self.num_samples)
 
     def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
         """Yields a split in order; nothing of a split that is not there."""

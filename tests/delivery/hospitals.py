@@ -48,9 +48,8 @@ EXPERIMENTS = {
     # Exclusive classes, of label values that are not 1 and 2.
     "classes": (
         *("data=brats_folder", "model=unet", "data.spatial_dims=3", "data.patch_size=[16,16,8]"),
-        *("~data.reader.modalities", "+data.reader.modalities={CT: CT.nii.gz}"),
-        *("~data.reader.regions", "+data.reader.regions={organ: [2], lesion: [5]}"),
-        *("data.reader.label=label.nii.gz", "data.patches_per_patient=1"),
+        *("data.reader.modalities={CT: CT.nii.gz}", "data.reader.label=label.nii.gz"),
+        *("data.reader.regions={organ: [2], lesion: [5]}", "data.patches_per_patient=1"),
         *("model.network.channels=[4,8]", "model.network.strides=[2]", "partition=round_robin"),
     ),
     "candidates": (

@@ -14,12 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
 from medfed.datamodules.readers.datalist import DatalistReader, Regions
 from medfed.datamodules.readers.volumes import FILES, AbsentFileError, Pattern, find_file
+
+_USUAL: Mapping[str, Mapping[str, Any]] = {
+    "modalities": {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"},
+    "regions": {"whole": [1]},
+}
 
 
 class FolderReader(CaseReader):
@@ -29,10 +35,10 @@ class FolderReader(CaseReader):
         path: The folder that holds the case folders. A ``centres.json`` or ``centres.csv`` in it
             names the hospitals, see `readers.csv_files.named_centres`.
         modalities: File name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or
-            a list of alternatives.
+            a list of alternatives; None: the two above.
         label: File name or glob pattern of the mask, or alternatives.
         regions: Label values of every region, such as ``{whole: [1, 2, 4], enhancing: [4]}``. These
-            values and 0 are the only ones that may occur.
+            values and 0 are the only ones that may occur. None: ``{whole: [1]}``.
         channels: Which of the modalities to read, in this order; None reads all.
         hospitals: If no hospital is named: the number of contiguous blocks of cases.
         known_labels: Values that may occur in addition to those of the regions.
@@ -45,14 +51,19 @@ class FolderReader(CaseReader):
     def __init__(
         self,
         path: Path,
-        modalities: Mapping[str, Pattern],
+        modalities: Mapping[str, Pattern] | None,
         label: Pattern,
-        regions: Mapping[str, Sequence[int]],
+        regions: Mapping[str, Sequence[int]] | None,
         channels: Sequence[str] | None = None,
         hospitals: int | None = None,
         known_labels: Sequence[int] = (),
         missing: Missing = "error",
     ) -> None:
+        modalities, regions = modalities or _USUAL["modalities"], regions or _USUAL["regions"]
+        for key, given in (("modalities", modalities), ("regions", regions)):
+            if not isinstance(given, Mapping):
+                such = str(_USUAL[key]).replace("'", "")
+                raise ConfigError(f"data.reader.{key} is a map; write data.reader.{key}='{such}'.")
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
         super().__init__(

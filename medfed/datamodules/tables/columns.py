@@ -395,9 +395,9 @@ def from_facts(facts: Mapping[str, Any]) -> Scaling:
 
 
 log = logging.getLogger("medfed.datamodules.tables.datamodule")
-_END = r"([ _-]?(id|no|nr|number|name|code))?"
-_HOSPITAL = re.compile(rf"(hospital|centre|center|site|institution|clinic){_END}", re.IGNORECASE)
-_PATIENT = re.compile(rf"(patient|subject|person|participant|mrn|pid){_END}|id", re.IGNORECASE)
+_END = r"([ _-]?(id|no|nr|num|number|name|code))?"
+HOSPITAL = re.compile(rf"(hosp(ital)?|centre|center|site|institution|clinic){_END}", re.IGNORECASE)
+PATIENT = re.compile(rf"(patient|subject|person|participant|mrn|pid){_END}|id", re.IGNORECASE)
 
 
 def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
@@ -547,9 +547,9 @@ rows of one patient may be in several splits.']
     """
     sentences = []
     for name in names:
-        if centre is None and _HOSPITAL.fullmatch(name):
+        if centre is None and HOSPITAL.fullmatch(name):
             sentences.append(f"If the column {name} names the hospitals, set data.centre={name}.")
-        if patient is None and _PATIENT.fullmatch(name):
+        if patient is None and PATIENT.fullmatch(name):
             sentences.append(
                 f"If the column {name} identifies patients, set data.patient={name}: otherwise the "
                 "rows of one patient may be in several splits."

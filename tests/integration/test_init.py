@@ -1,0 +1,317 @@
+"""``medfed init``: each layout of docs/data.md, and real data: the right guess, or a question."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medfed.commands.init import init
+from medfed.commands.init import main as init_command
+from medfed.common.errors import ConfigError, MedfedError
+from medfed.config.compose import described, load
+from medfed.datamodules.generated.luna16 import LunaCohort
+from medfed.datamodules.generated.medmnist import BloodCells
+from tests.datamodules import absent_contrasts, organ_layouts
+from tests.datamodules.brats_layouts import make_head, write_challenge, write_msd
+from tests.datamodules.picture_files import cohort, picture
+from tests.datamodules.volume_files import affine, write_volume
+from tests.integration.runs import UNDRAWN, left_in
+from tests.integration.runs import run as trained
+
+REAL = Path("/work/shared/data")
+
+
+def heads(count=4):
+    return {f"BraTS_{n:03d}": make_head(n, (24, 20, 9)) for n in range(count)}
+
+
+def table(folder, label="outcome", rows=40, cells=lambda n: ["no", "yes"][n % 3 == 0]):
+    rng = np.random.default_rng(0)
+    lines = [f"age,pressure,admitted,clinic,{label}"]
+    for n in range(rows):
+        age, pressure = rng.normal([60, 130], 10)
+        lines.append(f"{age:.1f},{pressure:.1f},2020-01-{n % 28 + 1},{'AB'[n % 2]},{cells(n)}")
+    path = folder / "table.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def photographs(folder, roots=("",), color=False):
+    for root in roots:
+        for name in ("benign", "malignant"):
+            (folder / root / name).mkdir(parents=True)
+            for n in range(12):
+                rng = np.random.default_rng([len(root), len(name), n])
+                pixels = rng.integers(0, 255, (20, 16, 3)[: 2 + color], np.uint8)
+                person = n // 2 + 6 * (name == "benign")
+                Image.fromarray(pixels).save(folder / root / name / f"p{person}_{n}.png")
+    return folder
+
+
+def listed_photographs(folder):
+    photographs(folder)
+    rows = ["image,label,patient,centre,split"]
+    for n, file in enumerate(sorted(folder.rglob("*.png"))):
+        split = ("train", "train", "val", "test")[n // 2 % 4]
+        person, kind = file.name.partition("_")[0], file.parent.name
+        rows.append(f"{file.relative_to(folder)},{kind},{person},{'ab'[n // 2 % 2]},{split}")
+    (folder / "list.csv").write_text("\n".join(rows) + "\n")
+    return folder / "list.csv"
+
+
+def with_masks(folder):
+    for n in range(6):
+        image, mask = picture(np.random.default_rng(n))
+        for name, pixels in (("images", image), ("masks", np.where(mask, 3, n % 2))):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"eye_{n}.png")
+    return folder
+
+
+def series(folder):
+    """A DICOM series, another contrast as NIfTI, and a mask, in a folder per case."""
+    for n in range(6):
+        image, label = organ_layouts.organs(n, (36, 36, 6))
+        case = folder / f"case_{n}"
+        write_volume(case / "CT", image, affine())
+        write_volume(case / f"case_{n}_pet.nii.gz", image, affine())
+        write_volume(case / "roi.nrrd", label, affine())
+    lines = ["case,hospital", *(f"case_{n},{['Basel', 'Bern'][n % 2]}" for n in range(6))]
+    (folder / "centres.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def challenge(folder, convention):
+    below = folder / "HGG" if convention == "2018" else folder
+    write_challenge(below, heads(), convention)
+    return folder
+
+
+def msd(folder):
+    write_msd(folder, heads())
+    return folder
+
+
+def hearts(folder):
+    cells = "63,1,1,145,233,1,2,150,0,2.3,3,0,6"
+    folder.mkdir()
+    rows = [f"{cells},{int(n >= 51)}" for n in range(200)]
+    (folder / "processed.va.data").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def list_file(folder):
+    organ_layouts.write_datalist(folder, entry=lambda n: {"centre": "ab"[n % 2]})
+    (folder / "dataset.json").rename(folder / "mine.json")
+    return folder
+
+
+def continuous(folder):
+    return table(folder, "outcome", cells=lambda n: f"{n * 1.5}")
+
+
+PATTERN = r"^(.*?\d+)[_-]"
+LAYOUTS = {  # the maker, the option of data=, and keys that are read off the files
+    "table": (table, "csv", {"label": "outcome", "centre": "clinic"}),
+    "measurements": (continuous, "csv", {"outcome": "continuous"}),
+    "class folders": (photographs, "image_folder", {"reader.patient_pattern": PATTERN}),
+    "colours in split folders": (
+        lambda folder: photographs(folder, ("Training", "Testing"), True),
+        "image_folder",
+        {"reader.color": "rgb"},
+    ),
+    "a CSV of images": (listed_photographs, "image_table", {"reader.label": "label"}),
+    "a CSV of masks": (lambda f: cohort(f, 2, 3) and f, "image_masks", {"reader.regions": None}),
+    "images and masks": (
+        with_masks,
+        "image_masks",
+        {"reader.regions": {"label_1": [1], "label_3": [3]}},
+    ),
+    "MSD brain": (msd, "brats", {"reader.regions": ["whole"]}),
+    "BraTS 2018": (lambda f: challenge(f, "2018"), "brats_challenge", {"reader.enhancing": 4}),
+    "BraTS 2023": (lambda f: challenge(f, "2023"), "brats_challenge", {"reader.enhancing": 3}),
+    "absent contrasts": (
+        lambda f: absent_contrasts.write_folders(f, {0, 1}),
+        "brats_challenge",
+        {"reader.missing": "zero", "reader.channels": ["FLAIR", "T1w"]},
+    ),
+    "DICOM": (
+        series,
+        "brats_folder",
+        {
+            "reader.modalities": {"CT": "CT", "pet": "*_pet.nii.gz"},
+            "reader.label": "roi.nrrd",
+            "reader.regions": {"label_1": [1], "label_2": [2]},
+            "normalize": {"window": [-175, 250]},
+        },
+    ),
+    "a list": (list_file, "datalist", {"reader.regions": None}),
+    "MSD": (organ_layouts.write_datalist, "datalist", {"patch_size": [16, 16]}),
+    "nnU-Net": (organ_layouts.write_nnunet, "nnunet", {"patch_size": [16, 16]}),
+    "MedMNIST": (
+        lambda f: BloodCells(images=(40, 20, 20), size=16).ensure(f)[0],
+        "medmnist",
+        {"official_splits": True},
+    ),
+    "LUNA16": (
+        lambda f: LunaCohort(1, 4, (32, 32, 16), lookalikes=4, seed=2).ensure(f)[0],
+        "luna16",
+        {},
+    ),
+    "heart": (hearts, "heart", {"reader.centres": ["va"]}),
+}
+
+
+def guess(path, into, *given):
+    """What ``medfed train`` gets from the experiment."""
+    file = init([str(path), f"into={into}", "name=mine", *given])
+    assert file == into / "configs" / "experiment" / "mine.yaml"
+    return load([f"plugins={into}", "experiment=mine"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_guessed(layout, tmp_path, capsys):
+    make, kind, keys = LAYOUTS[layout]
+    path = make(tmp_path / "own" if layout not in ("table", "measurements") else tmp_path)
+    before = left_in(path if path.is_dir() else path.parent)
+    config = guess(path, tmp_path / "into", "yes=true")
+    shipped = load([f"data={kind}", "data.path=x"])
+    reader = (shipped.data.get("reader") or {}).get("_target_")
+    assert (config.data._target_, (config.data.get("reader") or {}).get("_target_")) == (
+        shipped.data._target_,
+        reader,
+    )
+    for key, value in keys.items():
+        node = config.data
+        for part in key.split("."):
+            node = node[part]
+        assert node == value, key
+    out = capsys.readouterr().out
+    assert f"Train:   medfed train plugins={tmp_path / 'into'} experiment=mine" in out
+    assert " patients " in out.replace("\n", " ")
+    made = [f for f in left_in(path if path.is_dir() else path.parent) if not f.startswith("into")]
+    assert made == before
+    described([f"plugins={tmp_path / 'into'}", "experiment=mine"])
+
+
+SMALL = ("rounds=1", "local.steps=1", "logger=none", "progress=false", *UNDRAWN)
+UNET = ("model.network.channels=[4,8]", "model.network.strides=[2]", "data.patches_per_patient=2")
+STARTS = {
+    "table": (),
+    "measurements": (),
+    "class folders": ("data.reader.size=[8,8]", "model.network.channels=[4,4,4]"),
+    "images and masks": UNET,
+    "DICOM": UNET,
+    "absent contrasts": UNET,
+    "a list": UNET,
+}
+
+
+@pytest.mark.parametrize("layout", STARTS)
+def test_training_starts_from_it(layout, tmp_path):
+    make, _, _ = LAYOUTS[layout]
+    path = make(tmp_path / "own" if layout not in ("table", "measurements") else tmp_path)
+    guess(path, tmp_path / "into", "yes=true")
+    line = [f"plugins={tmp_path / 'into'}", "experiment=mine", *SMALL, *STARTS[layout]]
+    summary, _ = trained(tmp_path / "run", *line)
+    assert summary["clients"]
+
+
+def refused(tmp_path, path, *given):
+    """The one sentence, after which nothing is there."""
+    into = tmp_path / "into"
+    with pytest.raises(MedfedError) as caught:
+        init([str(path), f"into={into}", *given])
+    assert not into.exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
+    path = table(tmp_path, "seen")
+    said = refused(tmp_path, path, "yes=true")
+    assert said.startswith("Which column is the label? (admitted, clinic, seen)") or "seen" in said
+    assert "Answer by data.label=VALUE." in said
+    config = guess(path, tmp_path / "a", "data.label=seen", "rounds=2", "partition=round_robin")
+    assert (config.data.label, config.rounds) == ("seen", 2)
+    assert config.partition._target_.endswith("RoundRobin")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: "seen")
+    assert guess(path, tmp_path / "b").data.label == "seen"
+    with pytest.raises(ConfigError, match=r"mine\.yaml exists; choose another name by name=NAME"):
+        init([str(path), f"into={tmp_path / 'b'}", "name=mine"])
+    yes = table(tmp_path, "outcome", cells=lambda n: ["nein", "ja"][n % 2])
+    assert "data.positive=[ja]" in refused(tmp_path, yes, "yes=true")
+    with pytest.raises(SystemExit):
+        init_command([str(path), str(path)])
+    assert "takes one folder or file, not 2" in capsys.readouterr().err
+
+
+def test_mixed_columns_are_named(tmp_path):
+    path = table(tmp_path)
+    lines = path.read_text().splitlines()
+    rows = [f"{line},{'<5' if n % 4 else n}" for n, line in enumerate(lines[1:])]
+    path.write_text("\n".join([f"{lines[0]},crp", *rows]) + "\n")
+    assert "leave it out by 'data.drop=[crp]'" in refused(tmp_path, path, "yes=true")
+    config = guess(path, tmp_path / "into", "yes=true", "data.drop=[crp]")
+    assert (config.data.drop, config.data.label) == (["crp"], "outcome")
+
+
+def test_no_data_get_one_sentence(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "has no table and no layout" in refused(tmp_path, tmp_path / "empty")
+    assert "does not exist; name a folder" in refused(tmp_path, tmp_path / "none")
+    two = tmp_path / "two"
+    two.mkdir()
+    for name in ("a.csv", "b.csv"):
+        (two / name).write_text("x,y\n1,2\n")
+    assert "has 2 tables (a.csv, b.csv); say which:" in refused(tmp_path, two)
+    scans = tmp_path / "scans"
+    for n in range(2):
+        for name in ("one", "other"):
+            write_volume(scans / f"case_{n}" / f"{name}.nii.gz", *organ_files(n))
+    assert refused(tmp_path, scans, "yes=true").startswith("Which file of a case is the mask? (")
+    assert "is no mask of a few label values" in refused(
+        tmp_path, scans, "data.reader.label=one.nii.gz"
+    )
+    broken = tmp_path / "broken"
+    organ_layouts.write_nnunet(broken)
+    (broken / "labelsTr" / "organ_00.nii.gz").write_bytes(b"torn")
+    assert "organ_00.nii.gz" in refused(tmp_path, broken, "yes=true")
+    (broken / "dataset.json").write_text(json.dumps([1]))
+    assert "must hold a JSON object" in refused(tmp_path, broken)
+
+
+def organ_files(n):
+    return organ_layouts.organs(n)[0], affine()
+
+
+ASKED = {  # of data that have no label, or several tables
+    "flamby": "has no table and no layout",
+    "flamby/published": "has 12 tables",
+    "flamby/tcga_brca": "has 3 tables",
+    "flamby/tcga_brca/brca.csv": "Which column is the label?",
+}
+FOUND = {
+    "brats2018": ("brats_folder", {"reader.label": "GT_W.nii.gz"}),
+    "heart": ("heart", {}),
+    "lgg": ("image_masks", {}),
+    "retina": ("image_masks", {}),
+    "retina_centres": ("image_masks", {}),
+}
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="has no real data")
+@pytest.mark.parametrize("name", [*ASKED, *FOUND])
+def test_real_data_are_guessed_or_asked_about(name, tmp_path):
+    if name in ASKED:
+        assert ASKED[name] in refused(tmp_path, REAL / name, "yes=true")
+        return
+    kind, keys = FOUND[name]
+    data = guess(REAL / name, tmp_path / "into", "yes=true").data
+    assert data._target_ == load([f"data={kind}", "data.path=x"]).data._target_
+    assert all(data.reader[key.partition(".")[2]] == value for key, value in keys.items())
