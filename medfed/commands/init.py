@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml  # type: ignore[import-untyped]
 
 from medfed.commands.command_line import one_sentence
 from medfed.commands.help import print_usage
@@ -35,6 +34,7 @@ from medfed.run.prepare import LIKE
 USAGE = "medfed init FOLDER [yes=true] [name=NAME] [into=FOLDER] [KEY=VALUE ...]"
 _LABEL = re.compile(r"label|outcome|target|class|y|diagnosis|ill|died|dead|death|event|status")
 _INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth"}
+_FILE = "configs/experiment/{}.yaml"
 _PERSON = r"^(.*?\d+)[_-]"  # the beginning of a file's name, if it is the patient
 # What photographs of the retina have in their experiment, and others not.
 _OTHER = {
@@ -80,7 +80,7 @@ class Guess:
             question += f" ({few(choices, 12)})" if choices else ""
             value = best if yes else None
             if value is None and sys.stdin.isatty():
-                value = yaml.safe_load(input(f"{question} [{best or ''}] ")) or best
+                value = input(f"{question} [{best or ''}] ").strip() or best
             if value is None:
                 otherwise = f", or take {best} by yes=true" if best is not None else ""
                 raise ConfigError(f"{question} Answer by {key}=VALUE{otherwise}.")
@@ -95,7 +95,8 @@ class Guess:
         base = {**LIKE, "image_masks": one}.get(self.data, self.data) + "_pfednet"
         line = [f"experiment={base}", f"data={self.data}", "data.path=x"]
         usual = spelling.with_whole_data([*line, *(f"{key}=x" for key in self.keys)])[1:]
-        keys = {key: yaml.safe_load(v) for key, v in (o.split("=", 1) for o in usual)}
+        keys: dict[str, Any] = dict(o.split("=", 1) for o in usual)
+        keys = {k: None if v == "null" else v for k, v in keys.items()}
         keys |= {"data.path": str(self.path), **self.keys}
         groups = [key for key in keys if (compose.CONFIG_DIR / key).is_dir()]
         chosen = [{f"override /{group}": keys.pop(group)} for group in groups]
@@ -108,7 +109,7 @@ class Guess:
     def module(self, name: str) -> Any:
         """Builds the data module that training builds."""
         with tempfile.TemporaryDirectory() as folder:
-            write_text(_place(Path(folder), name), self.experiment(name))
+            write_text(Path(folder, _FILE.format(name)), self.experiment(name))
             return compose.build(
                 compose.described([f"plugins={folder}", f"experiment={name}"]).data
             )
@@ -144,10 +145,11 @@ def init(given: Sequence[str]) -> Path:
     if len(places) != 1:
         raise ConfigError(f"medfed init takes one folder or file, not {len(places)}: {USAGE}.")
     path = Path(places[0]).expanduser().resolve()
-    keys = {key: yaml.safe_load(v) for key, _, v in (a.partition("=") for a in given if "=" in a)}
+    typed = spelling.hydra_spelling([a for a in given if "=" in a])
+    keys: dict[str, Any] = {o.key_or_group: o.value() for o in compose.parse(typed, "The command")}
     yes, into = keys.pop("yes", False) is True, str(keys.pop("into", "medfed_experiments"))
     name = re.sub(r"\W+", "_", str(keys.pop("name", path.stem))).strip("_").lower() or "mine"
-    if (file := _place(Path(into), name)).exists():
+    if (file := Path(into, _FILE.format(name))).exists():
         raise ConfigError(f"{file} exists; choose another name by name=NAME.")
     if not path.exists():
         raise DataError(f"{path} does not exist; name a folder or a file.")
@@ -166,10 +168,6 @@ def init(given: Sequence[str]) -> Path:
         f"Train:   medfed train {plain}",
     )
     return file
-
-
-def _place(folder: Path, name: str) -> Path:
-    return folder / "configs" / "experiment" / f"{name}.yaml"
 
 
 def tried(guess: Guess, given: Mapping[str, Any], name: str, yes: bool) -> list[str]:

@@ -246,6 +246,7 @@ def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
         init([str(path), f"into={tmp_path / 'b'}", "name=mine"])
     yes = table(tmp_path, "outcome", cells=lambda n: ["nein", "ja"][n % 2])
     assert "data.positive=[ja]" in refused(tmp_path, yes, "yes=true")
+    assert "The command cannot be read" in refused(tmp_path, path, "data.drop=[a")
     with pytest.raises(SystemExit):
         init_command([str(path), str(path)])
     assert "takes one folder or file, not 2" in capsys.readouterr().err

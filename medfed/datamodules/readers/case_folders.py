@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Missing, Patient, check_names
@@ -22,10 +21,7 @@ from medfed.datamodules.readers.cases import CaseReader, institutions
 from medfed.datamodules.readers.datalist import DatalistReader, Regions
 from medfed.datamodules.readers.volumes import FILES, AbsentFileError, Pattern, find_file
 
-_USUAL: Mapping[str, Mapping[str, Any]] = {
-    "modalities": {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"},
-    "regions": {"whole": [1]},
-}
+_FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
 
 
 class FolderReader(CaseReader):
@@ -59,11 +55,11 @@ class FolderReader(CaseReader):
         known_labels: Sequence[int] = (),
         missing: Missing = "error",
     ) -> None:
-        modalities, regions = modalities or _USUAL["modalities"], regions or _USUAL["regions"]
-        for key, given in (("modalities", modalities), ("regions", regions)):
+        modalities, regions = modalities or _FILES, regions or _WHOLE
+        for key, given, such in (("modalities", modalities, _FILES), ("regions", regions, _WHOLE)):
             if not isinstance(given, Mapping):
-                such = str(_USUAL[key]).replace("'", "")
-                raise ConfigError(f"data.reader.{key} is a map; write data.reader.{key}='{such}'.")
+                what = str(such).replace("'", "")
+                raise ConfigError(f"data.reader.{key} is a map; write data.reader.{key}='{what}'.")
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
         super().__init__(
