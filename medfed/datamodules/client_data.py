@@ -251,11 +251,10 @@ class ClientData:
             (num_samples,) int64, from 0; an epoch whose samples are cut anew has the same.
         """
         every = torch.arange(self.num_samples)
-        return (
-            every
-            if unit == "row"
-            else gather(self.train["case"], every).unique(return_inverse=True)[1]
-        )
+        if unit == "row":
+            return every
+        patients: Tensor = gather(self.train["case"], every).unique(return_inverse=True)[1]
+        return patients
 
     def train_batch(self, seed: int, number: int, index: Tensor) -> Batch:
         """One batch of an epoch, independent of earlier batches.

@@ -148,15 +148,9 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def draws(self, steps: int, epoch: int) -> int:
         """Those of all phases, and of each reach; a sketch may be a trained model."""
-        return (
-            (
-                max(steps, self._phases_per_round)
-                if self.local_steps is None
-                else self.local_steps * self._phases_per_round
-            )
-            + self.personal_rounds
-            + steps * self.graph.needs_sketches
-        )
+        phases, each = self._phases_per_round, self.local_steps
+        work = max(steps, phases) if each is None else each * phases
+        return work + self.personal_rounds + steps * self.graph.needs_sketches
 
     def phases(self, round: int) -> tuple[str, ...]:
         """Phases: missing sketches, then I times x, then J times Z."""
@@ -291,12 +285,10 @@ class PFedNet(OnboardingRules, Algorithm):
         # Buffers of the personal part are never sent; parameters wait for the server.
         kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
         client.state["model"] = {**model, **kept}
-        names, scalars = client.split.shared, {}
+        names, scalars = client.split.shared, dict[str, float]()
         if part == "personal":
-            names, scalars = (
-                client.split.parameters(part),
-                {"reach": self._reach(client, model, steps)},
-            )
+            names = client.split.parameters(part)
+            scalars["reach"] = self._reach(client, model, steps)
         update = subtract(select(end, names), model)
         return Message(part, {part: update}, scalars, {part: "update"})
 

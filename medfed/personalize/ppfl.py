@@ -154,12 +154,9 @@ class PPFL(CanonicalMethod):
         pull: Tensor | None = None
         if learns and server["laplacian"]:
             rows = torch.stack([server["membership"][c] for c in order])
-            ties = {name: tie.to(rows.device) for name, tie in server["laplacian"].items()}
-            pull = scale * (
-                coupling(ties["L"], rows, self.strength)
-                if "L" in ties
-                else spread_coupling(ties["U"], rows, self.strength)
-            )
+            ((name, tie),) = server["laplacian"].items()
+            couple = coupling if name == "L" else spread_coupling
+            pull = scale * couple(tie.to(rows.device), rows, self.strength)
         place = {c: n for n, c in enumerate(order)}
         outbox = {}
         for client, size in zip(cohort, sizes, strict=True):

@@ -69,11 +69,9 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
     arrays = store.arrays(patient)
     image, label = decode(arrays)
     volume = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
-    return (
-        {**volume, "grid": torch.from_numpy(np.array(arrays["grid"]))}
-        if "grid" in arrays
-        else volume
-    )
+    if "grid" in arrays:
+        volume["grid"] = torch.from_numpy(np.array(arrays["grid"]))
+    return volume
 
 
 def cached_hashes(store: Store, patient: Patient) -> dict[str, str]:

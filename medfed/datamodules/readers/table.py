@@ -296,11 +296,8 @@ def read_csv(
         else _classes(sheet, sheet.known(label, _WITHOUT), positive, negative)
     )
     count = len(sheet.rows)
-    patients = (
-        sheet.known(patient)
-        if patient
-        else [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
-    )
+    rows = [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
+    patients = sheet.known(patient) if patient else rows
     centres, files = sheet.known(centre) if centre else (), [path] * count
     cells = read_cells(sheet, names, categories)
     return Table(names, cells, labels, classes, patients, centres, files, categories)
