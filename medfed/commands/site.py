@@ -27,12 +27,9 @@ USAGE = (
     "medfed site check agreed=FILE local=FILE; medfed site withdraw run=FOLDER site=NAME; "
     "medfed site status run=FOLDER [page=FILE.html] [every=SECONDS]"
 )
-_KEYS = {
-    "check": ("agreed", "local"),
-    "withdraw": ("run", "site", "forget"),
-    "status": ("run", "page", "every"),
-}
 _NEEDED = {"check": ("agreed", "local"), "withdraw": ("run", "site"), "status": ("run",)}
+_MORE = {"check": (), "withdraw": ("forget",), "status": ("page", "every")}
+_KEYS = {name: (*needed, *_MORE[name]) for name, needed in _NEEDED.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

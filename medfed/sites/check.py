@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,21 +133,11 @@ def traffic_of(ledger: Ledger, site: str) -> list[Traffic]:
     entries = [entry for entry in ledger.entries if entry.client == site]
     ways: tuple[Direction, ...] = ("up", "down")
     parts = dict.fromkeys((way, e.part) for way in ways for e in entries if e.direction == way)
-    return [
-        Traffic(
-            way,
-            part,
-            *(
-                sum(
-                    e.bytes
-                    for e in entries
-                    if (e.direction, e.part) == (way, part) and counted(e.round)
-                )
-                for counted in (lambda number: number < 1, lambda number: number >= 1)
-            ),
-        )
-        for way, part in parts
-    ]
+    first, further = (
+        Counter(Ledger(e for e in entries if (e.round < 1) == early).totals("direction", "part"))
+        for early in (True, False)
+    )
+    return [Traffic(way, part, first[way, part], further[way, part]) for way, part in parts]
 
 
 def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> None:

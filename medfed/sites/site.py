@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -536,6 +536,10 @@ class ConfiguredSite:
             sites are here, as in a rehearsal, and the agreed partition divides them.
         policy: What the site allows.
 
+    Attributes:
+        data: The data, once they are read.
+        task: The task, after the agreement.
+
     Raises:
         VetoError: If it does not allow what the configuration says.
     """
@@ -544,14 +548,13 @@ class ConfiguredSite:
     name: str
     sites: Sequence[str] | None = None
     policy: Policy = NO_LIMITS
+    data: FederatedDataModule = field(init=False, repr=False)
+    task: TaskModule = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_study(self.policy, self.config)
         self._greeting: Greeting | None = None
-        self._facts: Facts | None = None
         self._start = Start()
-        self._data: FederatedDataModule | None = None
-        self._task: TaskModule | None = None
         self._initial: Tensors = {}
         self._samples: dict[str, int] = {}
         self._agreeing: Generator[bytes, bytes, None] = _nothing()
@@ -570,18 +573,6 @@ class ConfiguredSite:
         return cls(file.config(agreed), file.site, sites, file.policy)
 
     @property
-    def data(self) -> FederatedDataModule:
-        """The data, once they are read."""
-        assert self._data is not None
-        return self._data
-
-    @property
-    def task(self) -> TaskModule:
-        """The task, after the agreement."""
-        assert self._task is not None
-        return self._task
-
-    @property
     def rounds(self) -> int:
         """See :meth:`medfed.sites.site.Workplace.rounds`."""
         return self.config.rounds
@@ -598,7 +589,7 @@ class ConfiguredSite:
             self._statements = [next(self._agreeing, None)]
             check_data(self.policy, self.config, data, self.name, tells=self._statements != [None])
             versions = versions_here(str(self.config.trainer.accelerator))
-            self._data, self._greeting = data, Greeting(agreed, data.facts(), versions)
+            self.data, self._greeting = data, Greeting(agreed, data.facts(), versions)
             self._settle()
         return self._greeting
 
@@ -632,8 +623,8 @@ class ConfiguredSite:
         say_data(self.data)
         (client,) = self.data.clients.values()
         self.policy.check_statistics(build(self.config.algorithm).summaries(client))
-        self.config, self._task, *_ = begin(self.config, self.data, self._start)
-        entries = float_entries(self._task.network)
+        self.config, self.task, *_ = begin(self.config, self.data, self._start)
+        entries = float_entries(self.task.network)
         self._initial = {n: t.detach().clone() for n, t in entries.items()}
         samples = self.data.clients[self.name].num_samples
         data = facts_of(self.config, self.data)
@@ -646,7 +637,6 @@ class ConfiguredSite:
 
     def facts(self) -> Facts:
         """See :meth:`medfed.sites.site.Workplace.facts`."""
-        assert self._facts is not None
         return self._facts
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
