@@ -306,7 +306,7 @@ def _typed(
     whole = Section(values, checked=True)
     try:
         return RunDescription(
-            **{key: whole[key] for key in _PLAIN + _SECTIONS},
+            **{key: whole[key] for key in _WHOLE},
             canonical=optional(whole, "canonical"),
             adapters=optional(whole, "adapters"),
             aggregation=optional(whole, "aggregation"),
@@ -326,8 +326,8 @@ def _typed(
         raise LacksKeyError(first_line(error)) from error
 
 
-_PLAIN = ("name", "resume", "rounds", "seed", "threads", "buffers", "progress")
-_SECTIONS = (
+_WHOLE = (
+    *("name", "resume", "rounds", "seed", "threads", "buffers", "progress"),
     *("data", "model", "algorithm", "optimizer", "scheduler", "local", "cohort"),
     *("codec", "channel", "trainer", "logger", "init"),
 )
