@@ -58,8 +58,8 @@ def measure(folder: Path, metric: str, scores: Scores, kept: dict[int, list[str]
     """Adds the test metric of every client's model, by bits; names the clients and patients."""
     run = RunRecord.read(folder)
     data, rows = open_data(run), []
-    for client in run.clients("all"):
-        model = run.model(client)
+    for client in run.clients:
+        model = run.exported(client)
         scores["trained", 32].append(run.summary["clients"][client][metric])
         for bits in BITS:
             chosen = choose_bits(run.task().network, bits)

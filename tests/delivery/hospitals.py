@@ -125,7 +125,14 @@ def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
     bundle = root / f"bundle_{name}"
     summary = {"algorithm": "pfednet", "clients": {client: {"loss": 1.0}}}
     preprocessing = {client: data.preprocessing(client)}
-    record = RunRecord(root, config, summary, data.splits(), {"commit": "unknown"}, preprocessing)
+    record = RunRecord(root)
+    vars(record).update(
+        config=config,
+        summary=summary,
+        splits=data.splits(),
+        versions={"commit": "unknown"},
+        preprocessing=preprocessing,
+    )
     facts = record.facts(client, describe(dict(config.model.network)))
     sources = code_of(facts["network"])[1]
     write_bundle(bundle, facts, float_entries(task.network), {}, sources=sources)

@@ -68,7 +68,7 @@ def first_client(run: Path) -> str:
 
 def test_models_as_trained(run):
     summary = json.loads((run / "summary.json").read_text())
-    assert RunRecord.read(run).clients("all") == list(summary["clients"])
+    assert [*RunRecord.read(run).clients] == list(summary["clients"])
     two = list(summary["clients"])[:2]
     folders = export(run, f"client=[{','.join(two)}]")
     assert [f.name for f in folders] == two
@@ -120,7 +120,7 @@ def test_an_undefined_metric_is_written_as_none(run, monkeypatch):
 def test_several_widths_in_one_table(run, capsys, monkeypatch):
     """A bundle each; what is worse by more than the tolerance is said in one line."""
     monkeypatch.setenv("COLUMNS", "400")
-    clients = RunRecord.read(run).clients("all")[:2]
+    clients = [*RunRecord.read(run).clients][:2]
     names = f"client=[{','.join(clients)}]"
     folders = export(run, names, "bits=[32,1]", "finetune_steps=0", "tolerance=0.001")
     assert folders == [run / "bundles" / f"{b}_bits" / c for c in clients for b in (32, 1)]
@@ -159,7 +159,7 @@ def test_without_data_the_centres_are_those_of_k_means(run, caplog):
     assert bundle.facts["test_metrics"] is None
     assert "before quantisation" in (folder / "docs" / "README.md").read_text()
     record = RunRecord.read(run)
-    weights = record.model(client).weights
+    weights = record.exported(client).weights
     books = quantise(weights, choose_bits(record.task().network, 2))
     for name, tensor in with_codebooks(weights, books).items():
         assert torch.equal(bundle.state[name], tensor)
@@ -168,7 +168,7 @@ def test_without_data_the_centres_are_those_of_k_means(run, caplog):
 def test_learned_centres_are_exported_as_they_are(run):
     client = first_client(run)
     record = RunRecord.read(run)
-    weights = record.model(client).weights
+    weights = record.exported(client).weights
     books = quantise(weights, choose_bits(record.task().network, 3))
     save_tensors(run / "models" / f"{client}.safetensors", with_codebooks(weights, books))
     save_tensors(
@@ -315,8 +315,9 @@ def test_the_benchmark_prints_what_the_exports_measure(run, capsys, monkeypatch)
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "BITS", (2,))
     monkeypatch.setattr(bench, "STEPS", {"k-means": 0, "fine-tuned": 2})
-    two = RunRecord.read(run).clients("all")[:2]
-    monkeypatch.setattr(RunRecord, "clients", lambda *_: two)
+    two = [*RunRecord.read(run).clients][:2]
+    monkeypatch.setattr(RunRecord, "clients", two)
+    monkeypatch.setattr(RunRecord, "chosen", lambda *_: two)
     monkeypatch.setattr(sys, "argv", ["x", "--runs", str(run), "--metric", "loss"])
     bench.main()
     printed = capsys.readouterr().out

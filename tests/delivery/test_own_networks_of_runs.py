@@ -49,7 +49,7 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
         config.model.network._target_ = "own_tied.Tied"
     train(describe(config))
     run = RunRecord.read(tmp_path / "run")
-    client = run.clients("all")[0]
+    client = run.clients[0]
     width = "null" if method == "qupel" else "4"
     options = [f"run={run.folder}", f"client={client}", f"bits={width}", "onnx=true"]
     (folder,) = export_run(checked(load([*options, "finetune_steps=2"], "export")))

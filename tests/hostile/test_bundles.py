@@ -525,9 +525,10 @@ def test_models_of_a_run_that_cannot_be_exported(table, tmp_path, name):
     path = tmp_path / "models" / "a.safetensors"
     path.parent.mkdir()
     path.write_bytes(SAFETENSORS[name](save({"linear.bias": torch.zeros(1)})))
-    run = RunRecord(tmp_path, table.config, {"clients": {"a": {}}}, {}, {}, {})
+    run = RunRecord(tmp_path)
+    vars(run).update(config=table.config, summary={"clients": {"a": {}}})
     with pytest.raises(CheckpointError, match=r"a\.safetensors cannot be read") as caught:
-        run.model("a")
+        run.exported("a")
     assert "\n" not in str(caught.value)
 
 

@@ -87,8 +87,8 @@ def export_run(config: Section) -> list[Path]:
     """
     options: ExportOptions = build(config)
     run = RunRecord.read(Path(options.run))
-    folder = run.files.bundles if options.out is None else Path(options.out)
-    clients, files = run.clients(options.client), file_names(run.clients("all"))
+    folder = run.bundles if options.out is None else Path(options.out)
+    clients, files = run.chosen(options.client), file_names(run.clients)
     plans = {width: _bits(run, width, options.layers) for width in options.widths}
     data = open_data(run) if any(plans.values()) else None
     rows: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ def export_run(config: Section) -> list[Path]:
             _log.info("Wrote %s.", place)
     metric, mode = run.summary["selection"]
     print_export(rows, metric, mode, options.tolerance)
-    table = run.files.export_csv
+    table = run.export_csv
     save_table(table, rows, metric)
     _log.info("Table: %s", table)
     return made
@@ -131,7 +131,7 @@ def export_client(
     Returns:
         The part ``medfed`` of the bundle's metadata.
     """
-    model = run.model(client)
+    model = run.exported(client)
     facts = run.facts(client, model.plain)
     facts["largest_part"] = _regions(options.largest_part, facts)
     done, method = Quantised(model.weights, {}, "trained", dict.fromkeys(STAGES)), None
@@ -182,7 +182,7 @@ def _bits(run: RunRecord, width: int | None, layers: Mapping[str, int] | None) -
     """Bits by name for k-means; empty where the models stay as they are, or have centres."""
     if width is None and not layers:
         return {}
-    if width is None and run.files.centers.is_dir():
+    if width is None and run.centers.is_dir():
         raise ConfigError(
             "The run has learned centres, which layers cannot change; set bits for k-means instead."
         )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from medfed.common.files import digest, sha256
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build
-from medfed.config.sections import Section, optional, without_places
+from medfed.config.sections import optional, without_places
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import code_of, describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
@@ -36,25 +35,8 @@ _TASKS = {
 }
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """A finished run.
-
-    Attributes:
-        folder: The run folder.
-        config: The resolved configuration, facts of the data filled in.
-        summary: ``summary.json``.
-        splits: ``splits.json``.
-        versions: ``versions.json``.
-        preprocessing: ``preprocessing.json``, by client.
-    """
-
-    folder: Path
-    config: Section
-    summary: dict[str, Any]
-    splits: dict[str, Any]
-    versions: dict[str, Any]
-    preprocessing: dict[str, Any]
+class RunRecord(RunFolder):
+    """A finished run, of which bundles are made."""
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -63,24 +45,20 @@ class RunRecord:
         Raises:
             CheckpointError: If there is no finished run, or one of its files is missing or torn.
         """
-        run = RunFolder(folder)
-        summary, config = run.summary, run.config
-        check_plugins(config, folder)
-        check_targets(config.plain(), found=True)
-        return cls(run.folder, config, summary, run.splits, run.versions, run.preprocessing)
+        run = cls(folder)
+        for content in ("summary", "config", "splits", "versions", "preprocessing"):
+            getattr(run, content)
+        check_plugins(run.config, folder)
+        check_targets(run.config.plain(), found=True)
+        return run
 
-    @property
-    def files(self) -> RunFolder:
-        """Where its files are."""
-        return RunFolder(self.folder)
-
-    def clients(self, wanted: str | Sequence[str]) -> list[str]:
+    def chosen(self, wanted: str | Sequence[str]) -> list[str]:
         """Returns the chosen clients: ``all``, a name, several names, or names joined by commas.
 
         Raises:
             ConfigError: If a client is unknown.
         """
-        known = list(self.summary["clients"])
+        known = list(self.clients)
         if wanted == "all":
             return known
         names = wanted.split(",") if isinstance(wanted, str) else [str(n) for n in wanted]
@@ -97,14 +75,14 @@ class RunRecord:
         task: TaskModule = build(self.config.model)
         return task
 
-    def model(self, client: str) -> ClientModel:
+    def exported(self, client: str) -> ClientModel:
         """Returns a client's model in the form that a bundle holds.
 
         Raises:
             CheckpointError: If the file is missing, torn or of another model.
             ConfigError: If bundles know no such network.
         """
-        loaded = read_tensors(self._file("models", client))
+        loaded = read_tensors(self.files("models", self.clients)[client])
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
         mixes = optional(self.config, "canonical")
         if mixes is None:
@@ -115,12 +93,9 @@ class RunRecord:
         places = part_roots(task.network, task.personal if parts is None else parts)
         return from_canonical(network, plain, places, loaded, source)
 
-    def _file(self, kind: Literal["models", "centers"], client: str) -> Path:
-        return self.files.files(kind, self.clients("all"))[client]
-
     def learned(self, client: str, weights: Mapping[str, Tensor]) -> dict[str, Codebook]:
         """Returns the codebooks of the parameters whose centres were learned; empty without."""
-        path = self._file("centers", client)
+        path = self.files("centers", self.clients)[client]
         if not path.is_file():
             return {}
         with reading(path):
@@ -180,7 +155,7 @@ class RunRecord:
             without a training sample, what else differs from the data as they are, bootstrap
             intervals, means over the hospitals, and hashes of the run's files.
         """
-        summary, counted = self.summary, self.files.cohort_json
+        summary, counted = self.summary, self.cohort_json
         had = read_json(counted)["clients"].get(client, {}) if counted.is_file() else {}
         splits, chosen = self.splits["clients"][client], summary.get("selected_round")
         known = summary.get("intervals") or {"clients": {}}
@@ -206,16 +181,16 @@ class RunRecord:
             "notes": had.get("notes", []),
             "intervals": intervals if ends else None,
             "means": finite(means),
-            "privacy": self.files.protection(client),
+            "privacy": self.protection(client),
             "hashes": self._hashes(client),
         }
 
     def _hashes(self, client: str) -> dict[str, str]:
         """Of the run's files, and of those that it started from."""
-        files = {"Trained weights": self._file("models", client)}
-        files |= {path.name: path for path in (self.files.splits_json, self.files.config_yaml)}
+        files = {"Trained weights": self.files("models", self.clients)[client]}
+        files |= {path.name: path for path in (self.splits_json, self.config_yaml)}
         hashes = {name: sha256(path) for name, path in files.items() if path.is_file()}
-        account = self.files.start_json
+        account = self.start_json
         if account.is_file():
             began = read_json(account, StartRecord).files
             hashes |= {f"Start, {Path(file).name}": sha for file, sha in began.items()}
