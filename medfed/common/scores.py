@@ -27,7 +27,7 @@ _BOUNDED = (
 _ENDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_BOUNDED, (0.0, 1.0)),
     **dict.fromkeys(("ece", "brier"), (1.0, 0.0)),
-    **dict.fromkeys(("loss", "hd95", "rmse", "mae"), (math.inf, 0.0)),
+    **dict.fromkeys(("loss", "log_loss", "hd95", "rmse", "mae"), (math.inf, 0.0)),
     "r2": (-math.inf, 1.0),
 }
 _users_metrics: dict[str, tuple[float, float]] = {}  # likewise

@@ -408,6 +408,17 @@ def check_runtime(values: Mapping[str, Any]) -> None:
             f"evaluation.every={every} is more than rounds={rounds}, so validation could select no "
             f"round; set evaluation.every to at most {rounds}."
         )
+    rule, method = (select(values, f"evaluation.{n}") for n in ("operating_point", "calibration"))
+    if rule not in (None, "youden"):
+        ((name, share),) = rule.items() if isinstance(rule, dict) and len(rule) == 1 else [("", 0)]
+        number = isinstance(share, int | float) and 0 < share <= 1
+        if name not in ("sensitivity", "specificity") or not number:
+            raise ConfigError(
+                f"evaluation.operating_point={rule} is unknown; write youden, null, "
+                "{sensitivity: 0.9} or {specificity: 0.9}."
+            )
+    if method is not None:
+        check_known("evaluation.calibration", method, ("temperature", "platt"))
 
 
 def check_gpu(accelerator: str) -> None:

@@ -120,10 +120,14 @@ class Evaluation:
     Attributes:
         every: Rounds between evaluations on the validation split.
         patience: Evaluations without improvement before the run stops.
+        operating_point: By which rule validation chooses the threshold of two classes.
+        calibration: ``temperature`` or ``platt``.
     """
 
     every: int
     patience: int | None = None
+    operating_point: str | Mapping[str, float] | None = None
+    calibration: str | None = None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def case_class_scores(
     """Measures a table of classified cases, see :func:`class_scores`.
 
     Args:
-        cases: By column: the label, and the probability of each class.
+        cases: By column: the label, the probability of each class, and, if validation chose a
+            threshold, the ``decision``.
         weights: (W, N).
         bins: Of the calibration error.
 
@@ -46,7 +47,28 @@ def case_class_scores(
         [1.0]
     """
     columns = [v for n, v in cases.items() if n.startswith(PROBABILITY[:-2])]
-    return class_scores(np.stack(columns, axis=1), cases["label"].astype(np.int64), weights, bins)
+    label = cases["label"].astype(np.int64)
+    scores = class_scores(np.stack(columns, axis=1), label, weights, bins)
+    return scores | (decided(cases["decision"], label, weights) if "decision" in cases else {})
+
+
+def decided(decision: NDArray[Any], label: Ints, weights: Floats) -> dict[str, Floats]:
+    """Measures decisions between two classes, made by a threshold that validation chose.
+
+    Args:
+        decision: (N,) 0 or 1.
+        label: (N,) 0 or 1.
+        weights: (W, N).
+
+    Example:
+        >>> decided(np.array([1, 1, 0]), np.array([1, 0, 0]), np.ones((1, 3)))
+        {'sensitivity/point': array([1.]), 'specificity/point': array([0.5])}
+    """
+    shares = {}
+    for name, k in (("sensitivity/point", 1), ("specificity/point", 0)):
+        with np.errstate(invalid="ignore"):
+            shares[name] = weights @ ((label == k) & (decision == k)) / (weights @ (label == k))
+    return shares
 
 
 def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) -> dict[str, Floats]:

@@ -165,7 +165,8 @@ class ClassificationTask(TaskModule):
         shares = (counts / counts.sum()).tolist()
         size = len(cases["label"])
         predicted = {PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
-        return {"constant": {**cases, **predicted}}
+        kept = {name: v for name, v in cases.items() if name != "decision"}
+        return {"constant": {**kept, **predicted}}
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
         return classification_metrics(logits.double().softmax(1), label, self.ece_bins)

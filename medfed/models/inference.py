@@ -53,14 +53,25 @@ class Inference(ABC):
 class ClassInference(Inference):
     """Exclusive classes, ``(B, K)``.
 
+    Attributes:
+        slope: Of the calibration: the logarithms of probabilities are multiplied by it.
+        shift: Of the calibration: what is then added to that of class 1.
+
     Example:
         >>> ClassInference().probabilities(torch.zeros(1, 2)).tolist()
         [[0.5, 0.5]]
     """
 
+    slope: float = 1.0
+    shift: float = 0.0
+
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the softmax over classes."""
-        return logits.softmax(1)
+        """Returns the softmax over classes, calibrated."""
+        if (self.slope, self.shift) == (1.0, 0.0):
+            return logits.softmax(1)
+        terms = self.slope * logits.log_softmax(1)
+        terms[:, 1] += self.shift
+        return terms.softmax(1)
 
 
 @dataclass(frozen=True)

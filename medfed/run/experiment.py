@@ -45,6 +45,8 @@ from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Entry
 from medfed.federation.wire.packet import dense_bytes
+from medfed.functional.points import Chooser
+from medfed.models.classification import ClassificationTask
 from medfed.models.networks.adapters import PATTERN, Adapters, attach
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
@@ -137,6 +139,7 @@ def build_experiment(config: RunDescription) -> Experiment:
     for entry in base_entries(config, task, federation.ids):
         federation.ledger.add(entry)
     module = FederatedModule(task, federation, local)
+    module.chooser = chooser_of(config, task)
     folder = Path(config.folder)
     evaluation = PersonalEvaluation(*task.selection)
     plain = config.trainer.get("strategy", "auto") == "auto"
@@ -183,6 +186,24 @@ def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
     start, config = Start.read(config)
     check_device(config)
     return start, config
+
+
+def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | None:
+    """Returns what chooses thresholds and calibration of a classification, if wanted.
+
+    Raises:
+        ConfigError: If the calibration is not for this task.
+    """
+    rule, method = config.evaluation.operating_point, config.evaluation.calibration
+    known = task if isinstance(task, ClassificationTask) else None
+    count = 0 if known is None else known.num_classes
+    if method and count != 2 and (method == "platt" or not count):
+        raise ConfigError(
+            f"evaluation.calibration={method} is for classifications (platt: into two classes); "
+            "set it to null."
+        )
+    rule = rule if count == 2 else None
+    return Chooser(count, rule, method, known.ece_bins) if known and (rule or method) else None
 
 
 def begin(

@@ -167,6 +167,7 @@ def summarise(
         "improving": still_improving([evaluation.score(n) for n in evaluation.history.rounds]),
         "first_local": getattr(module.federation.algorithm, "first_local", None),
         "clients": dict(test),
+        **({"points": evaluation.points} if evaluation.points else {}),
         "federation": over_clients(test),
         "bytes": {d: ledger.total(direction=d) for d in ways},
         "bytes_by_part": {f"{d}/{p}": count for (d, p), count in parts.items()},

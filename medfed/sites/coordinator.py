@@ -36,6 +36,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
+from medfed.functional.points import Point, settled
 from medfed.sites.calls import (
     BUSY,
     SILENT,
@@ -163,6 +164,7 @@ class Coordinator:
         self._metrics: dict[str, frozenset[str]] = {}  # names, by split
         self.diverged: list[str] = []  # sites at which the last evaluation says so
         self.losses: dict[str, float] = {}  # of the last round's training steps, by site
+        self.points: dict[str, Point] = {}  # of tested sites, with the digits that leave them
 
     def begin(self) -> None:
         """Starts a session at every site.
@@ -570,6 +572,8 @@ class Coordinator:
     def _measured(self, asked: Mapping[str, Request]) -> tuple[Metrics, dict[str, str]]:
         replies, why = self.caller.all(asked, self.terms.timeout)
         metrics = {c: dict(reply.content["metrics"]) for c, reply in replies.items()}
+        given = {c: reply.content.get("point") for c, reply in replies.items()}
+        self.points |= {c: dict(point) for c, point in given.items() if point is not None}
         names = Counter(frozenset(m) for m in metrics.values()).most_common(1)
         split = next((r.content["split"] for r in asked.values()), "")
         usual = self._metrics.setdefault(split, names[0][0]) if names else frozenset()
@@ -634,14 +638,25 @@ class Coordinator:
         where = {"round": rounds, "attempt": self._turn}
         chosen = {"selected": START if selected is None else selected}
         tested: Metrics = {}
+
+        def ask(sites: Sequence[str], more: Mapping[str, Mapping[str, Any]]) -> None:
+            asked = {c: self._measure(c, "test", False, at, where) for c in sites}
+            asked = {
+                c: replace(r, content={**r.content, **chosen, **more.get(c, {})})
+                for c, r in asked.items()
+            }
+            metrics, why = self._measured(asked)
+            tested.update(metrics)
+            self.leave_out(why, rounds)
+
         for _ in range(2):
             self.readmit(list(self.away))
-            there = [c for c in self.federation.ids if c not in self.away and c not in tested]
-            asked = {c: self._measure(c, "test", False, at, where) for c in there}
-            asked = {c: replace(r, content={**r.content, **chosen}) for c, r in asked.items()}
-            metrics, why = self._measured(asked)
-            tested |= metrics
-            self.leave_out(why, rounds)
+            ask([c for c in self.federation.ids if c not in self.away and c not in tested], {})
+        points = settled(self.points)
+        # Sites with too few validation cases are asked again, with the others' medians.
+        pooled = {c: {"point": p} for c, p in points.items() if not self.points[c] and len(p) > 1}
+        ask([c for c in pooled if c not in self.away], pooled)
+        self.points = points
         self._say("has finished", rounds)
         return {c: tested[c] for c in self.federation.ids if c in tested}
 

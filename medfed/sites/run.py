@@ -138,6 +138,7 @@ class SitesModule(FederatedModule):
     def test_step(self, batch: Task, batch_idx: int) -> None:
         """Lets the sites evaluate the selected round on their test data."""
         self.evaluations = self.coordinator.test(self.next_round, self.selected)
+        self.points = dict(self.coordinator.points)
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
         """Returns the sites that say so: they know all digits of their losses."""

@@ -43,7 +43,7 @@ from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run.assembly import say_data, unread_data
-from medfed.run.experiment import begin, read_start, trainer_of
+from medfed.run.experiment import begin, chooser_of, read_start, trainer_of
 from medfed.run.federating import federate
 from medfed.run.loggers import NO_LOGGER
 from medfed.run.start import Start
@@ -345,11 +345,19 @@ class Site:
                 self.metrics = module.evaluate_client(self.name, split, keep=split == "test")
         finally:
             del module.federation.arrived[self.name]
+        chosen: dict[str, Any] = {}
+        if split == "test" and module.chooser is not None:
+            own = module.points[self.name]
+            chosen["point"] = _leaving(own)
+            point = own or {**(asked.content.get("point") or {}), "pooled": 1.0}
+            module.points[self.name] = point
+            self.metrics |= module.chooser.apply(module.cases[self.name], point)
         self._tested = self._tested or split == "test"
         loss = self.client.training_loss if asked.content["trained"] else None
         module.losses = {} if loss is None else {self.name: loss}
         diverged = bool(module.diverged({self.name: self.metrics}))
-        return Reply.to(asked, content={"metrics": _leaving(self.metrics), "diverged": diverged})
+        chosen |= {"metrics": _leaving(self.metrics), "diverged": diverged}
+        return Reply.to(asked, content=chosen)
 
     def _check_measured(self, asked: Request) -> None:
         """Refuses metrics of models that no run across sites would ask for.
@@ -656,6 +664,7 @@ class ConfiguredSite:
             for name, tensor in float_entries(task.network).items():
                 tensor.copy_(self._initial[name])
         module = SiteModule(task, *federate(config, self.data, task, everyone))
+        module.chooser = chooser_of(config, task)
         # A Trainer, which runs nothing here, gives precision and device.
         quiet = {"progress": False, "logger": NO_LOGGER}
         trainer = trainer_of(config.replacing(quiet), [])

@@ -227,7 +227,7 @@ class SiteFolder:
         assert module is not None
         evaluation = PersonalEvaluation(*place.task.selection)
         evaluation.history, evaluation.test = self.history, {self.name: metrics}
-        evaluation.cases = dict(module.cases)
+        evaluation.cases, evaluation.points = dict(module.cases), dict(module.points)
         packet = Packet.from_bytes(asked.body, federation.most_elements)
         ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
         count(ledger, packet, asked.round, "deliver", self.name, "down")

@@ -94,7 +94,8 @@ class _Announced(_Keys):
 
 _COHORT, _JOB = ("cohort", list[str]), (("job", str), ("clients", list[_Client]))
 _SPENT = (("steps", Count), ("passes", tuple[Count, Count]))
-_METRICS = (("metrics", dict[str, float]), ("diverged", bool, False))
+_POINT = ("point", dict[str, Number] | None, None)
+_METRICS = (("metrics", dict[str, float]), ("diverged", bool, False), _POINT)
 _Side = tuple[tuple[Any, ...], ...] | type[_Announced]
 _MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
     "hello": (
@@ -107,7 +108,10 @@ _MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
     "shares": ((("keys", dict[str, _Keys]),), (("boxes", dict[str, str]),)),
     "fit": ((_COHORT, ("boxes", dict[str, str], {})), _SPENT),
     "unmask": ((("sent", list[str]),), (("shares", dict[str, str]),)),
-    "evaluate": ((("split", str), ("trained", bool), ("selected", RoundNumber, START)), _METRICS),
+    "evaluate": (
+        (("split", str), ("trained", bool), ("selected", RoundNumber, START), _POINT),
+        _METRICS,
+    ),
     "commit": (
         (("needed", list[RoundNumber]),),
         (*_SPENT, *((name, Number | None, None) for name in ("loss", "epsilon"))),

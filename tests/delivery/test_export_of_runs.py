@@ -52,6 +52,18 @@ def pictures() -> torch.Tensor:
     return 2 * torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
 
 
+def test_the_threshold_and_calibration_of_the_run_are_in_the_bundle(tmp_path):
+    sizes = ("rounds=1", "partition.num_clients=3", "evaluation.calibration=platt")
+    folder = run(tmp_path / "run", "experiment=clinical_pfednet", *sizes)
+    bundle, _ = export(folder)
+    point = next(iter(RunFolder(folder).summary["points"].values()))
+    assert bundle.facts["threshold"] == point["threshold"]
+    assert bundle.facts["calibration"] == [point["slope"], point["shift"]]
+    card = (bundle.folder / "docs" / "model_card.md").read_text()
+    assert f"from a probability of {point['threshold']:.4g} on" in card
+    assert "| sensitivity/point | " in card
+
+
 @torch.no_grad()
 def test_learned_centres_survive(tmp_path):
     sizes = ("rounds=2", "partition.num_clients=3", "algorithm.bits=2")

@@ -170,6 +170,36 @@ def test_rows_are_those_of_the_data_module(hospital, tmp_path):
     torch.testing.assert_close(chances(rows, 2), wanted, atol=1e-5, rtol=0)
 
 
+def test_two_classes_are_decided_by_the_threshold_after_calibration(hospital, tmp_path):
+    made = hospital("table")
+    table = made.data.table
+    source = write(tmp_path / "rows.csv", table.names, table.features[:40].tolist())
+    made.predict(input=source, output=tmp_path / "plain.csv")
+    plain = chances(read(tmp_path / "plain.csv")[1], 2).double()
+    bundle = made.copy(tmp_path)
+    facts = json.loads((bundle / METADATA).read_text())
+    level = float(plain[:, 1].median())
+    facts["medfed"] |= {"threshold": level, "calibration": [2.0, -0.5]}
+    (bundle / METADATA).write_text(json.dumps(facts))
+    write_manifest(bundle)
+    made.predict(bundle=bundle, input=source, output=tmp_path / "points.csv")
+    names, found = read(tmp_path / "points.csv")
+    assert names[-1] == f"above_threshold_{made.data.class_names[1]}"
+    odds = plain**2 * torch.tensor([1.0, np.exp(-0.5)])
+    wanted = odds / odds.sum(1, keepdim=True)
+    torch.testing.assert_close(chances(found, 3)[:, :2].double(), wanted, atol=1e-6, rtol=0)
+    decided = [row[-1] for row in found]
+    assert decided == [str(int(p >= level)) for p in wanted[:, 1]]
+    assert len({*decided}) == 2
+    both = f"[{bundle},{made.bundle}]"
+    made.predict(bundle=both, input=source, output=tmp_path / "both.csv")
+    assert "above" not in ",".join(read(tmp_path / "both.csv")[0])
+    made.predict(bundle=both, input=source, output=tmp_path / "set.csv", threshold=0.5)
+    names, found = read(tmp_path / "set.csv")
+    at = names.index("above_threshold_" + made.data.class_names[1])
+    assert {row[at] for row in found} <= {"0", "1"}
+
+
 def test_missing_cells_and_columns(hospital, tmp_path):
     made = hospital("table")
     table = made.data.table

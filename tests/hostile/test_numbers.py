@@ -48,8 +48,9 @@ def test_models_that_fail_do_not_look_like_results(tmp_path, caplog, capsys, mon
     summary, _ = run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1")
     *clients, _ = summary["clients"]
     assert summary["failed"] == {"val": {c: [0] for c in clients}, "test": clients}
+    names = ("loss", *CLASS_SCORES, "sensitivity/point", "specificity/point")
     for metrics in (summary["clients"][client] for client in clients):
-        assert metrics == {name: worst_value(name) for name in ("loss", *CLASS_SCORES)}
+        assert metrics == {name: worst_value(name) for name in names}
         assert (metrics["loss"], metrics["auroc"], metrics["brier"]) == (math.inf, 0.0, 1.0)
     assert summary["federation"]["loss"]["mean"] == math.inf
     assert summary["federation"]["accuracy"]["worst"] == 0.0
@@ -94,7 +95,8 @@ def test_a_round_in_which_one_client_fails_is_not_its_mean_over_the_others(
 def test_clients_of_one_class_are_named_and_left_out_of_every_round(tmp_path, caplog, capsys):
     summary, experiment = run(tmp_path / "run", *ALONE, "partition=shards")
     left_out = dict.fromkeys(("hospital_0", "hospital_2"), UNDEFINED)
-    assert summary["undefined"] == {"val": left_out, "test": left_out}
+    tested = {client: [*names, "sensitivity/point"] for client, names in left_out.items()}
+    assert summary["undefined"] == {"val": left_out, "test": tested}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["undefined"]["val"]
     told = [s for s in warned(caplog) if "undefined" in s]
     assert told == [
@@ -109,7 +111,7 @@ def test_clients_of_one_class_are_named_and_left_out_of_every_round(tmp_path, ca
     assert summary["federation"]["auroc"]["mean"] == pytest.approx(sum(known) / 3)
     capsys.readouterr()
     again = evaluate_run(tmp_path / "run", "val")
-    assert again["undefined"] == {"val": left_out}
+    assert again["undefined"] == {"val": tested}
     compare_runs([str(tmp_path / "run")], tmp_path / "out")
     assert "The test data of hospital_0, hospital_2 leave" in capsys.readouterr().out
     assert "| – |" in (tmp_path / "out" / "comparison.md").read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from medfed.functional import points
 from medfed.records.folder import Run
 from medfed.sites.wire import Request
 from tests.integration.runs import CLINICAL, run
@@ -40,12 +41,29 @@ def test_equal_to_the_ordinary_run(method, tmp_path: Path):
     assert summary["clients"] != expected["clients"]  # not all digits have left
     for name, of in expected["federation"].items():
         assert summary["federation"][name] == pytest.approx(of, rel=1e-3, abs=1e-3)
+    assert summary["points"] == as_left(expected["points"])
     found = Run(tmp_path / "server")
     assert list(found.clients) == names
     assert not (tmp_path / "server" / "models").exists()
     assert not (tmp_path / "server" / "absences.json").exists()
     splits = json.loads((tmp_path / "server" / "splits.json").read_text())
     assert splits["clients"] == {c: {} for c in names}  # no patient's name left a site
+
+
+def test_a_site_with_too_few_cases_gets_the_others_threshold(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(points, "FEWEST", 7)
+    overrides = (
+        *(*CLINICAL, "rounds=1", "partition.num_clients=3", "evaluation.calibration=platt"),
+        "evaluation.operating_point={sensitivity: 0.9}",
+    )
+    expected, experiment = run(tmp_path / "simulation", *overrides)
+    names = list(experiment.data.clients)
+    pooled = [name for name in names if "pooled" in expected["points"][name]]
+    assert 0 < len(pooled) < 3
+    transport = direct(tmp_path / "sites", names, *overrides)
+    summary = across(tmp_path / "server", transport, names, *overrides)
+    assert summary["points"] == as_left(expected["points"])
+    assert summary["clients"] == as_left(expected["clients"])
 
 
 class Killed(BaseException):

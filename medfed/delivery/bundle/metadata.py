@@ -27,8 +27,12 @@ normalization, input, orientation, spacing, spacing_range, resampled_to, crop_fo
                   what training did to the data: ``FederatedDataModule.preprocessing``
 site              the simulated scanner of the hospital's training data, or ``null``
 patch_size        window of the inference; ``null``: whole slices or volumes
-overlap, window_batch, threshold
+overlap, window_batch
                   of the segmentation, else ``null``
+threshold         of a segmentation's regions; of two classes that of the probability of the second
+                  one, which validation chose; else ``null``
+calibration       of a classification: logarithms of probabilities are multiplied by the first
+                  number, and the second one is added to that of the second class; or ``null``
 activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
                   exclusive, the first output is the background; ``null`` of other tasks
 outcome_scale     of a regression: the network's output times the second number plus the first is
@@ -261,6 +265,7 @@ class Facts(TypedDict):
     overlap: Annotated[Share | None, "a number in [0, 1) or null"]
     window_batch: Annotated[Above0 | None, "a whole number above 0, or null"]
     threshold: Annotated[Share | None, "a number in [0, 1) or null"]
+    calibration: Annotated[tuple[Length, float] | None, "two numbers, the first above 0, or null"]
     activation: Annotated[Literal["sigmoid", "softmax", None], "sigmoid, softmax or null"]
     outcome_scale: Annotated[tuple[float, Length] | None, "a mean and a deviation above 0, or null"]
     card: Annotated[dict[str, Any] | None, "an object or null"]

@@ -119,6 +119,7 @@ class RunRecord(RunFolder):
         dims = ordinary(network).get("spatial_dims") or config.get("spatial_dims")
         dims = None if kind == "table" else dims
         segments = task == "segmentation"
+        point = self.summary.get("points", {}).get(client, {})
         inference = ("patch_size", "overlap", "window_batch", "threshold")
         return {
             "format_version": FORMAT_VERSION,
@@ -133,6 +134,8 @@ class RunRecord(RunFolder):
             **self.preprocessing[client],
             "site": self.splits.get("partition", {}).get(client, {}).get("site"),
             **{key: model[key] if segments else None for key in inference},
+            **({} if segments else {"threshold": point.get("threshold")}),
+            "calibration": [point["slope"], point["shift"]] if "slope" in point else None,
             "activation": activation_of(model) if segments else None,
             "outcome_scale": model.get("scale") if task == "regression" else None,
             "data_hash": data_hash(self.splits, client),

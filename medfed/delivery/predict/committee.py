@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -163,10 +163,11 @@ class Committee:
             return answers[0]
         if self.first.facts["task"] == "regression":
             return torch.cat(mean_and_spread(answers, self.weights), 1)
-        parts = [self.in_order(m, p, 1) for m, p in zip(self.members, answers, strict=True)]
+        pairs = zip(self.members, answers, strict=True)
+        parts = [self.in_order(m, p[:, : len(m.labels)], 1) for m, p in pairs]
         together = torch.stack(parts)
         most = (together.amax(0) - together.amin(0)).amax(1)
-        mean = mean_and_spread(parts, self.weights)[0]
+        mean = self.first.decided(mean_and_spread(parts, self.weights)[0])
         return torch.cat([mean, torch.stack([most, *entropies(parts, self.weights)], 1)], 1)
 
 
@@ -185,7 +186,10 @@ def make_committee(bundles: Sequence[Bundle], options: PredictOptions) -> Commit
         _check_alike(bundles[0], bundle, options)
     given = options.weights or [1.0] * len(bundles)
     weights = tuple(float(w) / sum(given) for w in given)
-    return Committee(tuple(make_predictor(bundle, options) for bundle in bundles), weights, options)
+    members = [make_predictor(bundle, options) for bundle in bundles]
+    if len(members) > 1 and options.threshold is None:  # theirs are not for mean probabilities
+        members = [replace(member, level=None) for member in members]
+    return Committee(tuple(members), weights, options)
 
 
 def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:

@@ -41,6 +41,7 @@ from medfed.federation.aggregation import Far
 from medfed.federation.lightning.collect import gather_named, rank, world_size
 from medfed.federation.lightning.module import FederatedModule, Task
 from medfed.federation.wire.ledger import DIRECTIONS
+from medfed.functional.points import Point, settled
 
 
 class History(list[Record]):
@@ -174,6 +175,7 @@ class PersonalEvaluation(pl.Callback):
         self.diverged: dict[int, list[str]] = {}
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
+        self.points: dict[str, Point] = {}
 
     @property
     def history(self) -> History:
@@ -257,6 +259,10 @@ class PersonalEvaluation(pl.Callback):
         metrics = _gather(pl_module, pl_module.evaluations)
         self.test = {c: failures_count(m) for c, m in metrics.items()}
         self.cases = _gather(pl_module, pl_module.cases)
+        self.points = settled(_gather(pl_module, pl_module.points))
+        if pl_module.chooser is not None:
+            for client, point in self.points.items():
+                self.test[client] |= pl_module.chooser.apply(self.cases[client], point)
 
     def _falls(self, metric: str) -> bool:
         return self.mode == "min" if metric == self.metric else smaller_is_better(metric)

@@ -30,6 +30,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.wire.packet import Packet
+from medfed.functional.points import Chooser, Point
 
 EvalSplit = Literal["train", "val", "test"]
 # Lightning warns that nothing trains without an optimizer; here each client has its optimizer.
@@ -175,6 +176,7 @@ class FederatedModule(pl.LightningModule):
         owners: The rank of each client.
         seconds: What each client's last round took, on several ranks.
         highest_loss: A loss above it means that training diverges.
+        chooser: Chooses thresholds and calibration on validation cases, if the run wants any.
     """
 
     task: TaskLike
@@ -201,6 +203,8 @@ class FederatedModule(pl.LightningModule):
         self.losses: dict[str, float] = {}  # of this round's training steps, by client
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
+        self.chooser: Chooser | None = None
+        self.points: dict[str, Point] = {}  # of tested clients
         self.test_split: EvalSplit = "test"
         self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
@@ -330,15 +334,21 @@ class FederatedModule(pl.LightningModule):
         Args:
             client: Its id.
             split: The split.
-            keep: Whether to keep the results of every case, in :attr:`cases`.
+            keep: Whether to keep the results of every case, in :attr:`cases`, and what validation
+                chooses, in :attr:`points`.
         """
         self.local.model.load(self.federation.personal_model(client))
-        batches = self.federation.clients[client].data.eval_batches(split)
-        on_device = (to_device(b, self.device) for b in batches)
+        data = self.federation.clients[client].data
+
+        def batches(split: EvalSplit) -> Iterator[Batch]:
+            return (to_device(b, self.device) for b in data.eval_batches(split))
+
         if not keep or not isinstance(self.task, Measures):
-            return self.task.evaluate(on_device, test=split == "test")
-        meter = self.task.measured(on_device, test=split == "test")
+            return self.task.evaluate(batches(split), test=split == "test")
+        meter = self.task.measured(batches(split), test=split == "test")
         self.cases[client] = meter.cases()
+        if self.chooser is not None:
+            self.points[client] = self.chooser.choose(self.task.measured(batches("val")).cases())
         return meter.compute()
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -61,6 +61,7 @@ class Predictor:
         facts: The part of the metadata under ``medfed``.
         batch_size: Samples or slices per forward pass.
         name: The bundle's folder.
+        level: Of two classes, the probability of the second one from which a case belongs to it.
     """
 
     network: nn.Module
@@ -68,6 +69,7 @@ class Predictor:
     facts: Mapping[str, Any]
     batch_size: int = 16
     name: str = ""
+    level: float | None = None
 
     @classmethod
     def of(
@@ -83,16 +85,17 @@ class Predictor:
         Args:
             network: From images or features to logits.
             facts: The part of the metadata under ``medfed``.
-            threshold: Of regions that may overlap; None for that of the training.
+            threshold: Of regions that may overlap, or of two classes; None for the facts'.
             batch_size: Samples, slices or windows per forward pass; None for the training's.
             name: The bundle's folder.
         """
         size = batch_size or facts.get("window_batch") or cls.batch_size
-        inference: Inference = ClassInference()
+        level = facts.get("threshold") if threshold is None else threshold
+        inference: Inference = ClassInference(*(facts.get("calibration") or ()))
         if facts["task"] == "segmentation":
             inference = RegionInference(
                 facts.get("activation") == "softmax",
-                float(facts["threshold"] if threshold is None else threshold),
+                float(facts["threshold"] if level is None else level),
                 tuple(facts["patch_size"]) if facts.get("patch_size") else None,
                 float(0.25 if facts.get("overlap") is None else facts["overlap"]),
                 size,
@@ -101,7 +104,8 @@ class Predictor:
             inference = FindingInference()
         elif facts["task"] == "regression":
             inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
-        return cls(network, inference, facts, size, name)
+        decides = facts["task"] in ("classification", "risk") and len(facts["labels"]) == 2
+        return cls(network, inference, facts, size, name, level if decides else None)
 
     @property
     def labels(self) -> list[str]:
@@ -113,7 +117,8 @@ class Predictor:
         """Names of the columns that a table of results gains."""
         if self.facts["task"] == "regression":
             return ["prediction"]
-        return [f"probability_{name}" for name in self.labels]
+        decision = [f"above_threshold_{self.labels[1]}"] * (self.level is not None)
+        return [f"probability_{name}" for name in self.labels] + decision
 
     @property
     def present(self) -> Tensor:
@@ -185,13 +190,20 @@ class Predictor:
             source: Where they are from, for error sentences.
 
         Returns:
-            ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes.
+            ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes; of two classes with a
+            threshold also whether the second one's probability reaches it, 1 or 0.
 
         Raises:
             DataError: If the network cannot take them.
         """
         parts = read(self).split(self.batch_size)
-        return torch.cat([self.answer(part, source) for part in parts])
+        return self.decided(torch.cat([self.answer(part, source) for part in parts]))
+
+    def decided(self, answers: Tensor) -> Tensor:
+        """Appends the decisions of a threshold to ``(N, 2)`` probabilities, if there is one."""
+        if self.level is None:
+            return answers
+        return torch.cat([answers, (answers[:, 1:2] >= self.level).to(answers)], 1)
 
     @torch.no_grad()
     def answer(
