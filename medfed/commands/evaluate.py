@@ -2,6 +2,8 @@
 
 ``medfed evaluate run=DIR onboard=all k=1,5,20`` lets hospitals join the run.
 ``medfed evaluate run=DIR subsets=all`` evaluates it with only some of the channels.
+``medfed evaluate run=DIR across=true`` evaluates each model on all hospitals' patients.
+``medfed evaluate run=DIR by=sex`` evaluates it by subgroup of patients.
 """
 
 from __future__ import annotations
@@ -36,19 +38,36 @@ def subsets(config: Section, folder: Path) -> None:
     print_subsets(subsets, folder)
 
 
+def by(config: Section, folder: Path) -> None:
+    """Evaluates the run by subgroup, writes the scores and prints the table."""
+    from medfed.reports.across import show_subgroups
+    from medfed.run.evaluation import measure_subgroups
+
+    source = None if config.patients is None else Path(str(config.patients)).expanduser()
+    of = str(config.split), str(config.by), source, list(config.bands or ()), int(config.least)
+    show_subgroups(measure_subgroups(folder, *of), folder)
+
+
+def across(config: Section, folder: Path) -> None:
+    """Evaluates each model on all hospitals' patients, writes the scores and prints the table."""
+    from medfed.reports.across import show_across
+    from medfed.run.evaluation import measure_across
+
+    show_across(measure_across(folder, str(config.split)), folder, str(config.split))
+
+
 @command("evaluate", folders="run")
 def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))
-    if config.subsets is not None:
-        if config.onboard is not None:
-            raise ConfigError(
-                "onboard and subsets are separate evaluations; set one of them to null."
-            )
-        subsets(config, folder)
-        return
-    if config.onboard is not None:
-        onboard(config, folder)
+    kinds = {"onboard": onboard, "subsets": subsets, "across": across, "by": by}
+    chosen = [name for name in kinds if config[name] not in (None, False)]
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"{' and '.join(chosen[:2])} are separate evaluations; set one of them to null."
+        )
+    if chosen:
+        kinds[chosen[0]](config, folder)
         return
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.run.evaluation import evaluate_run

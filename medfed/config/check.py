@@ -12,6 +12,7 @@ import ast
 import ctypes
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, MutableSequence
 from functools import lru_cache
@@ -282,6 +283,7 @@ WHOLE_NUMBERS = {
 LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
 PICTURES = ("png", "pdf", "svg", "none")
+_RULES = r"None|youden|\{'(sensitivity|specificity)': (0\.\d+|1(\.0)?)\}"
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16", "64")
 
 
@@ -409,14 +411,11 @@ def check_runtime(values: Mapping[str, Any]) -> None:
             f"round; set evaluation.every to at most {rounds}."
         )
     rule, method = (select(values, f"evaluation.{n}") for n in ("operating_point", "calibration"))
-    if rule not in (None, "youden"):
-        ((name, share),) = rule.items() if isinstance(rule, dict) and len(rule) == 1 else [("", 0)]
-        number = isinstance(share, int | float) and 0 < share <= 1
-        if name not in ("sensitivity", "specificity") or not number:
-            raise ConfigError(
-                f"evaluation.operating_point={rule} is unknown; write youden, null, "
-                "{sensitivity: 0.9} or {specificity: 0.9}."
-            )
+    if not re.fullmatch(_RULES, str(rule)):
+        raise ConfigError(
+            f"evaluation.operating_point={rule} is unknown; write youden, null, "
+            "{sensitivity: 0.9} or {specificity: 0.9}."
+        )
     if method is not None:
         check_known("evaluation.calibration", method, ("temperature", "platt"))
 

@@ -82,9 +82,9 @@ def fit_calibration(probs: Floats, label: Ints, method: str) -> Point:
     def loss(at: Floats) -> float:
         return log_loss(calibrated(probs, point(at)), label)
 
-    start, ends = [1.0, 0.0][: 1 + (method == "platt")], {"gtol": 1e-9, "ftol": 1e-15}
-    best = minimize(loss, start, method="L-BFGS-B", options=ends).x
-    return point(best) if best[0] > 0 and loss(best) > 1e-6 else {}
+    start = [1.0, 0.0][: 1 + (method == "platt")]
+    found = minimize(loss, start, method="L-BFGS-B", options={"gtol": 1e-9, "ftol": 1e-15})
+    return point(found.x) if found.x[0] > 0 and found.fun > 1e-6 else {}
 
 
 def log_loss(probs: Floats, label: Ints) -> float:
@@ -155,8 +155,8 @@ class Chooser:
     def apply(self, rows: Rows, point: Point) -> dict[str, float]:
         """Adds the column ``decision`` to test cases, and returns the metrics at a point."""
         probs, label = self._cases(rows)
-        final, metrics = calibrated(np.nan_to_num(probs), point), dict[str, float]()
-        weights = np.ones((1, len(rows)))
+        final, weights = calibrated(np.nan_to_num(probs), point), np.ones((1, len(rows)))
+        metrics: dict[str, float] = {}
         if self.rule:
             decision = (final[:, 1] >= point.get("threshold", 0.5)).astype(int)
             for row, made in zip(rows, decision.tolist(), strict=True):

@@ -29,7 +29,7 @@ from medfed.reports.tables import Table
 
 # Modules of this folder with a function ``find`` from the comparison to a Finding, in the order of
 # the report.
-FINDINGS = ("lambda_path", "scores", "sweeps", "subsets")
+FINDINGS = ("lambda_path", "scores", "sweeps", "subsets", "across")
 STATISTICS = ("mean", "sd", "worst")
 _HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit into the width of a terminal

@@ -1,17 +1,31 @@
-"""Evaluates a finished run again: the round that validation selected, on any split."""
+"""Evaluates a finished run again: the round that validation selected, on any split.
+
+Also every hospital's model on every hospital's patients, and all models by subgroup of patients.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import write_json
 from medfed.common.scores import failed
+from medfed.common.tensors import to_device
+from medfed.common.untrusted import read_rows
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
-from medfed.run.experiment import examined, reopen, test_selected
+from medfed.run.experiment import Experiment, examined, reopen, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
 
@@ -27,16 +41,12 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
         The run's summary with ``split`` and the new scores in ``clients`` and ``federation``.
 
     Raises:
-        ConfigError: If the split is unknown.
+        ConfigError: If the split is unknown, or the run was across sites.
         CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
-    check_known("split", split, get_args(EvalSplit))
     run = RunFolder(folder)
     summary = run.summary
-    experiment = reopen(folder)
-    experiment.module.test_split = split  # type: ignore[assignment]
-    with together(experiment.trainer):
-        test_selected(experiment)
+    experiment = _tested(folder, split)
     clients = experiment.evaluation.test
     measured: dict[str, Any] = {"split": split, "clients": clients}
     measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}
@@ -45,3 +55,134 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}
     write_json(run.evaluation_json(split), kept | measured)
     return summary | measured
+
+
+def _tested(folder: Path, split: str) -> Experiment:
+    """Evaluates each selected model on its client's patients."""
+    check_known("split", split, get_args(EvalSplit))
+    if RunFolder(folder).sites_json.is_file():
+        what = "was across sites, which keep their patients; only simulations are evaluated again"
+        raise ConfigError(f"The run in {folder} {what}.")
+    experiment = reopen(folder)
+    experiment.module.test_split = split  # type: ignore[assignment]
+    with together(experiment.trainer):
+        test_selected(experiment)
+    return experiment
+
+
+def measure_across(folder: Path, split: str = "test") -> dict[str, dict[str, dict[str, float]]]:
+    """Evaluates every client's selected personal model on every client's patients.
+
+    A client's data are prepared as for its own model. Surface distances are left out, because they
+    take long.
+
+    Args:
+        folder: The folder of a finished run.
+        split: ``test``, ``val`` or ``train``.
+
+    Returns:
+        Metrics by model and by the client whose patients they are of.
+
+    Raises:
+        MedfedError: As :func:`evaluate_run`.
+    """
+    experiment = _tested(folder, split)
+    module, clients = experiment.module, experiment.module.federation.clients
+    values: dict[str, dict[str, dict[str, float]]] = {}
+    for model in clients:
+        module.local.model.load(module.federation.personal_model(model))
+        for client, of in clients.items():
+            batches = (to_device(b, module.device) for b in of.data.eval_batches(split))  # type: ignore[arg-type]
+            values.setdefault(model, {})[client] = experiment.task.evaluate(batches)
+    return values
+
+
+def measure_subgroups(
+    folder: Path,
+    split: str,
+    column: str,
+    source: Path | None = None,
+    edges: Sequence[float] = (),
+    least: int = 20,
+) -> dict[str, Any]:
+    """Evaluates the clients' models on the patients of all clients, by subgroup.
+
+    Args:
+        folder: The folder of a finished run.
+        split: ``test``, ``val`` or ``train``.
+        column: Its values divide the patients; numbers are divided into bands.
+        source: A CSV file with the column and ``patient``; None for the run's own table.
+        edges: Where bands of numbers begin; by default at the quartiles.
+        least: The fewest patients of a group that is measured.
+
+    Returns:
+        ``groups`` with their ``patients``, and of those with enough ``metrics`` and ``intervals``.
+
+    Raises:
+        MedfedError: If the column cannot be read, a model has failed, or the task keeps no cases.
+    """
+    experiment = _tested(folder, split)
+    tested, data = examined(experiment), experiment.data
+    if not tested.pooled():
+        raise ConfigError("by is for tasks with a table of cases, and models that have not failed.")
+    named = banded(values_of(data, column, source), edges)
+    group = {}
+    for client, cases in tested.cases.items():
+        names = [named.get(p) or "unknown" for p in data.plans[client].patients[tested.split]]
+        group[client] = np.array(names, dtype=object)[cases["case"].astype(int)]
+    groups: dict[str, dict[str, Any]] = {}
+    for name in sorted({name for names in group.values() for name in names}):
+        some = {c: tested.cases[c] for c in group if name in group[c]}
+        some = {c: {n: v[group[c] == name] for n, v in of.items()} for c, of in some.items()}
+        patients = sum(len({*of["case"].tolist()}) for of in some.values())
+        groups[name] = {"patients": patients}
+        if patients >= least:
+            found = findings(replace(tested, cases=some), experiment.config.seed)
+            groups[name] |= {"metrics": found["pooled"], "intervals": found["intervals"]["pooled"]}
+    return {"column": column, "split": split, "groups": groups}
+
+
+def values_of(data: FederatedDataModule, column: str, source: Path | None) -> dict[str, str]:
+    """Returns a column's text of each patient; empty where a cell is missing.
+
+    Raises:
+        MedfedError: If there is no such column.
+    """
+    if source is not None:
+        return {r["patient"]: r[column] for r in read_rows(source, ("patient", column))}
+    if not isinstance(data, TabularDataModule) or column not in data.table.names:
+        names = data.table.names if isinstance(data, TabularDataModule) else ()
+        raise ConfigError(
+            f"by={column} is no column of the data{did_you_mean(column, names)}; name a CSV file "
+            "with the columns patient and this one by patients=FILE.csv."
+        )
+    table = data.table
+    texts = dict(enumerate(table.categories.get(column, ())))
+    numbers = zip(table.patients, table.features[:, table.names.index(column)], strict=True)
+    return {p: "" if np.isnan(v) else texts.get(int(v), f"{v:g}") for p, v in numbers}
+
+
+def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, str]:
+    """Puts numbers into bands; texts, and numbers of at most six values, stay.
+
+    Args:
+        values: By patient; an empty one stays.
+        edges: Where bands begin; by default at the quartiles, in three digits.
+
+    Example:
+        >>> banded({"a": "39", "b": "40", "c": "71"}, [40, 60])
+        {'a': 'below 40', 'b': '40 to below 60', 'c': '60 and more'}
+        >>> banded({"a": "f", "b": "m"})
+        {'a': 'f', 'b': 'm'}
+    """
+    try:
+        numbers = {patient: float(text) for patient, text in values.items() if text}
+    except ValueError:
+        return dict(values)
+    known = [*numbers.values()]
+    if not edges and len({*known}) <= 6:
+        return dict(values)
+    ends = sorted(edges or {float(f"{q:.3g}") for q in np.quantile(known, (0.25, 0.5, 0.75))})
+    bands = [f"{low:g} to below {high:g}" for low, high in pairwise(ends)]
+    bands = [f"below {ends[0]:g}", *bands, f"{ends[-1]:g} and more"]
+    return {patient: bands[bisect_right(ends, number)] for patient, number in numbers.items()}

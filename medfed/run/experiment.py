@@ -195,15 +195,13 @@ def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | None:
         ConfigError: If the calibration is not for this task.
     """
     rule, method = config.evaluation.operating_point, config.evaluation.calibration
-    known = task if isinstance(task, ClassificationTask) else None
-    count = 0 if known is None else known.num_classes
-    if method and count != 2 and (method == "platt" or not count):
-        raise ConfigError(
-            f"evaluation.calibration={method} is for classifications (platt: into two classes); "
-            "set it to null."
-        )
-    rule = rule if count == 2 else None
-    return Chooser(count, rule, method, known.ece_bins) if known and (rule or method) else None
+    if isinstance(task, ClassificationTask) and (method != "platt" or task.num_classes == 2):
+        rule = rule if task.num_classes == 2 else None
+        return Chooser(task.num_classes, rule, method, task.ece_bins) if rule or method else None
+    if method:
+        why = "is for classifications (platt: into two classes)"
+        raise ConfigError(f"evaluation.calibration={method} {why}; set it to null.")
+    return None
 
 
 def begin(

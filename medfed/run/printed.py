@@ -26,7 +26,6 @@ from medfed.run.intervals import doubts
 
 _STATISTICS = ("mean", "sd", "worst")
 _SHORT = {"balanced_accuracy": "balanced\naccuracy", "sensitivity": "sens.", "specificity": "spec."}
-_POINT = ("sensitivity/point", "specificity/point")
 _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best and the worst
 
 
@@ -38,8 +37,6 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """
     console = console or wide_console()
     console.print(metric_table(summary))
-    if _POINT[-1] in next(iter(summary["clients"].values())):
-        console.print(point_table(summary))
     say(console, *remarks(summary), f"Results and pictures: {folder}")
 
 
@@ -71,7 +68,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         "constant": best,
         "lacking": [shown(c) for c, p in summary.get("points", {}).items() if "pooled" in p],
         "useless": sign * means[0] < sign * best,  # not if one of them is undefined
-        **{function.__name__: function for function in (few, number, size, span)},
+        **{function.__name__: function for function in (few, interval, number, shown, size, span)},
     }
     text = filled(Path(__file__).parent / "templates" / "remarks.txt", **words)
     return text.strip().split("\n")
@@ -125,27 +122,6 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     table.add_section()
     for name, constant in summary.get("constant", {}).items():
         add(name, {n: over["mean"] for n, over in constant["federation"].items()}, {})
-    return table
-
-
-def point_table(summary: Mapping[str, Any]) -> Table:
-    """Returns sensitivity and specificity at the thresholds that validation chose."""
-    points, pooled = summary.get("points", {}), summary.get("pooled") or {}
-    intervals = summary.get("intervals", {"clients": {}})
-    title = "At each client's threshold, chosen on its validation cases"
-    head = ("client", "threshold", "sensitivity", "", "specificity", "")
-    table = Table(*head, title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-
-    def add(label: str, level: float, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
-        pairs = [(number(values.get(n, math.nan)), interval(ends.get(n))) for n in _POINT]
-        table.add_row(label, number(level), *(text for pair in pairs for text in pair))
-
-    for client in (c for part in ends_of(summary["clients"], *summary["selection"]) for c in part):
-        level = points.get(client, {}).get("threshold", 0.5)
-        ends = intervals["clients"].get(client, {})
-        add(cell(client), level, summary["clients"][client], ends)
-    if pooled:
-        add("all cases", math.nan, pooled, intervals["pooled"])
     return table
 
 

@@ -641,10 +641,8 @@ class Coordinator:
 
         def ask(sites: Sequence[str], more: Mapping[str, Mapping[str, Any]]) -> None:
             asked = {c: self._measure(c, "test", False, at, where) for c in sites}
-            asked = {
-                c: replace(r, content={**r.content, **chosen, **more.get(c, {})})
-                for c, r in asked.items()
-            }
+            said = {c: {**r.content, **chosen, **more.get(c, {})} for c, r in asked.items()}
+            asked = {c: replace(r, content=said[c]) for c, r in asked.items()}
             metrics, why = self._measured(asked)
             tested.update(metrics)
             self.leave_out(why, rounds)

@@ -1,0 +1,91 @@
+"""medfed evaluate across=true and by=COLUMN."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from medfed.commands.evaluate import main
+from medfed.common.errors import ConfigError
+from medfed.reports.across import find, show_across, show_subgroups
+from medfed.reports.methods import compare
+from medfed.run.evaluation import measure_across, measure_subgroups
+from tests.integration.runs import CLINICAL, run
+
+
+@pytest.fixture(scope="module")
+def clinical(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("across") / "run"
+    run(folder, *CLINICAL, "rounds=1", "partition.num_clients=3")
+    return folder
+
+
+def test_models_on_their_own_patients_are_the_summary(clinical, capsys):
+    summary = json.loads((clinical / "summary.json").read_text())
+    values = measure_across(clinical)
+    assert list(values) == list(summary["clients"])
+    for model, row in values.items():
+        assert list(row) == list(values)
+        own = summary["clients"][model]
+        assert row[model] == {n: v for n, v in own.items() if "/" not in n}
+    assert len({row["hospital_0"]["loss"] for row in values.values()}) == 3
+    show_across(values, clinical, "test")
+    assert json.loads((clinical / "across_test.json").read_text()) == values
+    assert (clinical / "pictures" / "across_test.png").is_file()
+    assert f"{values['hospital_1']['hospital_2']['auroc']:.4f}" in capsys.readouterr().out
+    assert list(find(compare([str(clinical)])).pictures) == ["across_pfednet"]
+
+
+def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
+    with (clinical / "cases.csv").open(newline="") as file:
+        cases = list(csv.DictReader(file))
+    sex = {row["patient"]: "fm"[n % 5 < 2] for n, row in enumerate(cases)}
+    rare = cases[0]["patient"]
+    with (tmp_path / "patients.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["patient", "sex"], *((p, s) for p, s in sex.items() if p != rare)])
+    subgroups = measure_subgroups(clinical, "test", "sex", tmp_path / "patients.csv")
+    assert subgroups["groups"]["unknown"] == {"patients": 1}
+    for name in "fm":
+        some = [r for r in cases if sex[r["patient"]] == name and r["patient"] != rare]
+        one = subgroups["groups"][name]
+        assert one["patients"] == len(some)
+        right = [(float(r["probability/1"]) > 0.5) == (r["label"] == "1") for r in some]
+        assert one["metrics"]["accuracy"] == pytest.approx(np.mean(right))
+        low, high = one["intervals"]["accuracy"]
+        assert low <= one["metrics"]["accuracy"] <= high
+    show_subgroups(subgroups, clinical)
+    printed = capsys.readouterr().out
+    worst = min("fm", key=lambda n: subgroups["groups"][n]["metrics"]["auroc"])
+    assert f"Worst by auroc: {worst}, " in printed
+    assert "Too few patients to be shown: unknown." in printed
+    assert json.loads((clinical / "subgroups_test.json").read_text()) == subgroups
+
+
+def test_numbers_of_the_table_are_divided_into_bands(clinical):
+    subgroups = measure_subgroups(clinical, "test", "mean radius", edges=[12, 15], least=1)
+    assert {*subgroups["groups"]} == {"below 12", "12 to below 15", "15 and more"}
+    total = sum(one["patients"] for one in subgroups["groups"].values())
+    splits = json.loads((clinical / "splits.json").read_text())["clients"]
+    assert total == sum(len(of["test"]) for of in splits.values())
+    assert len(measure_subgroups(clinical, "test", "mean radius", least=1)["groups"]) == 4
+
+
+def test_what_cannot_be_evaluated_so_is_one_sentence(clinical, tmp_path, capsys):
+    with pytest.raises(ConfigError, match=r"by=mean_radius is no column of the data .did you mean"):
+        measure_subgroups(clinical, "test", "mean_radius")
+    with pytest.raises(SystemExit):
+        main([f"run={clinical}", "across=true", "by=sex"])
+    assert "across and by are separate evaluations" in capsys.readouterr().err
+    (tmp_path / "patients.csv").write_text("patient,sex\n")
+    with pytest.raises(SystemExit):
+        main([f"run={clinical}", "by=age", f"patients={tmp_path}/patients.csv"])
+    assert "patients.csv cannot be read (it has no column age)" in capsys.readouterr().err
+    (clinical / "sites.json").write_text("{}")
+    with pytest.raises(ConfigError, match="was across sites, which keep their patients"):
+        measure_across(clinical)
+    (clinical / "sites.json").unlink()
