@@ -84,7 +84,7 @@ class Guess:
             if value is None:
                 otherwise = f", or take {best} by yes=true" if best is not None else ""
                 raise ConfigError(f"{question} Answer by {key}=VALUE{otherwise}.")
-            self.keys[key] = value
+            self.keys[key] = None if value == "null" else value
             self.took.append((key, value, "a guess, as yes=true allows" if yes else "answered"))
         self.asks.clear()
         self.keys |= given
@@ -333,7 +333,7 @@ def _pictures(path: Path, given: Mapping[str, Any]) -> Guess | None:
     people = Counter(m[1] for m in (re.match(_PERSON, file.name) for file in files) if m)
     if people.total() == len(files) > len(people) >= 5 and not split:
         question = f"Does the name {files[0].name} begin with the patient, {next(iter(people))}?"
-        guess.asks["data.reader.patient_pattern"] = (question, _PERSON, [])
+        guess.asks["data.reader.patient_pattern"] = (question, _PERSON, ["null: no"])
     return guess
 
 

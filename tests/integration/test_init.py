@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from tests.datamodules import absent_contrasts, organ_layouts
 from tests.datamodules.brats_layouts import make_head, write_challenge, write_msd
 from tests.datamodules.picture_files import cohort, picture
 from tests.datamodules.volume_files import affine, write_volume
-from tests.integration.runs import UNDRAWN, left_in
+from tests.integration.runs import ROOT, UNDRAWN, left_in
 from tests.integration.runs import run as trained
 
-REAL = Path("/work/shared/data")
+REAL = Path(os.environ.get("MEDFED_SHARED", ROOT.parent / "shared")) / "data"
 
 
 def heads(count=4):
@@ -242,6 +243,9 @@ def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "seen")
     assert guess(path, tmp_path / "b").data.label == "seen"
+    monkeypatch.setattr("builtins.input", lambda question: "null")
+    images = photographs(tmp_path / "images")
+    assert guess(images, tmp_path / "c").data.reader.patient_pattern is None
     with pytest.raises(ConfigError, match=r"mine\.yaml exists; choose another name by name=NAME"):
         init([str(path), f"into={tmp_path / 'b'}", "name=mine"])
     yes = table(tmp_path, "outcome", cells=lambda n: ["nein", "ja"][n % 2])
