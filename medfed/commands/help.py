@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -13,36 +14,11 @@ from rich.table import Table
 from medfed import __version__
 from medfed.config.compose import CONFIG_DIR
 
-COMMANDS = {
-    "train": "train one federation, or a sweep of them, and write a run folder",
-    "evaluate": "evaluate a finished run, also on subsets of its channels, or onboard hospitals",
-    "benchmark": "compare methods, tuned alike, on a suite of tasks: table, intervals, verdicts",
-    "advise": "say which method suits your hospitals, from a pilot on your own patients",
-    "report": "write a page about finished runs: which method, how sure, and who is harmed",
-    "compare": "compare finished runs: table, pictures, findings",
-    "audit": "measure what a run's messages and models give away about its patients",
-    "prepare": "read data before training; show=true shows what each client would get",
-    "export": "write each client's model as a MONAI Bundle, quantised on request",
-    "deploy": "train one federation across hospitals, with NVIDIA FLARE",
-    "predict": "apply a hospital's bundle to scans, images or tables",
-}
-# Commands without a primary config.
-PLAIN = {
-    "init": "look at your data, and write an experiment that trains on them",
-    "methods": "say what each method does; methods NAME shows what it keeps, sends and costs",
-    "doctor": "show what this machine has, what makes a run fast on it, and what is wrong",
-    "site": "check at a hospital what it has and what would leave; or withdraw a hospital",
-}
-USAGE = """medfed {version}: personalized federated learning for medical imaging
-Usage: medfed COMMAND KEY=VALUE ...
-
-{commands}
-
-First steps:
-  medfed train experiment=digits_pfednet rounds=5
-  medfed train -m experiment=brats_pfednet algorithm=pfednet,fedavg,local
-
-medfed COMMAND --help lists the command's groups and keys."""
+OVERVIEW = (Path(__file__).parent / "overview.txt").read_text(encoding="utf-8")
+NAMES = tuple(line.split()[0] for line in OVERVIEW.split("\n\n")[1].splitlines())
+"""All commands."""
+COMMANDS = tuple(name for name in NAMES if (CONFIG_DIR / f"{name}.yaml").is_file())
+"""Those with a primary config."""
 
 
 class Key(NamedTuple):
@@ -55,8 +31,7 @@ class Key(NamedTuple):
 
 def print_overview() -> None:
     """Prints the commands and first steps, on one screen."""
-    lines = "\n".join(f"  {name:<10}{what}" for name, what in {**COMMANDS, **PLAIN}.items())
-    print(USAGE.format(version=__version__, commands=lines))
+    print(OVERVIEW.format(version=__version__), end="")
 
 
 def print_help(name: str, doc: str) -> None:

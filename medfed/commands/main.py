@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from medfed import __version__
-from medfed.commands.help import COMMANDS, PLAIN, print_overview
+from medfed.commands.help import NAMES, print_overview
 from medfed.common.errors import did_you_mean
 from medfed.common.processes import ended_by_signals
 
@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_overview()
     elif given[0] == "--version":
         print(__version__)
-    elif given[0] not in (known := {**COMMANDS, **PLAIN}):
-        hint = did_you_mean(given[0], known)
+    elif given[0] not in NAMES:
+        hint = did_you_mean(given[0], NAMES)
         print(
-            f"error: Unknown command {given[0]!r}{hint}; the commands are {', '.join(known)}.",
+            f"error: Unknown command {given[0]!r}{hint}; the commands are {', '.join(NAMES)}.",
             file=sys.stderr,
         )
         sys.exit(2)
