@@ -22,6 +22,7 @@ from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.federating import method_of
 from tests.contract.harness import NAMES, federation
+from tests.sweeps import sweep
 from tests.toys import toy_data
 
 ROBUST = (Clip(), Trimmed(1), Median(), Krum(1))
@@ -133,7 +134,7 @@ class Attacking(Channel):
         return super().encode(message, direction, place, memory)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@sweep("name", NAMES)
 def test_methods_hold_where_they_take_means_and_refuse_the_key_elsewhere(name):
     def attacked(robust):
         _, fed, _ = federation(name, data=toy_data(5, batch=4))

@@ -17,6 +17,7 @@ from medfed.common.streams import own_stream, seeded
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit
 from medfed.records.tasks import plain_task
+from tests.sweeps import sweep
 from tests.toys import toy_data
 
 CONFIG = OmegaConf.create(
@@ -101,8 +102,8 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("name", DRAWS)
+@sweep("inference", [False, True])
+@sweep("name", DRAWS)
 def test_an_own_stream_has_the_numbers_of_the_global_one(name, inference):
     with torch.inference_mode(inference):
         torch.manual_seed(3)

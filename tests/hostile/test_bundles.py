@@ -34,6 +34,7 @@ from medfed.delivery.predict.prediction import predict
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.records.folder import RunFolder
 from tests.delivery.hospitals import Hospital, make_hospital
+from tests.sweeps import sweep
 
 Damage = Callable[[Path], object]
 _MEGABYTES = 400  # that all cases together may add to what the process ever held
@@ -364,7 +365,7 @@ ENTRIES: dict[str, tuple[Damage, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@sweep("name", ENTRIES)
 def test_metadata_of_other_types(table, tmp_path, name):
     damage, words = ENTRIES[name]
     assert words in refused(table, tmp_path, damage)

@@ -26,6 +26,7 @@ from medfed.federation.lightning.strategy import Launcher
 from medfed.run import results
 from tests.integration.runs import CLINICAL, ROOT, left_in, outcome, resume, run
 from tests.processes import Started, ranks
+from tests.sweeps import sweep
 
 NUMBER = "give a number of at least 1, or on GPUs auto for all, or a list such as [0,1]."
 OTHERS = "could mix the gradients of clients; leave it at auto, which assigns"
@@ -77,7 +78,7 @@ def config():
     return composed
 
 
-@pytest.mark.parametrize(("words", "sentence"), REFUSED.items())
+@sweep(("words", "sentence"), REFUSED.items())
 def test_a_number_of_processes_that_cannot_be(words, sentence, config):
     with pytest.raises(ConfigError) as caught:
         checked(OmegaConf.merge({"workers": 1}, config, OmegaConf.from_dotlist(words.split())))

@@ -23,6 +23,7 @@ from medfed.federation.lightning.checkpoint import is_whole, last_whole, rounds_
 from medfed.federation.local_client import LocalClient
 from medfed.models.classification import RiskTask
 from tests.integration.runs import CLINICAL, imaging, left_in, outcome, resume, run, script
+from tests.sweeps import sweep
 
 EDGES = "algorithm.graph.kind=edges algorithm.graph.edges="
 CASES = {
@@ -118,7 +119,7 @@ def one(sentence: str) -> bool:
     )  # with the names of fifty methods
 
 
-@pytest.mark.parametrize(("overrides", "message"), CASES.items())
+@sweep(("overrides", "message"), CASES.items())
 def test_clinical(overrides, message, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(MedfedError) as caught:

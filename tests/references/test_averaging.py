@@ -14,6 +14,7 @@ from medfed.personalize.local import Local
 from tests.references import loops
 from tests.references.linear_net import ALL, gradient, loss
 from tests.references.pairing import assert_same, run_both_ways
+from tests.sweeps import sweep
 
 METHODS = {
     "local": (Local, {}, lambda p: loops.local(p)),
@@ -40,8 +41,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", METHODS)
+@sweep("setting", SETTINGS)
+@sweep("method", METHODS)
 def test_equals_the_papers_loop(method, setting):
     kind, options, solve = METHODS[method]
     changes = dict(SETTINGS[setting])

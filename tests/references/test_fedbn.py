@@ -16,6 +16,7 @@ from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedbn import FedBN
 from tests.references import batch_norm
 from tests.references.pairing import assert_same, drawn_in, to_numpy
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 ROUNDS, STEPS, LR = 4, 3, 0.1
@@ -58,13 +59,11 @@ def build(algorithm, policy, fraction=1.0, batch=None, momentum=0.0):
     return federation, local, data
 
 
-@pytest.mark.parametrize(
-    "run", [{}, {"batch": 4, "momentum": 0.9}], ids=["plain", "minibatches-momentum"]
-)
-@pytest.mark.parametrize("fraction", [1.0, 0.5], ids=["all", "half"])
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
-@pytest.mark.parametrize("kind", [FedBN, FedAvg], ids=["fedbn", "fedavg"])
+@sweep("run", [{}, {"batch": 4, "momentum": 0.9}])
+@sweep("fraction", [1.0, 0.5])
+@sweep("weighting", ["samples", "uniform"])
+@sweep("policy", ["averaged", "local", "frozen"])
+@sweep("kind", [FedBN, FedAvg])
 def test_equals_the_papers_loop(kind, policy, weighting, fraction, run):
     federation, local, clients = build(kind(weighting=weighting), policy, fraction, **run)
     cohorts = [[federation.ids.index(c) for c in federation.members(t)] for t in range(ROUNDS)]
