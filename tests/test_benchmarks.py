@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import yaml
 
 from tests import processes
 from tests.datamodules.picture_files import cohort
+from tests.integration.test_bad_data import write_heart
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
         ("masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
         (
-            "frontier.py --cohort digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
+            "frontier.py digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
             "--shadows 4 --figure FOLDER/frontier.png",
             "| fedavg | 3 | shared model | ",
         ),
@@ -76,6 +79,35 @@ def test_runs(command, expected, tmp_path):
     done = processes.run(f"benchmarks/{script}", *options)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def test_a_published_table_of_privacy_is_accounted_again(tmp_path):
+    write_heart(tmp_path / "heart")
+    rows = ["perf,e,d,seed", "0.5,,,1", "0.7,,,2", "0.9,1.0,0.1,1"]
+    rows += [f"0.6,{e},0.0001,1" for e in ("10.0", "1.0", "0.1")]
+    (tmp_path / "dp.csv").write_text("\n".join(rows) + "\n")
+    kept = tmp_path / "kept.json"
+    words = ["heart_flamby", str(tmp_path / "heart"), "--published", str(tmp_path / "dp.csv")]
+    words += ["--store", str(kept), "--rounds", "1", "--steps", "1", "--seeds", "1"]
+    done = processes.run("benchmarks/frontier.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert "| none | 0.600 ± 0.141 | unbounded | " in done.stdout
+    assert "| 1 | 0.600 ± 0.000 | 1.5, 1.6, 4.1, 2.3 | " in done.stdout
+    assert "| 0.1 | 0.600 ± 0.000 | 0.15, 0.16, 0.41, 0.23 | " in done.stdout
+    published = runpy.run_path(str(ROOT / "benchmarks" / "frontier.py"))["published"]
+    assert all(line in done.stdout for line in published(json.loads(kept.read_text())))
+
+
+def test_the_page_on_privacy_has_the_stored_runs():
+    """After a change: the commands of the page with ``--store docs/frontier.json``."""
+    frontier = runpy.run_path(str(ROOT / "benchmarks" / "frontier.py"))
+    stored = json.loads((ROOT / "docs" / "frontier.json").read_text())
+    page = (ROOT / "docs" / "privacy.md").read_text().splitlines()
+    for name, of_cohort in stored.items():
+        assert all(len(s) == 5 for m in of_cohort["runs"].values() for s in m.values())
+        is_published = name == "heart_flamby"
+        lines = frontier["published"](stored) if is_published else frontier["table"](stored, name)
+        assert {line for line in lines if line} <= {*page}
 
 
 @pytest.mark.parametrize("family", sorted((ROOT / "benchmarks/mutations").glob("*.yaml")))
