@@ -314,9 +314,9 @@ class RunFolder(Places):
 
     @property
     def patients(self) -> dict[str, dict[str, list[str]]]:
-        """Patient ids per client and split."""
+        """Patient ids per client and split; a coordinator of sites knows none."""
         clients: dict[str, dict[str, list[str]]] = self.splits["clients"]
-        return clients
+        return {c: parts or {"train": [], "val": [], "test": []} for c, parts in clients.items()}
 
     def protection(self, client: str) -> dict[str, Any] | None:
         """Returns the noise for a client's patients, its unit, and whether nobody can repeat it."""

@@ -76,9 +76,10 @@ def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]
     """The content of the section on a task."""
     better = "smaller" if task.falls else "larger"
     count = "1 split" if task.single else f"{task.splits} splits"
+    tested = f"{task.patients} patients" if task.patients else "patients that only sites know"
     facts = (
         f"{label_of(task.metric)}, {better} is better; {count}, "
-        f"{len(task.clients)} hospitals, {task.patients} patients tested over all splits. "
+        f"{len(task.clients)} hospitals, {tested} tested over all splits. "
         f"{ends_of(task, verdicts)}"
     )
     return {

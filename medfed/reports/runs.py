@@ -353,7 +353,9 @@ def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
 
 def label_notes(run: Run, clients: Sequence[str]) -> Iterator[str]:
     """Says which labels each client annotates, if one does not annotate all."""
-    steps = run.preprocessing if run.preprocessing_json.is_file() else {}
+    # A coordinator knows of no preparation.
+    known = run.preprocessing_json.is_file() and not run.sites_json.is_file()
+    steps = run.preprocessing if known else {}
     labels = {c: of for c in clients if (of := steps.get(c, {}).get("annotated"))}
     if labels:
         listed = few([f"{shown(c)} {', '.join(of)}" for c, of in labels.items()])

@@ -205,7 +205,11 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
 
 def splits_of(runs: Sequence[Run]) -> list[list[int]]:
     """Returns which runs of a method are on the same patients and data, by their places."""
-    keys = [digest([run.patients, run.splits["files"]]) for run in runs]
+    keys = [
+        # A coordinator does not know the patients; they follow from the seed.
+        digest([run.patients, run.splits["files"], run.seed if run.sites_json.is_file() else None])
+        for run in runs
+    ]
     return [[i for i, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
 
 

@@ -128,7 +128,7 @@ def mlflow_logger(
             "environment variable MLFLOW_TRACKING_URI."
         )
     with _installed("mlflow"):
-        logger = MLFlowLogger(
+        logger = _MLFlow(
             experiment_name=experiment_name,
             run_name=name or run_name(experiment_name, method, seed),
             tracking_uri=uri,
@@ -137,6 +137,18 @@ def mlflow_logger(
         )
         setattr(logger, _ASKED, tuple(pictures))
         return logger
+
+
+class _MLFlow(MLFlowLogger):
+    """Names the parts of a metric with points.
+
+    MLflow keeps metrics in files, where ``test/iou`` cannot be a folder for ``test/iou/whole``.
+    """
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Logs metrics, such as ``test/iou.whole``."""
+        split = ((name.partition("/"), value) for name, value in metrics.items())
+        super().log_metrics({a + b + c.replace("/", "."): v for (a, b, c), v in split}, step)
 
 
 def no_logger() -> bool:

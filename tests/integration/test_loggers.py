@@ -167,6 +167,7 @@ def test_mlflow(tmp_path, monkeypatch):
     auroc = summary["federation"]["auroc"]
     assert found.data.metrics["test/auroc"] == auroc["mean"]
     assert found.data.metrics["test/auroc_worst"] == auroc["worst"]
+    assert "test/sensitivity.point" in found.data.metrics
     names = {a.path for a in client.list_artifacts(known, "pictures")}
     assert "pictures/bytes.png" in names
 
@@ -174,7 +175,7 @@ def test_mlflow(tmp_path, monkeypatch):
 @pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])
 def test_a_logger_that_is_not_installed(logger, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
-    module = {"tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger"}[logger]
+    module = {"tensorboard": "TensorBoardLogger", "mlflow": "_MLFlow"}[logger]
 
     def absent(*args, **kwargs):
         raise ModuleNotFoundError(f"No module named {logger!r}")

@@ -259,7 +259,9 @@ def test_mixed_precision_is_of_losses_alone_and_resumes_bit_for_bit(tmp_path, mo
     assert all(bool(t.isfinite().all()) for t in model.values())
     # Measured in single precision, as the model is delivered.
     alone = module.evaluate_client(client, "test")
-    assert experiment.evaluation.test[client] == alone
+    # Points are chosen after all validation cases are known.
+    tested = experiment.evaluation.test[client]
+    assert {n: v for n, v in tested.items() if not n.endswith("/point")} == alone
     with torch.autocast("cpu", torch.bfloat16):
         assert module.evaluate_client(client, "test") != alone
     passes = [c.passes.gradient for c in module.federation.clients.values()]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.benchmark.work import course, looks
+from medfed.benchmark.work import content_of_pictures, course
 from medfed.common.scores import rounded
 from medfed.models.contours import Case
 from medfed.records.predictions import SIDE, packed, read_predictions, unpacked
@@ -21,7 +21,7 @@ def scans(tmp_path_factory):
     """A finished run on a few small heads, and what is kept of it."""
     root = tmp_path_factory.mktemp("looks")
     _, experiment = run(root / "run", *imaging(root / "data"))
-    return experiment, looks(experiment)
+    return experiment, content_of_pictures(experiment)
 
 
 def test_the_course_adds_up(scans):
@@ -82,7 +82,7 @@ def test_memberships_are_those_of_the_run(tmp_path):
     keys = ("experiment=synthetic_ppfl", "data.clients=4", "data.samples=60", "rounds=2")
     short = ("local.steps=2", "evaluation.every=1", "logger=none", "progress=false")
     _, experiment = run(tmp_path / "run", *keys, *short)
-    kept = looks(experiment)["memberships"]
+    kept = content_of_pictures(experiment)["memberships"]
     assert kept["clients"] == list(experiment.module.federation.ids)
     best = experiment.evaluation.best_round()
     at = -1 if best is None else best + 1
