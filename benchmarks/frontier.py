@@ -74,6 +74,7 @@ class Cohort:
     rounds: int
     words: tuple[str, ...]
     delta: float = 1e-3
+    steps: int = 5
 
 
 COHORTS = {
@@ -105,13 +106,14 @@ COHORTS = {
     "retina": Cohort(
         "retina: small U-Net",
         "dice",
-        10,
+        20,
         (
             *("experiment=retina_pfednet", "partition=centre", "model.network.norm=instance"),
-            *("model.surface=false", "data.reader.scale=0.25", "data.patch_size=[32,32]"),
+            *("model.surface=false", "data.reader.scale=0.5", "data.patch_size=[32,32]"),
             *("data.patches_per_patient=8", "tuned.unet.channels=[8,16]"),
             *("tuned.unet.strides=[2]", "tuned.unet.num_res_units=1"),
         ),
+        steps=20,
     ),
     "heart_flamby": Cohort("", "accuracy", 30, ("experiment=heart_flamby",), delta=1e-4),
 }
@@ -356,7 +358,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, help="by default those of the cohort")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="per round, by default those of the cohort")
     parser.add_argument("--shadows", type=int, default=8, help="of each attack; 0: no attack")
     parser.add_argument("--store", type=Path, help="a JSON file that keeps the runs")
     parser.add_argument("--cache", type=Path, help="the folder of retina's decoded pictures")
@@ -370,6 +372,7 @@ def main() -> None:
         if options.cohort != "digits" and options.data is None:
             parser.error(f"{options.cohort} needs the folder of its data")
         options.rounds = options.rounds or COHORTS[options.cohort].rounds
+        options.steps = options.steps or COHORTS[options.cohort].steps
         if options.cohort == "heart_flamby":
             if options.published is None:
                 parser.error("heart_flamby needs --published")
