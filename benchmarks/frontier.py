@@ -118,7 +118,8 @@ COHORTS = {
     "heart_flamby": Cohort("", "accuracy", 30, ("experiment=heart_flamby",), delta=1e-4),
 }
 EPSILONS = (None, 10.0, 3.0, 1.0)
-ATTACKED, ATTACKED_AT = ("fedavg", "ditto", "qupel"), (None, 3.0)
+ATTACKED = ("fedavg", "ditto", "fedper", "pfednet", "ppfl", "qupel")
+ATTACKED_AT = (None, 3.0)
 COLUMNS, YEARS, FEWEST = ("pid", "E", "T"), 5, 15
 MARKERS = "osD^vPX"
 Cells = dict[str, Any]
