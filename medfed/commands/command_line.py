@@ -84,6 +84,35 @@ def command(
     return decorate
 
 
+def plain(
+    help_of: Callable[[str], None], needs_words: bool = False
+) -> Callable[[Callable[[list[str]], Any]], Main]:
+    """Turns a function of the words of a command line into a command that Hydra does not start.
+
+    Args:
+        help_of: Prints the help, given the docstring of the command's module.
+        needs_words: Whether the help is the answer to no words.
+
+    Returns:
+        A decorator. The decorated function takes the command line without the program (by default
+        that of this process), and prints an error as one sentence.
+    """
+
+    def decorate(run: Callable[[list[str]], Any]) -> Main:
+        @wraps(run)
+        def main(arguments: Sequence[str] | None = None) -> None:
+            given = list(sys.argv[1:] if arguments is None else arguments)
+            if {"-h", "--help"} & set(given) or (needs_words and not given):
+                help_of(inspect.getmodule(run).__doc__ or "")
+                return
+            with one_sentence():
+                run(given)
+
+        return main
+
+    return decorate
+
+
 @dataclass(frozen=True)
 class _Command:
     name: str

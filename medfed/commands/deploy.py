@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from medfed.commands.command_line import loading, one_sentence
+from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_help
 from medfed.common.errors import ConfigError
 from medfed.config.compose import CONFIG_DIR, load
@@ -29,19 +29,10 @@ NAME = "deploy"
 _OF_A_RUN = ("sites=", "cut=", "folder=", "resume=", "provision=")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command.
-
-    Args:
-        arguments: The command line without the program; ``None``: this process's.
-    """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print_help(NAME, __doc__ or "")
-        return
-    with one_sentence():
-        keys, rest = split(given)
-        deploy(keys, rest, given)
+@plain(partial(print_help, NAME))
+def main(given: Sequence[str]) -> None:
+    """Runs the command."""
+    deploy(*split(given), given)
 
 
 def split(given: Sequence[str]) -> tuple[Section, list[str]]:

@@ -8,39 +8,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from medfed.commands.command_line import loading, one_sentence
+from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
 from medfed.common.console import wide_console
 from medfed.common.errors import ConfigError
 
-USAGE = "medfed doctor"
 
+@plain(partial(print_usage, "medfed doctor"))
+def main(given: Sequence[str]) -> None:
+    """Runs the command."""
+    if given:
+        raise ConfigError(f"medfed doctor takes no arguments; leave {given[0]!r} out.")
+    with loading():
+        from medfed.run import doctor
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command.
-
-    Args:
-        arguments: The command line without the program; ``None``: this process's.
-    """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print_usage(USAGE, __doc__ or "")
-        return
-    with one_sentence():
-        if given:
-            raise ConfigError(f"medfed doctor takes no arguments; leave {given[0]!r} out.")
-        with loading():
-            from medfed.run import doctor
-
-        console = wide_console()
-        _print(console, "This machine", doctor.machine(Path.cwd()))
-        _print(console, "Optional packages", [("W&B", doctor.wandb_login()), *doctor.extras()])
-        wrong = list(doctor.mistakes(Path.cwd()))
+    console = wide_console()
+    _print(console, "This machine", doctor.machine(Path.cwd()))
+    _print(console, "Optional packages", [("W&B", doctor.wandb_login()), *doctor.extras()])
+    wrong = list(doctor.mistakes(Path.cwd()))
     for sentence in wrong:
         print(f"wrong: {sentence}")
     print("Something is wrong." if wrong else "Nothing is wrong.")

@@ -15,12 +15,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from medfed.commands.command_line import one_sentence
+from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
 from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, DataError, few
@@ -115,18 +116,10 @@ class Guess:
             )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command.
-
-    Args:
-        arguments: The command line without the program; ``None``: this process's.
-    """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or {"-h", "--help"} & set(given):
-        print_usage(USAGE, __doc__ or "")
-        return
-    with one_sentence():
-        init(given)
+@plain(partial(print_usage, USAGE), needs_words=True)
+def main(given: Sequence[str]) -> None:
+    """Runs the command."""
+    init(given)
 
 
 def init(given: Sequence[str]) -> Path:
@@ -159,13 +152,13 @@ def init(given: Sequence[str]) -> Path:
     remarks = tried(guess, keys, name, yes)
     with writing(file.parent, "name another folder by into=FOLDER"):
         write_text(file, guess.experiment(name))
-    plain = shlex.join([f"plugins={into}", f"experiment={name}"])
+    words = shlex.join([f"plugins={into}", f"experiment={name}"])
     took = [f"{what:<16}{value}  ({why})" for what, value, why in guess.took]
     say(wide_console(), *took, *remarks, f"Written: {file}")
     say(
         wide_console(),
-        f"Look:    medfed prepare {plain} show=true",
-        f"Train:   medfed train {plain}",
+        f"Look:    medfed prepare {words} show=true",
+        f"Train:   medfed train {words}",
     )
     return file
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from medfed.commands.command_line import loading, one_sentence
+from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.allowed import with_plugins
@@ -61,17 +62,10 @@ class Method(NamedTuple):
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command.
-
-    Args:
-        arguments: The command line without the program; ``None``: this process's.
-    """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print_usage(USAGE, __doc__ or "")
-        return
-    with one_sentence(), loading():
+@plain(partial(print_usage, USAGE))
+def main(given: Sequence[str]) -> None:
+    """Runs the command."""
+    with loading():
         files = yamls([a for a in given if a.startswith("plugins=")])
         rest = [a for a in given if not a.startswith("plugins=")]
         names = [a for a in rest if a != "--markdown"]

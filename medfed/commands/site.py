@@ -12,12 +12,12 @@ since when, and what went over the network; ``page=FILE.html`` writes the same a
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from medfed.commands.command_line import loading, one_sentence
+from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.records.folder import RunFolder
@@ -32,17 +32,10 @@ _MORE = {"check": (), "withdraw": ("forget",), "status": ("page", "every")}
 _KEYS = {name: (*needed, *_MORE[name]) for name, needed in _NEEDED.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command.
-
-    Args:
-        arguments: The command line without the program; ``None``: this process's.
-    """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or {"-h", "--help"} & set(given):
-        print_usage(USAGE, __doc__ or "")
-        return
-    with one_sentence(), loading():
+@plain(partial(print_usage, USAGE), needs_words=True)
+def main(given: Sequence[str]) -> None:
+    """Runs the command."""
+    with loading():
         what, *rest = given
         if what not in _KEYS:
             raise ConfigError(
