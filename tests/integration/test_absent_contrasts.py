@@ -10,18 +10,17 @@ import pytest
 import torch
 
 from medfed.common.errors import DataError
-from medfed.config.compose import described, load
+from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.run.experiment import reopen_selected
 from medfed.run.subsets import measure_subsets
 from medfed.sites.calls import SiteError
-from medfed.sites.site import ConfiguredSite, Site
 from tests.datamodules.absent_contrasts import write_folders
 from tests.integration.runs import IMAGING, run
 from tests.sites.direct import Direct
-from tests.sites.hospitals import Rehearsal, across, same
+from tests.sites.hospitals import across, same, site
 
 TRAIN = (
     *IMAGING,
@@ -127,9 +126,8 @@ def at_sites(folder, lacking):
         shutil.copytree(whole / f"case_{n}", folder / "ab"[n // 3] / f"case_{n}")
     keys, sites = (*TRAIN, f"data.root={folder / 'root'}"), {}
     for name in "ab":
-        here = described([*keys, f"data.path={folder / name}", f"folder={folder}"])
-        place = ConfiguredSite(here, name, sites=["a", "b"], policy=Rehearsal())
-        sites[name] = Site(place, folder / "sites" / name)
+        here = (*keys, f"data.path={folder / name}")
+        sites[name] = site(folder / "sites", name, *here, sites=["a", "b"])
     return Direct(sites), keys
 
 

@@ -18,10 +18,9 @@ from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, settled, task_for
-from medfed.sites.site import ConfiguredSite, Site
 from tests.integration.runs import run
 from tests.sites.direct import Direct
-from tests.sites.hospitals import Rehearsal, across, same
+from tests.sites.hospitals import across, same, site
 
 SMALL = "{_target_: medfed.models.networks.small.SmallCNN, channels: [8], strides: [1], norm: none"
 NETWORK = SMALL + ", spatial_dims: 2, in_channels: 1, out_channels: 2}"
@@ -143,9 +142,8 @@ def test_sites_agree_on_the_weights(trained, tmp_path):
     keys, sites = (*TRAIN, f"data.root={tmp_path / 'root'}"), {}
     for name in "ab":
         table = write(tmp_path / name, only=name)
-        here = described([*keys, f"data.path={table}", f"folder={tmp_path}"])
-        here = ConfiguredSite(here, name, sites=["a", "b"], policy=Rehearsal())
-        sites[name] = Site(here, tmp_path / "sites" / name)
+        here = (*keys, f"data.path={table}")
+        sites[name] = site(tmp_path / "sites", name, *here, sites=["a", "b"])
     folder = tmp_path / "run"
     across(folder, Direct(sites), ["a", "b"], *keys, f"data.path={tmp_path / 'a' / 'table.csv'}")
     assert same(trained / "run", folder) == []

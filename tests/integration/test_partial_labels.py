@@ -17,11 +17,10 @@ from medfed.delivery.export.export import export_run
 from medfed.records.folder import Run
 from medfed.reports.runs import label_notes
 from medfed.run.assembly import read_data
-from medfed.sites.site import ConfiguredSite, Site
 from tests.datamodules.brats_layouts import save
 from tests.integration.runs import IMAGING, run
 from tests.sites.direct import Direct
-from tests.sites.hospitals import Rehearsal, across, same
+from tests.sites.hospitals import across, same, site
 
 TRAIN = (
     *IMAGING,
@@ -152,9 +151,8 @@ def test_sites_may_differ_in_labels(trained, tmp_path):
             if entry["centre"] == name
         ]
         (place / "dataset.json").write_text(json.dumps(index))
-        here = described([*keys, f"data.path={place}", f"folder={tmp_path}"])
-        here = ConfiguredSite(here, name, sites=["a", "b"], policy=Rehearsal())
-        sites[name] = Site(here, tmp_path / "sites" / name)
+        here = (*keys, f"data.path={place}")
+        sites[name] = site(tmp_path / "sites", name, *here, sites=["a", "b"])
     folder = tmp_path / "run"
     across(folder, Direct(sites), ["a", "b"], *keys, f"data.path={tmp_path / 'a'}")
     assert same(trained / "run", folder) == []

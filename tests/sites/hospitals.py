@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from medfed.common.scores import rounded
@@ -24,10 +25,11 @@ class Rehearsal(Policy, frozen=True):
         """Allows all."""
 
 
-def site(folder: Path, name: str, *overrides: str) -> Site:
-    """One site; its rounds are kept below ``folder``."""
+def site(folder: Path, name: str, *overrides: str, sites: Sequence[str] | None = None) -> Site:
+    """One site; its rounds are kept below ``folder``. It has the data of all, unless there are
+    ``sites``, each with its own."""
     config = described([*overrides, f"folder={folder}"])
-    return Site(ConfiguredSite(config, name, policy=Rehearsal()), folder / name)
+    return Site(ConfiguredSite(config, name, sites, Rehearsal()), folder / name)
 
 
 def direct(folder: Path, names: list[str], *overrides: str) -> Direct:
