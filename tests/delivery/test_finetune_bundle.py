@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from monai.networks.nets import UNet
 
-from medfed.common.errors import CheckpointError, ConfigError, MedfedError
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.weights import kmeans
 from medfed.delivery.export.export import export_run
-from medfed.delivery.start.pretrained import Pretrained, of_training
+from medfed.delivery.start.pretrained import Pretrained
 from medfed.federation.split import float_entries
 from medfed.records.folder import Run
 from medfed.run.start import fit
@@ -98,81 +97,15 @@ def test_what_does_not_go_together_is_one_sentence(root, more, sentence, tmp_pat
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def monai_bundle(folder: Path, network: dict[str, object], **more: object) -> Path:
-    """A bundle as the model zoo has them: references, expressions elsewhere, a state dict."""
-    (folder / "configs").mkdir(parents=True)
-    (folder / "models").mkdir()
-    (folder / "configs" / "metadata.json").write_text(json.dumps({"version": "0.1.0"}))
-    whole = {"imports": ["$import os"], "dims": 2, "network_def": network, **more}
-    (folder / "configs" / "inference.json").write_text(json.dumps(whole))
-    net = UNet(spatial_dims=2, in_channels=4, out_channels=2, channels=(4, 8), strides=(2,))
-    torch.save(net.state_dict(), folder / "models" / "model.pt")
-    return folder
-
-
-UNET = {
-    "_target_": "UNet",
-    "spatial_dims": "@dims",
-    "in_channels": 4,
-    "out_channels": 2,
-    "channels": [4, 8],
-    "strides": [2],
-}
-STEPS = [
-    {"_target_": "LoadImaged", "keys": "image"},
-    {"_target_": "Spacingd", "keys": "image", "pixdim": [1.5, 1.5, 2.0], "mode": "bilinear"},
-    {"_target_": "NormalizeIntensityd", "keys": "image", "nonzero": True, "channel_wise": True},
-]
-
-
-def test_a_bundle_of_monais_model_zoo_trains_on(root, tmp_path):
-    """Its output layer has two outputs and these data one: that stays random, the rest fits."""
-    steps = {"_target_": "Compose", "transforms": STEPS}
-    window = {"_target_": "SlidingWindowInferer", "roi_size": [16, 16]}
-    bundle = monai_bundle(tmp_path / "bundle", UNET, preprocessing=steps, inferer=window)
-    given = (*tuned(root)[:-1], f"init.weights={bundle}")
-    run(tmp_path / "run", *given)
-    config = Run(tmp_path / "run").config
-    assert config.model.network._target_ == "monai.networks.nets.UNet"
-    assert (config.model.network.spatial_dims, config.model.network.out_channels) == (2, 1)
-    assert (config.data.spacing, config.data.normalize) == ([1.5, 1.5], "zscore_nonzero")
-    assert config.data.patch_size == [16, 16]
-    record = json.loads((tmp_path / "run" / "start.json").read_text())
-    assert set(record["shapes"]) == {"model.2.conv.weight", "model.2.conv.bias"}
-    assert not record["missing"]
-
-
-@pytest.mark.parametrize(
-    ("network", "sentence"),
-    [
-        ({**UNET, "in_channels": "$__import__('os').getpid()"}, "computes in_channels of its ne"),
-        ({**UNET, "in_channels": "@nowhere"}, "computes in_channels of its network by '@nowhere'"),
-        ({**UNET, "channels": "@network_def#channels"}, "computes channels of its network"),
-        ({**UNET, "_target_": "os.system"}, "is nothing that a configuration may build"),
-        ({**UNET, "in_channels": "a${oc.env:HOME}"}, "holds an interpolation"),
-        ({}, "names no network in configs/inference.json"),
-    ],
-    ids=["code", "nowhere", "itself", "target", "interpolation", "none"],
-)
-def test_expressions_of_a_bundle_are_not_run(network, sentence, root, tmp_path):
-    bundle = monai_bundle(tmp_path / "bundle", network)
-    with pytest.raises(MedfedError) as caught:
-        run(tmp_path / "run", *tuned(root)[:-1], f"init.weights={bundle}")
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run" / "config.yaml").exists()
-
-
-def test_interpolations_in_a_bundle_s_record_are_refused():
-    model = {"_target_": "a", "network": {"_target_": "b", "width": "${oc.env:HOME}"}}
-    with pytest.raises(CheckpointError, match="holds an interpolation"):
-        of_training({"model": model})
-
-
-def test_a_plain_file_has_no_network_to_adopt(tmp_path):
-    torch.save({"a": torch.ones(1)}, tmp_path / "a.pt")
-    with pytest.raises(ConfigError, match=r"init\.adopt is for bundles and run folders"):
-        Pretrained(weights=str(tmp_path / "a.pt"), adopt=["network"]).read()
+def test_a_file_and_another_monai_bundle_have_no_network_to_adopt(tmp_path):
+    for name in ("a.pt", "bundle/models/model.pt"):
+        (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"a": torch.ones(1)}, path)
+    (tmp_path / "bundle" / "configs").mkdir()
+    (tmp_path / "bundle" / "configs" / "metadata.json").write_text('{"version": "0.1.0"}')
+    for source in (tmp_path / "a.pt", tmp_path / "bundle"):
+        with pytest.raises(ConfigError, match=r"init\.adopt is for bundles of medfed export and"):
+            Pretrained(weights=str(source), adopt=["network"]).read()
 
 
 @pytest.mark.parametrize("name", ["digits", "table"])

@@ -2,10 +2,8 @@
 
 No code in them runs: PyTorch's files are read with ``weights_only=True``.
 
-Bundles and runs also say which network the weights belong to and how their training data were
-prepared; ``init.adopt`` takes this over as keys of a configuration. A MONAI Bundle says it in
-``network_def`` and ``preprocessing`` of its inference or training configuration. Values there, and
-references between them, are read; no expression is evaluated.
+Runs and the bundles of ``medfed export`` also say which network the weights belong to and how their
+training data were prepared; ``init.adopt`` takes this over as keys of a configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -27,15 +25,13 @@ from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, fir
 from medfed.common.files import sha256
 from medfed.common.schemas import fit, parse_json
 from medfed.common.tensors import Tensors
-from medfed.common.untrusted import read_checkpoint, read_tensors, read_yaml, reading
+from medfed.common.untrusted import read_checkpoint, read_tensors, reading
 from medfed.delivery.bundle.bundle import COPY_AGAIN, read_bundle
 from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.weights import check_archive
 from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
 
-T = TypeVar("T")
-NETWORK, DATA = "network", "data"
-WHAT = (NETWORK, DATA)
 # What the present data decide, by the names that networks have for it.
 _FACTS = {
     **dict.fromkeys(("in_channels", "n_input_channels", "in_chans"), "${in_channels}"),
@@ -43,9 +39,6 @@ _FACTS = {
 }
 # How volumes are prepared, as the data sections call it; other sections have none of them.
 _PREPARED = ("spatial_dims", "normalize", "spacing", "crop_foreground", "slices", "patch_size")
-_CONFIGS = tuple(f"configs/{n}.{e}" for n in ("inference", "train") for e in ("json", "yaml"))
-_NETS, _PARTS = "monai.networks.nets", ("inferer", "preprocessing")
-_DEEPEST = 16  # references to references
 
 
 class _Model(msgspec.Struct):
@@ -61,35 +54,6 @@ class _Training(msgspec.Struct):
     model: _Model
     data: dict[str, Any] = {}
     outcome_scale: list[float] | None = None
-
-
-class _Part(msgspec.Struct):
-    """What is read of a MONAI Bundle's inferer and preprocessing."""
-
-    roi_size: list[int] = []
-    transforms: list[Any] = []
-
-
-class _Step(msgspec.Struct):
-    """What is read of one transform."""
-
-    target: str = msgspec.field(name="_target_", default="")
-    disabled: bool = msgspec.field(name="_disabled_", default=False)
-    pixdim: list[float] = []
-    nonzero: bool = False
-    a_min: float | None = None
-    a_max: float | None = None
-    b_min: float | None = None
-    b_max: float | None = None
-
-
-def of_run(folder: Path) -> dict[str, Any]:
-    """Returns what a run was trained with.
-
-    Raises:
-        CheckpointError: If it is no run folder.
-    """
-    return of_training(RunFolder(folder).config.plain())
 
 
 def of_training(config: Any) -> dict[str, Any]:
@@ -111,122 +75,20 @@ def of_training(config: Any) -> dict[str, Any]:
         model.network {'_target_': 'a.Net', 'in_channels': '${in_channels}', 'width': 8}
         data.spacing [2, 2]
     """
-    trained = _read_as(config, _Training)
-    if trained is None:
+    try:
+        trained = fit(config, _Training)
+    except ValueError as error:
         raise CheckpointError(
             "init.weights does not say of which network it is; set init.adopt=[] and choose model."
-        )
-    _check_values(config["model"])
-    _check_values([trained.data, trained.outcome_scale])
+        ) from error
     target = trained.model.target
     prepared = {f"data.{key}": trained.data[key] for key in _PREPARED if key in trained.data}
     if target.rpartition(".")[2] == "RegressionTask":
         prepared["data.outcome_scale"] = trained.outcome_scale or [0, 1]
-    network = _of_these_data(trained.model.network, dims="spatial_dims" in trained.data)
+    dims = {"spatial_dims": "${spatial_dims}"} if "spatial_dims" in trained.data else {}
+    here = {**_FACTS, **dims}
+    network = {key: here.get(key, value) for key, value in trained.model.network.items()}
     return {"model._target_": target, "model.network": network, **prepared}
-
-
-def _read_as(content: Any, kind: type[T]) -> T | None:
-    """Content as a type; None where it is another, such as an expression in place of a number."""
-    try:
-        return fit(content, kind)
-    except ValueError:
-        return None
-
-
-def _check_values(node: Any) -> None:
-    # An interpolation could read the environment of the person who trains.
-    if "${" in repr(node):
-        raise CheckpointError(
-            "init.weights holds an interpolation (${...}), which no run writes; set init.adopt=[]."
-        )
-
-
-def _of_these_data(network: Mapping[str, Any], dims: bool) -> dict[str, Any]:
-    facts = {**_FACTS, **({"spatial_dims": "${spatial_dims}"} if dims else {})}
-    return {key: facts.get(key, value) for key, value in network.items()}
-
-
-def of_monai(folder: Path) -> dict[str, Any]:
-    """Returns what a MONAI Bundle says of its network and its preprocessing.
-
-    Raises:
-        CheckpointError: If it has no configuration that names a network, or one that is torn.
-        ConfigError: If the network's arguments are expressions.
-    """
-    for name in _CONFIGS:
-        path = folder / name
-        if path.is_file():
-            whole = _read(path)
-            for key in ("network_def", "network", "net"):
-                if isinstance(node := whole.get(key), Mapping) and "_target_" in node:
-                    network = _network(node, whole, path)
-                    prepared = _preprocessing(whole, network.get("spatial_dims"))
-                    return {"model.network": network, **prepared}
-    raise CheckpointError(
-        f"{folder} names no network in {', '.join(_CONFIGS)}; set model.network yourself and "
-        "init.adopt=[]."
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.suffix == ".yaml":
-        return read_yaml(path)
-    with reading(path, COPY_AGAIN):
-        whole = parse_json(path)
-    return whole if isinstance(whole, dict) else {}
-
-
-def _network(node: Mapping[str, Any], whole: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    target = str(node["_target_"])
-    plain = {k: _plain(v, whole, path, k) for k, v in node.items() if not k.startswith("_")}
-    named = target if "." in target else f"{_NETS}.{target}"
-    return {"_target_": named, **_of_these_data(plain, dims=False)}
-
-
-def _plain(value: Any, whole: Mapping[str, Any], path: Path, key: str, depth: int = 0) -> Any:
-    """A value with its references replaced."""
-    if isinstance(value, list):
-        return [_plain(v, whole, path, key, depth) for v in value]
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v, whole, path, key, depth) for k, v in value.items()}
-    if not isinstance(value, str) or value[:1] not in ("@", "$", "%"):
-        _check_values(value)
-        return value
-    target: Any = whole if value.startswith("@") and depth < _DEEPEST else None
-    for name in value[1:].replace("::", "#").split("#"):
-        target = target.get(name) if isinstance(target, Mapping) else None
-    if target is None:
-        raise ConfigError(
-            f"{path} computes {key} of its network by {value!r:.80}, which is not run; set "
-            "model.network yourself and init.adopt=[]."
-        )
-    return _plain(target, whole, path, key, depth + 1)
-
-
-def _preprocessing(whole: Mapping[str, Any], dims: Any) -> dict[str, Any]:
-    """What medfed's data sections have a key for, of transforms with plain values."""
-    adopted: dict[str, Any] = {}
-    if dims in (2, 3):
-        adopted["data.spatial_dims"] = dims
-    inferer, steps = (_read_as(whole.get(key), _Part) or _Part() for key in _PARTS)
-    if inferer.roi_size and len(inferer.roi_size) == dims:
-        adopted["data.patch_size"] = inferer.roi_size
-    for content in steps.transforms:
-        step = _read_as(content, _Step)
-        if step is None or step.disabled:
-            continue
-        name, window = step.target.rpartition(".")[2], [step.a_min, step.a_max]
-        if name == "Spacingd" and step.pixdim:
-            adopted["data.spacing"] = step.pixdim[:dims]
-        elif name == "NormalizeIntensityd":
-            adopted["data.normalize"] = "zscore_nonzero" if step.nonzero else "zscore"
-        elif name == "ScaleIntensityRanged" and None not in window:
-            if (step.b_min, step.b_max) == (0.0, 1.0):
-                adopted["data.normalize"] = {"window": window}
-        elif name == "CropForegroundd":
-            adopted["data.crop_foreground"] = True
-    return adopted
 
 
 # Keys under which checkpoints keep weights; others hold an optimizer and the like.
@@ -244,8 +106,8 @@ def read_file(path: Path) -> Tensors:
     try:
         if is_zip_of(path, "constants.pkl"):
             raise ValueError("TorchScript")
-        if zipfile.is_zipfile(path) and unpacked_size(path) > path.stat().st_size:
-            raise ValueError("it is compressed")
+        if zipfile.is_zipfile(path):
+            check_archive(path, path.stat().st_size)
         with torch.serialization.safe_globals(_numbers()):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever PyTorch raises on bad bytes
@@ -310,24 +172,16 @@ def _numbers() -> list[Any]:
     return [multiarray.scalar, np.dtype, *(getattr(np.dtypes, f"{k}DType") for k in kinds)]
 
 
-def unpacked_size(path: Path) -> int:
-    """Returns the bytes that the files of an archive have."""
-    with zipfile.ZipFile(path) as archive:
-        return sum(entry.file_size for entry in archive.infolist())
-
-
 def is_zip_of(path: Path, name: str) -> bool:
     """Returns whether a file is an archive with a file of that name, in any folder."""
-    if not zipfile.is_zipfile(path):
-        return False
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+            return any(PurePosixPath(n).match(name) for n in archive.namelist())
     except zipfile.BadZipFile:
         return False
-    return any(PurePosixPath(n).match(name) for n in names)
 
 
+_ADOPTED = {"network": "model.", "data": "data."}
 _GROWTH = 20  # weights hardly compress; what unpacks to more than so many times its size is none
 
 
@@ -357,9 +211,9 @@ class Pretrained:
     adopt: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.adopt, str) or not set(self.adopt) <= set(WHAT):
+        if isinstance(self.adopt, str) or not set(self.adopt) <= {*_ADOPTED}:
             raise ConfigError(
-                f"init.adopt must be a list of {' and '.join(WHAT)}, not {self.adopt}."
+                f"init.adopt must be a list of {' and '.join(_ADOPTED)}, not {self.adopt}."
             )
         if not self.part:
             raise ConfigError(
@@ -380,32 +234,27 @@ class Pretrained:
         assert self.weights is not None
         path = Path(self.weights).expanduser()
         if RunFolder(path).config_yaml.is_file():
-            return self._chosen(read_run(path, self.client))
-        if self.client is not None:
+            weights = read_run(path, self.client)
+        elif self.client is not None:
             raise ConfigError(
                 f"init.client={self.client} is for run folders; {path} is none. Leave it at null."
             )
-        if path.is_dir():
-            return self._chosen(read_bundle_folder(path, bool(self.adopt)))
-        files = {_absolute(path): sha256(path)}
-        if is_zip_of(path, METADATA):
+        elif path.is_dir():
+            weights = read_bundle_folder(path, bool(self.adopt))
+        elif is_zip_of(path, METADATA):
             with unpacked(path) as folder:
                 weights = read_bundle_folder(folder, bool(self.adopt))
-            return self._chosen(replace(weights, files=files))
-        if self.adopt:
+            weights = replace(weights, files=_hashes(path))
+        else:
+            weights = Weights(read_file(path), "a file of weights", _hashes(path))
+        if self.adopt and not weights.adopted:
             raise ConfigError(
-                f"init.adopt is for bundles and run folders; {path} is neither. Set init.adopt=[] "
-                "and choose the network by model."
+                f"init.adopt is for bundles of medfed export and run folders; {path} is neither. "
+                "Set init.adopt=[], the network by model and the preparation by data."
             )
-        return Weights(read_file(path), "a file of weights", files)
-
-    def _chosen(self, weights: Weights) -> Weights:
-        """Leaves out what is not adopted."""
-        kept = {NETWORK: "model.", DATA: "data."}
-        starts = tuple(kept[what] for what in self.adopt)
-        return replace(
-            weights, adopted={k: v for k, v in weights.adopted.items() if k.startswith(starts)}
-        )
+        starts = tuple(_ADOPTED[what] for what in self.adopt)
+        adopted = {k: v for k, v in weights.adopted.items() if k.startswith(starts)}
+        return replace(weights, adopted=adopted)
 
 
 def read_bundle_folder(folder: Path, adopt: bool = False) -> Weights:
@@ -427,7 +276,7 @@ def read_bundle_folder(folder: Path, adopt: bool = False) -> Weights:
         metadata = parse_json(folder / METADATA)
     if isinstance(metadata, dict) and isinstance(metadata.get("medfed"), dict):
         bundle = read_bundle(folder)
-        files = {_absolute(folder / n): h for n, h in bundle.hashes.items() if "models/" in n}
+        files = {str((folder / n).resolve()): h for n, h in bundle.hashes.items() if "models/" in n}
         facts = bundle.facts
         trained = of_training(facts.get("training_config")) if adopt else {}
         names = {key: facts[key] for key in ("channels", "labels")}
@@ -439,8 +288,7 @@ def read_bundle_folder(folder: Path, adopt: bool = False) -> Weights:
             f"{folder} has no models/model.pt, in which MONAI Bundles keep their weights; name its "
             "file of weights by init.weights."
         )
-    adopted = of_monai(folder) if adopt else {}
-    return Weights(read_file(path), "a MONAI Bundle", {_absolute(path): sha256(path)}, adopted)
+    return Weights(read_file(path), "a MONAI Bundle", _hashes(path))
 
 
 @contextmanager
@@ -453,12 +301,12 @@ def unpacked(path: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: If it is damaged, or grows beyond what weights do.
     """
-    with reading(path, "copy it again"):
-        if unpacked_size(path) > max(_GROWTH * path.stat().st_size, 10_000_000):
+    with reading(path, "copy it again"), zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+        if size > max(_GROWTH * path.stat().st_size, 10_000_000):
             raise ValueError("it unpacks to more than weights do")
         with tempfile.TemporaryDirectory(prefix="medfed-") as made:
-            with zipfile.ZipFile(path) as archive:
-                archive.extractall(made)  # names that lead elsewhere lose what leads there
+            archive.extractall(made)  # names that lead elsewhere lose what leads there
             yield min(Path(made).rglob(METADATA), key=lambda p: len(p.parts)).parents[1]
 
 
@@ -485,15 +333,15 @@ def read_run(folder: Path, client: str | None) -> Weights:
     files = run.files("models", clients)
     paths = {c: files[c] for c in read}
     first, *others = (read_tensors(path) for path in paths.values())
-    hashes = {_absolute(path): sha256(path) for path in paths.values()}
+    hashes, trained = _hashes(*paths.values()), of_training(run.config.plain())
     if client is not None:
-        return Weights(first, f"the model of {client} in a run", hashes, of_run(folder))
+        return Weights(first, f"the model of {client} in a run", hashes, trained)
     common = {
         n: t for n, t in first.items() if all(n in o and torch.equal(o[n], t) for o in others)
     }
     best = run.best_ckpt
     if len(common) < len(first) and best.is_file():
-        hashes[_absolute(best)] = sha256(best)
+        hashes |= _hashes(best)
         server = read_checkpoint(best).get("federation", {}).get("server", {})
         kept = server.get("shared") if isinstance(server, Mapping) else None
         shared = kept if isinstance(kept, Mapping) else {}
@@ -504,8 +352,8 @@ def read_run(folder: Path, client: str | None) -> Weights:
             f"The clients of the run in {folder} have no weights in common; choose one's by "
             f"init.client=NAME, of {', '.join(clients)}."
         )
-    return Weights(common, "what the clients of a run have in common", hashes, of_run(folder))
+    return Weights(common, "what the clients of a run have in common", hashes, trained)
 
 
-def _absolute(path: Path) -> str:
-    return str(path.resolve())
+def _hashes(*paths: Path) -> dict[str, str]:
+    return {str(path.resolve()): sha256(path) for path in paths}
