@@ -134,6 +134,9 @@ class Desk:
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """See :class:`medfed.sites.site.Workplace`."""
 
+    def check_across(self, sends: bool) -> None:
+        """See :class:`medfed.sites.site.Workplace`."""
+
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """See :class:`medfed.sites.site.Workplace`."""
         return FederatedModule(*assembled([self.name], everyone))

@@ -25,7 +25,7 @@ def picture(values: Mapping[str, Any], metric: str, title: str) -> Figure:
     table = np.array([[of.get(metric) for of in row.values()] for row in values.values()], float)
     rows = [f"model of {name}" for name in values]
     falls = smaller_is_better(metric)
-    columns = [f"patients of {name}" for name in values]
+    columns = [f"patients of {name}" for name in next(iter(values.values()))]
     return heat_map(table, rows, [[name] for name in columns], columns, title, falls=falls)
 
 
@@ -36,8 +36,11 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     title = f"{split} {label_of(metric)}: of each model"
     write_json(folder / f"across_{split}.json", values)
     save_figures(run.pictures_folder, {f"across_{split}": picture(values, metric, title)})
-    rows = [[m, *(number(of[metric]) for of in row.values())] for m, row in values.items()]
-    console.print(Table.of(["model of", *values], rows, prose=(0,)).printed(title))
+    rows = [
+        [m, *(number(of.get(metric, np.nan)) for of in row.values())] for m, row in values.items()
+    ]
+    columns = next(iter(values.values()))
+    console.print(Table.of(["model of", *columns], rows, prose=(0,)).printed(title))
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
 
 

@@ -61,8 +61,11 @@ def _tested(folder: Path, split: str) -> Experiment:
     """Evaluates each selected model on its client's patients."""
     check_known("split", split, get_args(EvalSplit))
     if RunFolder(folder).sites_json.is_file():
-        what = "was across sites, which keep their patients; only simulations are evaluated again"
-        raise ConfigError(f"The run in {folder} {what}.")
+        raise ConfigError(
+            f"The run in {folder} was across sites, which keep their patients; only simulations "
+            "are evaluated again. For each model at every site, type medfed deploy "
+            f"resume={folder} across=true with the run's other keys."
+        )
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
     with together(experiment.trainer):

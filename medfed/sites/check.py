@@ -210,6 +210,11 @@ def warnings(
             f"With {' and '.join(small)} patients a metric reveals something about each of them; "
             "set data.val_fraction and data.test_fraction higher if that is too much."
         )
+    if file.policy.send_model:
+        lines.append(
+            "policy.send_model lets the whole model, with its personal parts, go to the other "
+            "sites after the test, if the coordinator asks for it (across=true)."
+        )
     return lines
 
 

@@ -65,7 +65,8 @@ def deployment_of(keys: Section, typed: Sequence[str]) -> Deployment:
     Raises:
         ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
     """
-    Terms(**keys.terms)
+    terms = {**keys.terms, "across": bool(keys.across)}
+    Terms(**terms)
     agreed, coordinator_only, said = Agreed.of(
         typed, [str(site) for site in keys.sites], bool(keys.cut)
     )
@@ -86,7 +87,7 @@ def deployment_of(keys: Section, typed: Sequence[str]) -> Deployment:
         folder=str(Path(folder).resolve()),
         coordinator_only=tuple(map(_placed, coordinator_only)),
         resume=keys.resume is not None,
-        terms=dict(keys.terms),
+        terms=terms,
     )
 
 

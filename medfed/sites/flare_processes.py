@@ -51,7 +51,7 @@ class Deployment:
     folder: str
     coordinator_only: tuple[str, ...] = ()
     resume: bool = False
-    terms: Mapping[str, float] = field(default_factory=dict)
+    terms: Mapping[str, Any] = field(default_factory=dict)
     output: str = ""
     onboard: str = ""
     steps: int = 100

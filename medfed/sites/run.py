@@ -39,6 +39,7 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
+from medfed.reports.across import show_across
 from medfed.run.assembly import unread_data
 from medfed.run.claim import claimed
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
@@ -290,12 +291,16 @@ def _coordinate(
         whole, module.selected = evaluation.state_dict(), evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.load_state_dict(whole)
+        values = coordinator.across(module.next_round) if terms.across else {}
         trajectories = None
         if memberships is not None:
             best = module.selected
             chosen = None if best is None else best + 1  # the start stands before the rounds
             trajectories = Memberships.of([c.id for c in everyone], memberships, chosen)
-        return write(config, module, evaluation, trainer, trajectories)
+        summary = write(config, module, evaluation, trainer, trajectories)
+        if values:
+            show_across(values, folder, "test")
+        return summary
 
 
 def as_before(folder: Path, facts: Mapping[str, Facts], caller: Caller) -> dict[str, Facts]:

@@ -25,7 +25,7 @@ from medfed.common.errors import CheckpointError, CodecError, DataError
 from medfed.common.files import write_json
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import rounded
-from medfed.common.tensors import Tensors, digest, map_state
+from medfed.common.tensors import Tensors, digest, map_state, to_device
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -38,7 +38,9 @@ from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_s
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.split import float_entries
+from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
@@ -106,6 +108,9 @@ class Workplace(Protocol):
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """Refuses a round with these sites if the site's policy does not allow it."""
+
+    def check_across(self, sends: bool) -> None:
+        """Refuses to send the model, or to evaluate another site's, if the policy does."""
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation at this site: with this client only, in its initial state.
@@ -359,6 +364,37 @@ class Site:
         chosen |= {"metrics": _leaving(self.metrics), "diverged": diverged}
         return Reply.to(asked, content=chosen)
 
+    def _across(self, asked: Request) -> Reply:
+        """Evaluates the site's personal model and sends it, or evaluates another site's."""
+        sends = asked.content["of"] == self.name
+        self.workplace.check_across(sends)
+        self._check_measured(asked)
+        if not self._tested:
+            raise Refusal("order")
+        self._turn_to(asked)
+        module, packet, channel, body = self._module, self._packet(asked), Channel(), b""
+        if sends:
+            module.federation.arrived[self.name] = packet
+            try:
+                model = module.federation.personal_model(self.name)
+            finally:
+                del module.federation.arrived[self.name]
+            message = Message("across", {"model": model})
+            body = channel.encode(message, "down", Place(self.name))[0].to_bytes()
+            self.log.warning("The personal model leaves, as policy.send_model allows.")
+        else:
+            model = channel.decode(packet, "down")[0].parts.get("model", {})
+        entries = module.local.model.entries
+        if any(n not in model or model[n].shape != entries[n].shape for n in entries):
+            raise Refusal("message")
+        module.local.model.load(model)
+        batches = (
+            to_device(batch, module.device) for batch in self.client.data.eval_batches("test")
+        )
+        with torch.no_grad():
+            metrics = module.task.evaluate(batches)
+        return Reply.to(asked, content={"metrics": _leaving(metrics)}, body=body)
+
     def _check_measured(self, asked: Request) -> None:
         """Refuses metrics of models that no run across sites would ask for.
 
@@ -368,7 +404,7 @@ class Site:
         Raises:
             Refusal: If the round is none, or too many models are asked for.
         """
-        is_test = asked.content["split"] == "test"
+        is_test = asked.content.get("split", "test") == "test"
         if is_test and asked.round < 1:
             raise Refusal("order")
         if asked.round >= self.workplace.rounds + is_test:
@@ -654,6 +690,10 @@ class ConfiguredSite:
             VetoError: If one site has more than the largest share of this round's samples.
         """
         self.policy.check_sizes({name: self._samples[name] for name in cohort})
+
+    def check_across(self, sends: bool) -> None:
+        """See :meth:`medfed.sites.site.Workplace.check_across`."""
+        self.policy.check_across(sends)
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation at this site, on the site's device and in its initial state."""
