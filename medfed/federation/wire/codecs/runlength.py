@@ -16,7 +16,7 @@ from medfed.federation.wire.codecs.support import IntegerCode, best_rice, unpack
 from medfed.functional.kmeans import kmeans
 from medfed.functional.quantize import assign
 
-_RUNS, _BOOK = 1, 2
+_RUNS, _BOOK, _RANKED = 1, 2, 4
 _HEAD = struct.Struct("<BQ")
 _MAX_BITS = 8
 
@@ -28,12 +28,15 @@ class RunLength(Codec):
     numbers, the k-means centres of the message, and neighbours that became equal share a run. A
     contraction, ||v - C(v)||^2 <= ||v - mean(v)||^2, not unbiased.
 
-    Where runs do not pay, elements go one by one (4 bytes, or b bits and the codebook); where the
-    codebook does not pay, values go as they are.
+    Where runs do not pay, elements go one by one (4 bytes, or the codebook and at most b bits);
+    where the codebook does not pay, values go as they are. The codebook begins with its most
+    frequent number, so that the places in it are small integers, and a Golomb or Elias code of them
+    is often shorter than b bits.
 
-    After the header: the kind (1 byte: 1 for runs, 2 for a codebook), the number of values (8); the
-    code (1) and the lengths less one; the size of the codebook (2) and its entries (float32); the
-    values as float32 or codes.
+    After the header: the kind (1 byte: 1 for runs, 2 for a codebook, 4 for coded places), the
+    number of values (8); the code (1) and the lengths less one; the size of the codebook (2) and
+    its entries (float32); the values as float32, or their places: b bits each, or the code (1) and
+    the integers.
 
     Args:
         codebook_bits: b from 1 to 8, or 0 for no codebook.
@@ -78,17 +81,19 @@ class RunLength(Codec):
 
     def _unpack(self, payload: Payload, length: int) -> Array:
         flags, count = payload.numbers(_HEAD.format)
-        if flags & ~(_RUNS | _BOOK) or count > length:
+        if flags & ~(_RUNS | _BOOK | _RANKED) or count > length:
             raise CodecError(f"{count} values of kind {flags} do not make {length} elements.")
         lengths = np.ones(1, np.int64)
         total = count
         if flags & _RUNS:
-            (byte,) = payload.numbers("<B")
-            lengths = IntegerCode.from_byte(byte).unpack(payload, count, limit=length) + 1
+            lengths = _unpack_integers(payload, count, limit=length) + 1
             total = int(lengths.sum())
         if total != length:
             raise CodecError(f"Runs of {total} elements do not make {length}.")
-        values = _unpack_coded(payload, count) if flags & _BOOK else payload.array("<f4", count)
+        if flags & _BOOK:
+            values = _unpack_coded(payload, count, ranked=bool(flags & _RANKED))
+        else:
+            values = payload.array("<f4", count)
         return np.repeat(values, lengths)
 
 
@@ -101,38 +106,59 @@ def _run_starts(values: Array) -> Array:
 
 def _pack_runs(values: Array, lengths: Array, book: Array | None = None) -> bytes:
     """Values, or their codes in a book, as runs or one by one: the shorter one."""
-    kinds = [IntegerCode(kind) for kind in ("gamma", "delta", "omega")]
-    codes = [best_rice(lengths - 1), *kinds]
-    size, code = min(((code.bits(lengths - 1), code) for code in codes), key=lambda pair: pair[0])
+    code = _shortest(lengths - 1)
     width = 32 if book is None else _width(book.size)
-    runs = size + width * values.size < width * int(lengths.sum())
+    runs = code.bits(lengths - 1) + width * values.size < width * int(lengths.sum())
     flags = (_RUNS if runs else 0) | (0 if book is None else _BOOK)
     parts: list[Buffer] = []
     if runs:
         parts += [bytes((code.to_byte(),)), code.pack(lengths - 1)]
     else:
         values = np.repeat(values, lengths)
-    parts.insert(0, _HEAD.pack(flags, values.size))
     if book is None:
         parts.append(values.data)
     else:
-        bits = np.unpackbits(values[:, None], axis=1, count=width, bitorder="little")
-        parts += [struct.pack("<H", book.size), book.data, np.packbits(bits).data]
-    return b"".join(parts)
+        order = np.argsort(-np.bincount(values, minlength=book.size), kind="stable")
+        places = np.argsort(order)[values]
+        parts += [struct.pack("<H", book.size), book[order].data]
+        code = _shortest(places)
+        if code.bits(places) < width * places.size:
+            flags |= _RANKED
+            parts += [bytes((code.to_byte(),)), code.pack(places)]
+        else:
+            column = places.astype(np.uint8)[:, None]
+            bits = np.unpackbits(column, axis=1, count=width, bitorder="little")
+            parts.append(np.packbits(bits).data)
+    return b"".join((_HEAD.pack(flags, values.size), *parts))
 
 
-def _unpack_coded(payload: Payload, count: int) -> Array:
-    """Reads the book and ``count`` codes, and looks them up."""
+def _shortest(values: Array) -> IntegerCode:
+    """The code in which ``(n,)`` integers >= 0 are shortest."""
+    codes = [best_rice(values), *(IntegerCode(kind) for kind in ("gamma", "delta", "omega"))]
+    return min(codes, key=lambda code: code.bits(values))
+
+
+def _unpack_integers(payload: Payload, count: int, limit: int) -> Array:
+    """Reads a code and ``count`` integers up to ``limit``."""
+    (byte,) = payload.numbers("<B")
+    return IntegerCode.from_byte(byte).unpack(payload, count, limit=limit)
+
+
+def _unpack_coded(payload: Payload, count: int, ranked: bool) -> Array:
+    """Reads the book and the places of ``count`` values, and looks them up."""
     (entries,) = payload.numbers("<H")
     if not 0 < entries <= 2**_MAX_BITS:
         raise CodecError(f"A codebook of {entries} entries is none.")
     book = payload.array("<f4", entries)
-    width = _width(entries)
-    bits = unpack_bits(payload, count * width).reshape(count, width)
-    codes = np.packbits(bits, axis=1, bitorder="little")[:, 0]
-    if count and codes.max() >= entries:
+    if ranked:
+        places = _unpack_integers(payload, count, limit=entries - 1)
+    else:
+        width = _width(entries)
+        bits = unpack_bits(payload, count * width).reshape(count, width)
+        places = np.packbits(bits, axis=1, bitorder="little")[:, 0]
+    if count and places.max() >= entries:
         raise CodecError(f"A code lies outside of a codebook of {entries} entries.")
-    values: Array = book[codes]
+    values: Array = book[places]
     return values
 
 

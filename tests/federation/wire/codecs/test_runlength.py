@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from scipy.stats import entropy
 
 from medfed.common.errors import ConfigError
 from medfed.federation.wire.codecs.base import HEADER_BYTES
@@ -33,10 +34,25 @@ def test_bytes_of_runs():
 def test_what_does_not_pay_is_sent_as_it_is():
     rough = torch.from_numpy(RNG.standard_normal(1000).astype(np.float32))
     assert len(RunLength().encode(rough)) == HEADER_BYTES + 9 + 4000
-    coded = RunLength(codebook_bits=4).encode(rough)
-    assert len(coded) == HEADER_BYTES + 9 + 2 + 64 + 500
+    uniform = torch.from_numpy(RNG.permutation(np.arange(4096) % 16).astype(np.float32))
+    coded = RunLength(codebook_bits=4).encode(uniform)
+    assert len(coded) == HEADER_BYTES + 9 + 2 + 64 + 2048
     # Four numbers and their codes are longer than three numbers.
     assert len(RunLength(codebook_bits=8).encode(rough[:3])) == HEADER_BYTES + 9 + 12
+
+
+@pytest.mark.parametrize("bits", [3, 4, 6])
+def test_places_in_the_book_take_little_more_than_their_entropy(bits):
+    """Shannon's bound, by SciPy; a Golomb code of geometric counts is within 6 % of it."""
+    shares = 0.5 ** (np.arange(2**bits) * 6 / 2**bits)
+    drawn = RNG.choice(2**bits, 20_000, p=shares / shares.sum())
+    values = torch.from_numpy(drawn.astype(np.float32))
+    codec = RunLength(codebook_bits=bits)
+    data = codec.encode(values)
+    assert torch.equal(codec.decode(data), values)
+    places = 8 * (len(data) - HEADER_BYTES - 9 - 2 - 1 - 4 * 2**bits)
+    bound = entropy(np.bincount(drawn), base=2) * drawn.size
+    assert bound <= places <= 1.06 * bound < 0.95 * bits * drawn.size
 
 
 def test_neighbours_that_become_equal_share_a_run():
