@@ -290,7 +290,7 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         ConfigError: See :func:`load`.
     """
     overrides = spelled([a for a in arguments if not a.startswith("-")])
-    if name == "prepare":  # which makes a folder only if it shows something, so Hydra makes none
+    if name in ("look", "prepare"):  # which make a folder only if all is well, so Hydra makes none
         overrides = [
             f"folder={o.partition('=')[2]}" if o.startswith("hydra.run.dir=") else o
             for o in overrides

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.checks import check_known
@@ -24,6 +25,8 @@ from medfed.common.errors import ConfigError
 CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
 _PLAIN = ("zscore_nonzero", "zscore", "none")
 _RANGES = ("window", "percentiles")
+PERCENTILES = (1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 99)
+"""Of the grey values of a channel; Nyul and Udupa's landmarks."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,28 @@ def zscore(image: Tensor) -> Tensor:
             mean, std = voxels.mean().item(), voxels.std(correction=0).item()
             channel[inside] = (voxels - mean) / (std or 1.0)
     return image
+
+
+def landmarks_of(image: Tensor, present: Tensor) -> NDArray[np.float64]:
+    """Returns the `PERCENTILES` of each channel over its voxels that are not 0.
+
+    Args:
+        image: (C, *spatial).
+        present: (C,) bool, the channels that are there.
+
+    Returns:
+        (C, L); NaN for a channel that is absent or empty.
+
+    Example:
+        >>> landmarks_of(torch.tensor([[0.0, 1.0, 3.0]]), torch.tensor([True]))[0, [0, 5, 10]]
+        array([1.02, 2.  , 2.98])
+    """
+    landmarks = np.full((len(image), len(PERCENTILES)), np.nan)
+    for at in present.nonzero().flatten().tolist():
+        inside = image[at][image[at] != 0]
+        if len(inside):
+            landmarks[at] = np.percentile(inside.numpy().astype(np.float64), PERCENTILES)
+    return landmarks
 
 
 def among(image: Tensor, there: Sequence[bool]) -> Tensor:

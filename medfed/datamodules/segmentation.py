@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -296,6 +297,18 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         hashes_of_cases = [cached_hashes(self.store, case) for case in cases]
         return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
 
+    def unprepared(self, case: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
+        """Reads a case's image with its files' grey values, its label, and (C,) what is there."""
+        held, channels = self.cases[case], self.channel_names
+        plain = Preparation((Rule("none"),) * len(channels))
+        sample = self._as_in_files.prepared(held, plain)
+        return sample["image"], sample["label"], plan.channels & has_channels(held, channels)
+
+    @property
+    def _as_in_files(self) -> VolumeReader:
+        """The reader, if it normalises nothing by itself."""
+        return self.scans
+
     def seen(self, case: str, plan: ClientPlan) -> Seen:
         """Prepares a case for a client's network."""
         if self.store is not None:
@@ -580,6 +593,13 @@ class ImageMasksDataModule(SegmentationDataModule):
     def millimetres(self) -> bool:
         """See the base class: unknown."""
         return False
+
+    @property
+    def _as_in_files(self) -> VolumeReader:
+        """See the base class: 0 for black and 1 for white."""
+        plain: Any = copy.copy(self.scans)
+        plain.normalization = "unit"
+        return cast(VolumeReader, plain)
 
     @property
     def window(self) -> tuple[int, ...]:

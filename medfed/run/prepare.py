@@ -122,19 +122,17 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     from medfed.run.overview.pictures import (
         augmentation_sheet,
         contact_sheet,
-        feature_means,
         intensities,
     )
 
     cohort = cohort_record(data)
     print_cohort(cohort, lines=len(cohort.clients))
     with writing(folder, "set folder to another folder"):
+        figures = {}
         if sheet := contact_sheet(data):
             figures = {"patches": sheet, "intensities": intensities(data)}
             if altered := augmentation_sheet(data):
                 figures["augmentation"] = altered
-        else:
-            figures = {"features": feature_means(data)}
         write_text(folder / "clients.csv", to_csv(cohort))
         save_figures(folder / Places.pictures_folder, figures, kind)
         write_json(folder / Places.cohort_json, cohort.record())

@@ -52,7 +52,6 @@ from medfed.datamodules.tables.columns import (
     Columns,
     Normalization,
     Scaling,
-    Standard,
     constant_remarks,
     fit,
     leak_remarks,
@@ -357,15 +356,6 @@ class TabularDataModule(FederatedDataModule):
     def _numbers(self, client: str) -> Array:
         """Training values of a client's columns of numbers."""
         return self.train_rows[client][:, self.columns.numeric]
-
-    def unscaled(self, client: str) -> Array:
-        """(N, C) training inputs in the table's units, with outliers set to the limit."""
-        rows, scaling = self.train_rows[client], self.scalings[client]
-        known = recode(rows, self.table.names, self.table.categories, self.columns.categories)
-        numbers = self._numbers(client)
-        if isinstance(scaling, Standard):
-            numbers = np.clip(numbers, scaling.low, scaling.high)
-        return self.columns.encode(known, numbers).astype(np.float64)
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` also has the columns and their rounded range."""

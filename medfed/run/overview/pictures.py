@@ -1,11 +1,10 @@
-"""Pictures of what every client would get: samples, intensities and features.
+"""Pictures of what every client would get: samples and intensities.
 
 A contact sheet shows random training samples of every client, as its model gets them.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -23,7 +22,6 @@ from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import augmented
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
 
@@ -270,8 +268,6 @@ _LINE, _WIDTH = "0.3", 0.8  # of all clients together
 _SAMPLES = 48  # training samples per client whose voxels count
 _VOXELS = 200_000  # of them, at most
 _BINS = 60
-_FEATURES = 40  # in a picture of a table
-_NUMBERED = 16  # clients whose means are written out
 
 
 def intensities(data: FederatedDataModule) -> Figure:
@@ -345,61 +341,3 @@ def _heights(values: Array, edges: Array) -> Array:
     counts = np.histogram(values, edges)[0].astype(float)
     heights: Array = np.minimum(counts / max(counts[1:-1].max(), 1), 1.0)
     return heights
-
-
-def feature_means(data: FederatedDataModule) -> Figure:
-    """Draws every client's mean of every feature in the unit of the table, a row per feature.
-
-    Means are those of training rows, without missing cells; for categories and indicators, shares.
-    Colours show how far a mean is from that of all clients, in standard deviations. As in training,
-    values beyond a limit are clipped, so that no outlier dominates a mean.
-
-    Args:
-        data: A data module of a table, after `setup`.
-    """
-    rows = [_raw(data, client) for client in data.clients]
-    pooled = np.concatenate(rows)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of features without any value
-        means = np.stack([np.nanmean(r, axis=0) for r in rows], axis=1)
-        middle, deviation = np.nanmean(pooled, axis=0), np.nanstd(pooled, axis=0)
-    apart = (means - middle[:, None]) / np.where(deviation > 0, deviation, 1.0)[:, None]
-    present = np.stack([c.channels.numpy() for c in data.clients.values()], axis=1)
-    masked = np.ma.masked_array(apart, ~present | np.isnan(apart))
-    most = np.abs(masked).max(axis=1).filled(0)
-    shown = np.sort(np.argsort(-most, kind="stable")[:_FEATURES])
-    names = [data.channel_names[f] for f in shown]
-    width = 0.6 if len(rows) <= _NUMBERED else 0.2
-    figure = Figure(
-        figsize=(3.4 + width * len(rows), 1.9 + 0.22 * len(names)), layout="constrained"
-    )
-    axes = figure.subplots()
-    reach = max(1.0, float(np.abs(masked).max()))
-    axes.set_facecolor("0.8")
-    drawn = axes.imshow(masked[shown], cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
-    if len(rows) <= _NUMBERED:
-        for y, x in np.ndindex(len(names), len(rows)):
-            value = means[shown[y], x]
-            text = f"{value:.3g}" if present[shown[y], x] and not np.isnan(value) else "–"
-            dark = abs(apart[shown[y], x]) > 0.7 * reach
-            axes.text(x, y, text, ha="center", va="center", size=7, color=".95" if dark else "0.1")
-    axes.set_xticks(range(len(rows)), [caption(c) for c in data.clients], rotation=30, ha="left")
-    axes.xaxis.tick_top()
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(length=0, labelsize=8)
-    title = "means of training rows, in the table's units (categories, missing: shares)"
-    if len(shown) < len(deviation):
-        title += f"\n{len(names)} of {len(deviation)} features that differ most"
-    figure.suptitle(title, fontsize=9)
-    bar = figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01)
-    bar.set_label("standard deviations from the mean of all", size=8)
-    bar.ax.tick_params(labelsize=8)
-    return figure
-
-
-def _raw(data: FederatedDataModule, client: str) -> Array:
-    """(N, C) training inputs of a client before they are scaled; NaN where a cell is missing."""
-    if isinstance(data, TabularDataModule):
-        return data.unscaled(client)
-    held = data.clients[client]
-    return held.train_inputs(held.num_samples).double().cpu().numpy()

@@ -1,0 +1,141 @@
+"""The page of ``medfed look`` and ``look.json``; ``templates/look.html`` has the tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from medfed.common.console import say, shown, wide_console
+from medfed.common.errors import ConfigError, few
+from medfed.common.files import write_json, write_text, writing
+from medfed.common.scores import mean_of_known
+from medfed.common.untrusted import read_json
+from medfed.datamodules.descriptions import DEVIATIONS, GREY, MEANS, SPACING, Description
+from medfed.reports.charts import curves, hospitals, looks_in_order
+from medfed.reports.page import rendered
+from medfed.reports.tables import Cell, Table
+from medfed.reports.task_pictures import Picture
+
+_MOST = 40  # names in a picture
+_CAPTIONS = {
+    MEANS: "Each hospital's mean, with one of its standard deviations to both sides, less the mean "
+    "of the hospitals, in their standard deviations.",
+    GREY: "Percentiles of the files' grey values, without those that are 0.",
+}
+
+
+class LookFile(TypedDict):
+    """The content of ``look.json``."""
+
+    hospitals: list[Description]
+
+
+def read_descriptions(paths: Sequence[Path]) -> list[Description]:
+    """Reads the hospitals of several ``look.json``.
+
+    Raises:
+        CheckpointError: If a file cannot be read.
+        ConfigError: If two hospitals have one name.
+    """
+    every = [one for path in paths for one in read_json(path, LookFile)["hospitals"]]
+    names = [one["hospital"] for one in every]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ConfigError(f"The files of 'of' describe {few(twice)} twice; name each file once.")
+    return every
+
+
+def write_look(descriptions: Sequence[Description], folder: Path) -> None:
+    """Writes ``look.html`` and ``look.json``, and prints the tables.
+
+    Args:
+        descriptions: Of the hospitals.
+        folder: A new or empty folder.
+    """
+    by_title, json = tables(descriptions), LookFile(hospitals=list(descriptions))
+    least = {d["hospital"]: d["least"] for d in descriptions if d["least"]}
+    seen = pictures(descriptions, by_title)
+    with writing(folder, "choose another folder by folder=FOLDER"):
+        write_json(folder / "look.json", json)
+        write_text(
+            folder / "look.html", rendered("look.html", tables=by_title, pictures=seen, least=least)
+        )
+    for title, table in by_title.items():
+        if not title.startswith(GREY):
+            wide_console().print(table.printed(title))
+    say(wide_console(), f"Page: {folder / 'look.html'}")
+
+
+Grid = list[list[float | None]]
+
+
+def _grid(descriptions: Sequence[Description], title: str) -> tuple[list[str], list[str], Grid]:
+    """Hospitals, names, and the cells of both; NaN where a hospital has none."""
+    by_hospital = {d["hospital"]: d["tables"][title] for d in descriptions if title in d["tables"]}
+    names = list(dict.fromkeys(name for cells in by_hospital.values() for name in cells))
+    return (
+        list(by_hospital),
+        names,
+        [[cells.get(name, math.nan) for name in names] for cells in by_hospital.values()],
+    )
+
+
+def tables(descriptions: Sequence[Description]) -> dict[str, Table]:
+    """Returns a table by title; the longer of hospitals and names runs downwards.
+
+    Example:
+        >>> one = {"hospital": "va", "least": 5, "tables": {"Patients": {"train": 9, "val": None}}}
+        >>> tables([one])["Patients"].markdown()[2:]
+        ['| train | 9 |', '| val | withheld |']
+    """
+    made = {}
+    for title in dict.fromkeys(title for d in descriptions for title in d["tables"]):
+        across, down, grid = _grid(descriptions, title)
+        lines: Grid = [list(column) for column in zip(*grid, strict=True)]
+        if len(across) > len(down):
+            across, down, lines = down, across, grid
+        rows = [
+            [Cell(shown(name)), *map(_cell, line)] for name, line in zip(down, lines, strict=True)
+        ]
+        made[title] = Table(["name", *map(shown, across)], rows, prose=(0,))
+    return made
+
+
+def _cell(value: float | None) -> Cell:
+    if value is None:
+        return Cell("withheld")
+    return Cell() if math.isnan(value) else Cell(f"{value:.4g}", value=value)
+
+
+def pictures(descriptions: Sequence[Description], titles: Iterable[str]) -> dict[str, Picture]:
+    """Returns a picture by title, where there is more to see than to read."""
+    looks = looks_in_order(d["hospital"] for d in descriptions)
+    made = {}
+    for title in titles:
+        at, names, grid = _grid(descriptions, title)
+        values = np.array(grid, dtype=float)  # None becomes NaN
+        same = len(np.unique(values[~np.isnan(values)])) < 2
+        if same or title in ("Patients", "Outcome", SPACING, DEVIATIONS):
+            continue
+        if title.startswith(GREY):
+            places = [float(name) for name in names]
+            lines = {h: list(zip(places, v, strict=True)) for h, v in zip(at, values, strict=True)}
+            canvas = curves(lines, "percentile", title, looks)
+            made[title] = Picture(canvas, _CAPTIONS[GREY])
+            continue
+        spread, label = np.full_like(values, math.nan), "share of patients"
+        if title == MEANS:
+            spread = np.array(_grid(descriptions, DEVIATIONS)[2], dtype=float)
+            unit, label = np.sqrt(mean_of_known(spread**2, 0)), "standard deviations"
+            unit[~(unit > 0)] = 1.0
+            values, spread = (values - mean_of_known(values, 0)) / unit, spread / unit
+        ends = np.stack([values, values - spread, values + spread], -1)[:, :_MOST].tolist()
+        series = {
+            h: [(v, low, high) for v, low, high in of] for h, of in zip(at, ends, strict=True)
+        }
+        canvas = hospitals(names[:_MOST], series, label, looks, zero=title == MEANS)
+        made[title] = Picture(canvas, _CAPTIONS.get(title, "Shares of patients, by hospital."))
+    return made
