@@ -1,4 +1,4 @@
-"""Samples per second of a training step, from a bare loop to a federation, by device and level.
+"""Samples per second of a training step, from a bare loop to a federation.
 
 The sides, each on the same network, batch size, optimizer (fused SGD with momentum) and data:
 
@@ -7,9 +7,7 @@ The sides, each on the same network, batch size, optimizer (fused SGD with momen
 | bare | an eager loop over batches that are on the device already |
 | compiled | the same loop, the network compiled (`torch.compile`) |
 | overhead | the same, `torch.compile(mode="reduce-overhead")`, PyTorch's own CUDA graphs |
-| eager | medfed, `data.device_gb=0` and `local.graphs=false` |
-| device | medfed, training data on the device |
-| graphs | medfed, and steps as captured graphs |
+| medfed | a round of FedAvg; batches are made in main memory and copied |
 
 A round of FedAvg has every client take `--steps` steps, with aggregation, messages and ledger; the
 bare sides take as many steps in one go. Each side runs in turn, `--repeats` times after one run to
@@ -17,7 +15,7 @@ warm up, and the median counts. Of a GPU the share of time in which it computes 
 (`pip install nvidia-ml-py`), or else summed over the profiler's kernels.
 
     python benchmarks/gpu.py                                # on a GPU
-    python benchmarks/gpu.py --networks unet_3d --clients 1 20 --sides bare graphs
+    python benchmarks/gpu.py --networks unet_3d --clients 1 20 --sides bare medfed
     python benchmarks/gpu.py --device cpu --size tiny       # tries it; no figures of a GPU
     python benchmarks/gpu.py --hashes                       # one rank and two: equal weights?
 """
@@ -57,7 +55,7 @@ from medfed.personalize.fedavg import FedAvg
 ROOT = Path(__file__).resolve().parents[1]
 LR, MOMENTUM = 0.01, 0.9
 BARE = ("bare", "compiled", "overhead")
-LEVELS = ("eager", "device", "graphs")
+SIDES = (*BARE, "medfed")
 
 
 class Shape(NamedTuple):
@@ -132,20 +130,19 @@ def bare(side: str, name: str, size: str, steps: int, device: torch.device) -> C
 
 
 def federated(
-    side: str, name: str, size: str, clients: int, steps: int, device: torch.device
+    name: str, size: str, clients: int, steps: int, device: torch.device
 ) -> Callable[[], object]:
-    """A round of FedAvg, at one of medfed's levels."""
+    """A round of FedAvg."""
     task = task_of(name, size).to(device)
     members = [client(name, size, index, steps) for index in range(clients)]
-    federation, local = assemble(
+    federation, _ = assemble(
         FedAvg(),
         task.network,
         task.loss,
         members,
         optimizer=task.optimizer,
-        budget=LocalBudget(steps=steps, graphs="auto" if side == "graphs" else False),
+        budget=LocalBudget(steps=steps),
     )
-    local.device_gb = 0.0 if side == "eager" else None
     federation.to(device)
     rounds, packets = count(), dict[str, Packet]()
 
@@ -233,7 +230,7 @@ def table(args: argparse.Namespace, device: torch.device) -> None:
                     many, run = 1, bare(side, name, args.size, args.steps, device)
                 else:
                     many = clients
-                    run = federated(side, name, args.size, clients, args.steps, device)
+                    run = federated(name, args.size, clients, args.steps, device)
                 rate, share = measure(run, many * args.steps * batch, args.repeats, device)
                 floor = rate if side == "bare" else floor
                 ratio = "–" if floor is None else f"{rate / floor:.2f}"
@@ -247,7 +244,7 @@ def weights_of(folder: Path, ranks: int, device: torch.device) -> str:
     """Trains a small run on so many ranks; returns a hash of what its server keeps."""
     trainer = "gpu" if device.type == "cuda" else "cpu" if ranks == 1 else "ddp"
     words = (
-        *("experiment=digits_pfednet", "algorithm=fedavg", "rounds=2", "local.graphs=false"),
+        *("experiment=digits_pfednet", "algorithm=fedavg", "rounds=2"),
         *("logger=none", "progress=false", f"trainer={trainer}", f"trainer.devices={ranks}"),
     )
     command = [sys.executable, str(ROOT / "scripts" / "train.py"), *words, f"folder={folder}"]
@@ -259,7 +256,7 @@ def weights_of(folder: Path, ranks: int, device: torch.device) -> str:
 
 
 def hashes(device: torch.device) -> None:
-    """Says whether the eager path leaves equal bits on one rank and on two."""
+    """Says whether one rank and two leave equal bits."""
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         print("Two ranks need two GPUs; here is one.")
         return
@@ -272,7 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--networks", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--sides", nargs="+", default=[*BARE, *LEVELS], choices=[*BARE, *LEVELS])
+    parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 5, 20, 100])
     parser.add_argument("--steps", type=int, default=16, help="per client and round")
     parser.add_argument("--repeats", type=int, default=5)

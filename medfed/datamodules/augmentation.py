@@ -62,14 +62,14 @@ class ChannelDropout:
         Returns:
             The image and each sample's remaining channels, ``(B, C)`` bool.
         """
-        rng, there = torch_rng(seed, "channel_dropout"), present[..., :: self.planes].cpu()
+        rng, there = torch_rng(seed, "channel_dropout"), present[..., :: self.planes]
         coins, counts = torch.rand(len(image), generator=rng), torch.rand(len(image), generator=rng)
         places = torch.rand(len(image), there.shape[-1], generator=rng)
         lost = (counts * there.sum(-1)).long() * (coins < self.chance)
         # Of the present channels those with the smallest random numbers are dropped.
         rank = torch.where(there, places, torch.inf).argsort(1).argsort(1)
         kept = there & (rank >= lost[:, None])
-        kept = onto(kept.repeat_interleave(self.planes, 1), image.device)
+        kept = kept.repeat_interleave(self.planes, 1)
         return self.only(image, kept, present), kept
 
     def only(self, image: Tensor, kept: Tensor, present: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ class Chain:
         image, label = image.clone(), label.clone()
         moved = (image, label) if self.regions else (image,)
         for axis, coin in zip(self.flips, coins, strict=False):
-            chosen = _numbers(coin, image.device)
+            chosen = torch.from_numpy(np.flatnonzero(coin))
             for values in moved:
                 values[chosen] = values[chosen].flip(axis + 2)
         quarter, affine, *acting = coins[len(self.flips) :]
@@ -287,8 +287,8 @@ class Chain:
             @ create_translate(dims, (draw(-recipe.shift, recipe.shift, dims) * size).tolist())
             for _ in range(int(coin.sum()))
         ]
-        chosen = _numbers(coin, moved[0].device)
-        theta = onto(torch.from_numpy(np.stack(maps)).float(), chosen.device)
+        chosen = torch.from_numpy(np.flatnonzero(coin))
+        theta = torch.from_numpy(np.stack(maps)).float()
         for values, mode in zip(moved, ("bilinear", "nearest"), strict=False):
             resample = AffineTransform(
                 mode=mode, padding_mode="reflection", align_corners=False, zero_centered=True
@@ -330,11 +330,6 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
     images = torch.stack([torch.as_tensor(d["image"]) for d in done]).as_subclass(Tensor)
     labels = torch.stack([torch.as_tensor(d["label"]) for d in done]).as_subclass(Tensor)
     return images.to(image.dtype), labels.to(label.dtype)
-
-
-def _numbers(coin: NDArray[np.bool_], device: torch.device) -> Tensor:
-    """(n,) int64: the chosen samples; with a mask a GPU would have to count them first."""
-    return onto(torch.from_numpy(np.flatnonzero(coin)), device)
 
 
 @contextmanager

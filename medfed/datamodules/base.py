@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
-from medfed.common.checks import check_fields, check_not_negative
+from medfed.common.checks import check_fields
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import sha256
@@ -194,8 +194,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             from 0, every patient is tested once.
         batch_size: Samples per training batch.
         eval_batch_size: Samples per evaluation batch.
-        device_gb: The GPU keeps training samples up to this size (10^9 bytes), first those of the
-            clients that train first; None: a quarter of its free memory.
         augment: See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
         keep_out: Clients that join after training; set it before `setup`.
         balanced: Whether training batches carry their client's class weights; set it before
@@ -220,7 +218,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     fold: Sequence[int] | None = None
     batch_size: int = 32
     eval_batch_size: int = 256
-    device_gb: Annotated[float | None, check_not_negative] = None
     augment: Augmentation | Augment | None = field(default=None, init=False)
     flips: Sequence[int] = field(default=(), init=False)
     workers: int = field(default=0, init=False)

@@ -18,8 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, one_thread, torch_rng
-from medfed.common.tensors import onto
-from medfed.datamodules.augmentation import Augment, Chain, ChannelDropout, augmented
+from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.splits import Split
 
@@ -74,7 +73,7 @@ def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
 
     Args:
         values: (N, ...), a tensor or `Rows`.
-        index: (B,) int64, preferably on the same device.
+        index: (B,) int64.
 
     Returns:
         (B, ...), a copy.
@@ -84,10 +83,10 @@ def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
         [[3.0], [1.0]]
     """
     if not isinstance(values, Tensor):
-        return values.take(index.cpu())
-    if values.device.type != "cpu" or torch.get_num_threads() == 1:
-        return values.index_select(0, index.to(values.device))
-    return torch.from_numpy(values.numpy().take(index.cpu().numpy(), axis=0))
+        return values.take(index)
+    if torch.get_num_threads() == 1:
+        return values.index_select(0, index)
+    return torch.from_numpy(values.numpy().take(index.numpy(), axis=0))
 
 
 def consecutive(values: Tensor | Rows, index: Tensor) -> Tensor:
@@ -161,7 +160,6 @@ class ClientData:
     _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
     # `replace` does not pass it on: it holds only this client's samples.
     source: BatchSource | None = field(default=None, init=False, repr=False)
-    _near: Batch = field(default_factory=dict, init=False, repr=False)  # what `keep_on` copied
 
     def __post_init__(self) -> None:
         if self.num_samples == 0:
@@ -188,32 +186,6 @@ class ClientData:
         present = counts > 0
         return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
 
-    @property
-    def device_bytes(self) -> int | None:
-        """What `keep_on` would copy; None if batches must be made in main memory.
-
-        This is so if samples are on disk or cut anew, if worker processes make the batches, or if a
-        user's transform alters them, which may not support devices.
-        """
-        block = [self.train[name] for name in ("image", "label")]
-        alone = self.source is None and self.fresh is None
-        if not alone or not (self.augment is None or isinstance(self.augment, Chain)):
-            return None
-        sizes = [values.nbytes for values in block if isinstance(values, Tensor)]
-        return sum(sizes) if len(sizes) == len(block) else None
-
-    def keep_on(self, device: torch.device) -> None:
-        """Copies the training samples to a device, which gathers batches from then on.
-
-        Args:
-            device: The device of the batches from `train_batches`. They equal those of main memory,
-                which still provides their order and all random numbers.
-        """
-        names = ("channels", "class_weights", "annotated")
-        kept = {n: self.train[n] for n in ("image", "label", "present") if n in self.train}
-        kept |= {n: getattr(self, n) for n in names}
-        self._near = {n: onto(t, device) for n, t in kept.items() if isinstance(t, Tensor)}
-
     def samples(self, index: Tensor) -> Batch:
         """Picks training samples, without augmentation.
 
@@ -235,8 +207,6 @@ class ClientData:
             As `samples`, with B = `batch_size` or fewer samples.
         """
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
-        if self._near:
-            order = onto(order, self._near["image"].device)
         batches = order.split(self.batch_size)
         if self.source is not None:
             yield from self.source.batches(self.id, seed, batches)
@@ -285,7 +255,7 @@ class ClientData:
     def _samples_of(self, seed: int) -> Block:
         """The samples of an epoch, cut once for all its batches."""
         if self.fresh is None:
-            return self._near or self.train
+            return self.train
         if self._drawn is None or self._drawn[0] != seed:
             self._drawn = seed, self.fresh.block(seed)
         return self._drawn[1]
@@ -329,34 +299,27 @@ class ClientData:
                 yield {**self._batch(**taken), **more}
 
     def _picked(self, block: Block, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and the channels that are there, (B, C), on the images' device."""
+        """Images, labels and the channels that are there, (B, C)."""
         image, label = gather(block["image"], index), gather(block["label"], index)
         if "present" in block:
-            return image, label, onto(gather(block["present"], index), image.device)
-        return image, label, self._beside("channels", image).expand(len(image), -1)
+            return image, label, gather(block["present"], index)
+        return image, label, self.channels.expand(len(image), -1)
 
     def _batch(self, image: Tensor, label: Tensor, present: Tensor | None = None) -> Batch:
         if label.ndim > 1 and label.dtype != torch.float32:
             label = label.float()  # stored as uint8: a quarter of the memory
         if present is None:
-            present = self._beside("channels", image).expand(image.shape[0], -1)
+            present = self.channels.expand(image.shape[0], -1)
         batch = {"image": image, "label": label, "channels": present}
         if self.annotated is not None:
-            batch["annotated"] = self._beside("annotated", image).expand(image.shape[0], -1)
+            batch["annotated"] = self.annotated.expand(image.shape[0], -1)
         return batch
 
     def _training_batch(self, image: Tensor, label: Tensor, present: Tensor) -> Batch:
         batch = self._batch(image, label, present)
         if self.balanced:
-            batch["class_weights"] = self._beside("class_weights", image).expand(len(label), -1)
+            batch["class_weights"] = self.class_weights.expand(len(label), -1)
         return batch
-
-    def _beside(self, name: str, image: Tensor) -> Tensor:
-        """The client's entries of a batch, on the images' device."""
-        kept = self._near.get(name)
-        if kept is not None and kept.device == image.device:
-            return kept
-        return onto(getattr(self, name), image.device)
 
 
 def finding_counts(label: Tensor) -> Tensor:

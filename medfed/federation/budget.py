@@ -129,8 +129,6 @@ class LocalBudget:
             by rounding; ``auto``: on a CPU if it is probably faster.
         compile: Whether ``torch.compile`` compiles the loss for batches of full size, which changes
             results by rounding and takes minutes before the first step.
-        graphs: Whether a GPU replays steps as captured graphs, if possible; ``auto``: if there is a
-            GPU. Results do not change.
         offload: Whether main memory holds a client's state, and the GPU only while the client
             trains.
 
@@ -152,7 +150,6 @@ class LocalBudget:
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
     compile: bool = False
-    graphs: bool | Literal["auto"] = "auto"
     offload: bool = False
 
     def __post_init__(self) -> None:
@@ -303,27 +300,20 @@ def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
     return saved
 
 
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor], in_place: bool = False
-) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
     """Restores the state from :func:`save_optimizer`; any other state is dropped.
 
     Args:
         optimizer: An optimizer of the same parameters.
         saved: Its state.
-        in_place: Whether to fill its existing tensors instead of replacing them.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    before = dict(optimizer.state) if in_place else {}
     optimizer.state.clear()
     for name, value in saved.items():
         index, field = name.split("/", 1)
         parameter, field, number = parameters[int(index)], field.removesuffix("#"), "#" in field
-        place = before.get(parameter, {}).get(field)
         if number:
             put: Any = value.item()
-        elif isinstance(place, Tensor):
-            put = place.copy_(value)
         elif value.shape == parameter.shape:
             put = torch.empty_like(parameter, dtype=value.dtype).copy_(value)  # in its layout
         else:

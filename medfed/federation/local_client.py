@@ -295,8 +295,6 @@ class Pool:
         everyone: The data of all clients, including this one.
     """
 
-    device_bytes = None  # its batches are of many clients' samples, which it does not hold
-
     def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
         self._data = data
         self._everyone = list(everyone)

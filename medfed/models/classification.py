@@ -173,7 +173,7 @@ class ClassificationTask(TaskModule):
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         # A plain tensor, moved once: a buffer would travel with the weights of the network, and a
-        # copy from the host in every step would break CUDA graphs.
+        # copy from main memory in every step would make a GPU wait.
         if self._weights is None:
             return None
         if (self._weights.device, self._weights.dtype) != (like.device, like.dtype):

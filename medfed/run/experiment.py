@@ -257,11 +257,6 @@ def check_device(config: RunDescription) -> None:
     Raises:
         ConfigError: If it has none.
     """
-    if config.local.get("graphs") is True and config.trainer.accelerator == "cpu":
-        raise ConfigError(
-            "local.graphs=true is for GPUs; choose local.graphs=auto, or trainer=gpu on a "
-            "machine with a GPU."
-        )
     if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise no_gpu(config.trainer.accelerator)
 

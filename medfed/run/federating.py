@@ -57,7 +57,6 @@ def federate(
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
     federation.absent_folder = folder_of_absent(federation, Path(config.folder))
-    local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
     hide_clients(config, federation, across=everyone is not None)
     say_untrained(federation.algorithm, local.split, data)

@@ -243,7 +243,6 @@ def _check(
         (mixes, "BatchNorm mixes the patients of a batch", unfrozen),
         (config.local.budget == "paper", "each part may take all steps", "local.budget=equal"),
         (config.local.compile, "draws differ in size", "local.compile=false"),
-        (config.local.graphs is True, "draws differ in size", "local.graphs=auto"),
         (half, "single gradients overflow in float16", "trainer.precision=32-true"),
     )
 

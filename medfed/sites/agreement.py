@@ -72,7 +72,6 @@ SITE_KEYS: dict[str, Any] = {
     "data.root": "data",
     "data.cache": None,
     "data.memory_gb": 2.0,
-    "data.device_gb": None,
     "data.workers": 0,
     "init.weights": None,
     "partition.file": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.federation.algorithm import Cohort
-from medfed.federation.local_client import on_disk
+from medfed.federation.local_client import LocalClient, on_disk
 from medfed.federation.reference import run_reference
 from tests.contract.harness import federation, lossy
 
@@ -48,3 +49,23 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path):
         on_disk({"state": {"personal": {"w": torch.ones(1)}}}, tmp_path / "file")
     with pytest.raises(ConfigError, match="memory_gb must not be negative"):
         Cohort(memory_gb=-1)
+
+
+def test_a_client_has_its_state_on_the_device_for_its_turn(monkeypatch):
+    plain, other = (federation("ditto")[1] for _ in range(2))
+    keep, moves = LocalClient._keep, []
+
+    def kept(client, saved, device):
+        moves.append((client.id, client.steps_done, device))
+        keep(client, saved, device)
+
+    local = next(iter(other.clients.values())).trainer
+    local.budget = replace(local.budget, offload=True)
+    main = torch.device("cpu", 0)  # another name than the network's device has
+    monkeypatch.setattr(LocalClient, "home", main)
+    monkeypatch.setattr(LocalClient, "_keep", kept)
+    run_reference(other, 1)
+    done = {c: client.steps_done for c, client in other.clients.items()}
+    turns = [((c, 0, torch.device("cpu")), (c, done[c], main)) for c in other.ids]
+    assert moves == [move for turn in turns for move in turn]
+    assert other.digests() == run_reference(plain, 1).digests()

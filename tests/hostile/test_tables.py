@@ -335,7 +335,6 @@ PATCHES = {
     "data.patches_per_patient=0": "patches_per_patient must be 1 or more",
     "data.background_share=nan": "data.background_share must be in [0, 1], not nan",
     "data.memory_gb=nan": "data.memory_gb must not be negative, not nan",
-    "data.device_gb=-1": "data.device_gb must not be negative, not -1",
     "data.val_fraction=nan": MUST,
     "model=linear": "",
     "model=logistic": "",

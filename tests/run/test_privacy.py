@@ -43,7 +43,6 @@ REFUSED = [
     (["algorithm=marina"], "MARINA asks for gradients of one draw at several points"),
     (["algorithm=pooled"], "Pooled trains on the patients of all clients"),
     (["algorithm=pfednet"], r"sketch.* \(algorithm.graph.*without noise; change algorithm.graph"),
-    (["local.graphs=true"], "draws differ in size; set local.graphs=auto"),
     (["local.budget=paper"], "each part may take all steps; set local.budget=equal"),
     (["privacy.example.delta=0.2"], r"delta=0.2 does not protect the \d+ patients of"),
 ]

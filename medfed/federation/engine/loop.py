@@ -4,8 +4,7 @@ A client's call of ``train`` calls :meth:`LocalTrainer.run`. It loads the client
 shared network. Each step takes batches, lets autograd add the gradient of their loss and of the
 method's penalty, clips it, and has the optimizer move the parameters. Then the method may change
 them and compute further gradients. ``network.py`` holds the weights and their optimizers;
-``gradients.py`` calls ``backward``. If the network is on a GPU, or several clients train in
-parallel, ``gpu/`` takes the same steps in another way; no other run imports it.
+``gradients.py`` calls ``backward``. All of this happens on the network's device.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +42,6 @@ from medfed.federation.engine.network import Plan, WorkingNetwork
 from medfed.federation.engine.private import Drawable
 from medfed.federation.split import ParameterSplit, Update, nothing_to_train
 
-if TYPE_CHECKING:
-    from medfed.federation.engine.gpu.steps import GpuSteps
-
 _log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
 
@@ -69,8 +65,6 @@ class LocalTrainer:
         model: The network, its entries and their optimizers.
         gradients: Computes gradients, and counts passes.
         rates: The step size of each round.
-        gpu: Takes the steps if the network is on a GPU.
-        device_gb: Room for training samples on a GPU; see ``gpu/steps.py``.
     """
 
     def __init__(
@@ -88,26 +82,9 @@ class LocalTrainer:
         self.split, self.budget, self.seed = split, budget or LocalBudget(), seed
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.measure = measure
-        self.device_gb: float | None = None
-        layout = self.budget.channels_last
-        self.model = WorkingNetwork(network, self.split, optimizer, layout, self._moved)
+        self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
         self.gradients = Gradients(loss, self.budget.compile)
-        self.gpu: GpuSteps | None = None
         self._said = False
-
-    def _moved(self, device: torch.device) -> None:
-        """Chooses how to take steps on the network's current device."""
-        if self.gpu is not None and self.gpu.device == device:
-            self.gpu.clear()  # what it captured is of tensors that are no longer the network's
-        elif device.type == "cuda" and self.gradients.private is None:
-            # Experimental and only for GPUs: no other run imports it.
-            from medfed.federation.engine.gpu.steps import gpu_steps
-
-            # A compiled loss is an alternative to captured steps, not a part of them.
-            captures = bool(self.budget.graphs) and self.gradients.compiled_loss is None
-            self.gpu = gpu_steps(device, captures, self.device_gb)
-        else:
-            self.gpu = None
 
     @property
     def network(self) -> nn.Module:
@@ -164,7 +141,7 @@ class LocalTrainer:
     def _begin(self, data: ClientData, update: Update) -> Plan:
         """Returns the plan of training a part on a client's data."""
         self.gradients.begin(data.batch_size)
-        return self.model.plan(update, Plan if self.gpu is None else self.gpu.plan)
+        return self.model.plan(update)
 
     def _steps(self, data: ClientData, plan: Plan, key: Key, steps: int, how: How) -> float:
         """Takes all steps of a call; returns the mean loss of their batches."""
@@ -186,12 +163,8 @@ class LocalTrainer:
             for group in islice(stream, steps):
                 if direction is not None:
                     total += self._step_along(direction, plan, group, stream)
-                elif self.gpu is not None:
-                    total += self.gpu.step(
-                        self.step, self.gradients, self.network, plan, group, penalty, watch
-                    )
                 else:
-                    total += self.step(plan, group, penalty, watch)
+                    total += self._step(plan, group, penalty, watch)
                 if after_step is not None:
                     with torch.no_grad():
                         live = plan.trained, plan.buffers
@@ -199,24 +172,14 @@ class LocalTrainer:
                         after_step(plan.trained, at)
         return float(total) / steps
 
-    def step(
+    def _step(
         self,
         plan: Plan,
         group: Sequence[Batch],
         penalty: Penalty | None,
         watch: WatchedForward | None,
     ) -> Tensor:
-        """Takes one gradient step.
-
-        Args:
-            plan: What it trains.
-            group: Its batches.
-            penalty: A term added to the loss.
-            watch: Watches the forward passes, and may add a term.
-
-        Returns:
-            The mean loss over the samples, without the penalties.
-        """
+        """Takes one gradient step; returns the mean loss over its samples, without penalties."""
         forget(plan.parameters)
         loss = self.gradients.add(group, plan.trained, plan.buffers, penalty, watch)
         self._descend(plan)
@@ -365,11 +328,10 @@ class LocalTrainer:
 
     def _batches(self, data: ClientData, seed: int) -> Iterator[Batch]:
         if self.gradients.private is not None:
-            draws = self.gradients.private.batches(_drawable(data), seed)
-            return (to_device(batch, self.model.device) for batch in draws)
-        if self.gpu is not None:
-            return self.gpu.samples.batches(data, seed, self.model.device)
-        return (to_device(batch, self.model.device) for batch in data.train_batches(seed))
+            batches = self.gradients.private.batches(_drawable(data), seed)
+        else:
+            batches = data.train_batches(seed)
+        return (to_device(batch, self.model.device) for batch in batches)
 
 
 def _drawable(data: ClientData) -> Drawable:

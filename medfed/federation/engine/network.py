@@ -7,7 +7,7 @@ only the copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -62,11 +62,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.parameters = list(self.trained.values())
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Chooses how the optimizer steps: over all tensors together if they are small."""
-        # Less Python per step. Large tensors would fall out of the cache between two operations.
+        # Steps over all tensors together need less Python. Large ones would fall out of the cache.
         together = type(self.optimizer) in _EITHER_WAY
         together = together and all(t.device.type == "cpu" for t in self.parameters)
         size = sum(map(Tensor.numel, self.parameters))
@@ -92,23 +88,8 @@ class Plan:
                     parameter.requires_grad_(needed)
         forget([*self.fixed, *self.parameters])
         for options in self.optimizer.param_groups:
-            self.set_rate(options, rates[options["name"]] if rates else rate)
-        if memory:
-            self.restore(memory)
-        else:
-            self.refresh()
-
-    def set_rate(self, options: dict[str, Any], rate: float) -> None:
-        """Sets the step size of a group."""
-        options["lr"] = rate
-
-    def restore(self, memory: Mapping[str, Tensor]) -> None:
-        """Restores an optimizer state."""
-        restore_optimizer(self.optimizer, memory)
-
-    def refresh(self) -> None:
-        """Clears the optimizer's state."""
-        self.optimizer.state.clear()
+            options["lr"] = rates[options["name"]] if rates else rate
+        restore_optimizer(self.optimizer, memory or {})
 
 
 class WorkingNetwork:
@@ -119,7 +100,6 @@ class WorkingNetwork:
         split: Shared and personal names.
         optimizer: Makes an optimizer of a list of parameters or groups of them.
         channels_last: The layout of convolutions; see :func:`medfed.federation.budget.lay_out`.
-        moved: Called with the network's device after its tensors have moved.
 
     Attributes:
         make_optimizer: See ``optimizer``.
@@ -132,11 +112,10 @@ class WorkingNetwork:
         split: ParameterSplit,
         optimizer: OptimizerFactory,
         channels_last: ChannelsLast = False,
-        moved: Callable[[torch.device], None] = lambda _: None,
     ) -> None:
         self.network, self.split, self.make_optimizer = network, split, optimizer
         self.normalises = False
-        self._channels_last, self._moved = channels_last, moved
+        self._channels_last = channels_last
         self._plans: dict[Update, Plan] = {}
         self._entries: Tensors = {}
         self._places: list[tuple[dict[str, Any], str, Tensor | None]] = []
@@ -171,7 +150,6 @@ class WorkingNetwork:
         ]
         self.normalises = normalises_batches(self.network)
         self._plans.clear()
-        self._moved(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -193,18 +171,13 @@ class WorkingNetwork:
         # The modules are known, and the walk through a deep network takes as long as a small step.
         return training_mode(self.network, self.split.policy, self.split.base, self._modules)
 
-    def plan(self, update: Update, kind: Callable[..., Plan] = Plan) -> Plan:
-        """Returns the plan of training one part, or both.
-
-        Args:
-            update: The part to train.
-            kind: Makes the plan of what is in it.
-        """
+    def plan(self, update: Update) -> Plan:
+        """Returns the plan of training one part, or both."""
         entries = self.entries
         if (plan := self._plans.get(update)) is None:
             trained = select(entries, self.split.parameters(update))
             outside = self.split.buffers.union(trained)
-            plan = kind(
+            plan = Plan(
                 trained,
                 [t for n, t in entries.items() if n not in outside],
                 select(entries, self.split.names(update)),
