@@ -257,7 +257,6 @@ def _images(folder: Path) -> Iterable[Family]:
     import SimpleITK as sitk
     from PIL import Image
 
-    from medfed.datamodules.readers.metaimage import open_scan
     from medfed.datamodules.readers.pictures import load_picture, read_mask
     from medfed.datamodules.readers.volumes import check_finite, read_volume
 
@@ -287,13 +286,9 @@ def _images(folder: Path) -> Iterable[Family]:
         drawn.save(file := folder / f"a.{ending}")
         yield Family(ending, [file.read_bytes()], _file(file, picture), share=4)
 
-    def meta(path: Path) -> Read:
-        found = open_scan(path)
-        return [np.array(found.voxels[:2, :2, :2]), np.array(found.spacing)]
-
     for name in ("a.mha", "a.mhd"):
         seeds = [(folder / name).read_bytes()]
-        yield Family(f"metaimage {name[1:]}", seeds, _file(folder / name, meta), share=6)
+        yield Family(f"metaimage {name[1:]}", seeds, _file(folder / name, volume), share=6)
 
 
 def _tables(folder: Path) -> Iterable[Family]:

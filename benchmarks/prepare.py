@@ -42,7 +42,7 @@ import numpy as np
 from medfed.datamodules.cache.store import ITEMS, Item, Recipe, build
 from medfed.datamodules.ct_patches import Candidates, PatchSpec, centre_voxels, read_patches
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.readers.metaimage import open_scan
+from medfed.datamodules.readers.volumes import read_geometry
 
 Process = subprocess.Popen[str]
 SEALS = f"*/{ITEMS}/*.json"
@@ -99,17 +99,19 @@ def needed(made: Recipe) -> list[Read]:
     """The headers and rows that the preparation reads, each row once."""
     found = []
     for header, points, spec in (item.args for item in made.items):
-        scan = open_scan(header)
-        nx, ny, nz = scan.size.tolist()
+        grid = read_geometry(header, "LPS")
+        nx, ny, nz = grid.shape
         wanted = np.zeros((nz, ny), dtype=bool)
         _, h, d = spec.grid.tolist()
-        for _, y, z in centre_voxels(scan, points).tolist():
+        for _, y, z in centre_voxels(header, grid, points).tolist():
             first = max(z - d // 2, 0), max(y - h // 2, 0)
             wanted[first[0] : z - d // 2 + d, first[1] : y - h // 2 + h] = True
         runs = np.flatnonzero(np.diff(np.pad(wanted.ravel(), 1).astype(np.int8))).reshape(-1, 2)
         found.append(Read(header, (0,), header.stat().st_size))
         for begin, end in runs.tolist():
-            found.append(Read(scan.storage.file, (2 * nx * begin,), 2 * nx * (end - begin)))
+            found.append(
+                Read(header.with_suffix(".raw"), (2 * nx * begin,), 2 * nx * (end - begin))
+            )
     return found
 
 

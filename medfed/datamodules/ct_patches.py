@@ -2,9 +2,9 @@
 
 Only the rows of a scan that a patch needs are read.
 
-A patch is axial and on the patient grid of `readers.metaimage`, for every direction matrix of a
-scan: h runs from front to back, w from the patient's right to left, d from foot to head. The
-candidate's voxel is at ``size // 2``; voxels outside the scan are air.
+A patch is axial and on the nearest axes of the patient, for every direction matrix of a scan: h
+runs from front to back, w from the patient's right to left, d from foot to head. The candidate's
+voxel is at ``size // 2``; voxels outside the scan are air.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import check_fields, check_positive
 from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.readers import itk
 from medfed.datamodules.readers.csv_files import csv_rows
-from medfed.datamodules.readers.metaimage import Scan, open_scan
+from medfed.datamodules.readers.volumes import Geometry, read_geometry
 
 Patches = NDArray[np.int16]
 Ints = NDArray[np.int64]  # (3,) along x, y, z
@@ -135,17 +136,17 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
     Raises:
         DataError: If the scan cannot be read or a candidate lies outside of it.
     """
-    scan = open_scan(header)
-    centres = centre_voxels(scan, candidates)
-    first, last = _reach(spec, scan.spacing)
-    size, steps = (last - first + 1)[::-1], spec.steps(scan.spacing)
+    grid = read_geometry(header, "LPS")
+    voxels, centres = hounsfield(header, grid), centre_voxels(header, grid, candidates)
+    first, last = _reach(spec, grid.spacing)
+    size, steps = (last - first + 1)[::-1], spec.steps(grid.spacing)
     patches = np.empty((len(candidates), *spec.shape), dtype=np.int16)
     rows = []
     for patch, begin in zip(patches, (centres + first)[:, ::-1], strict=True):
         inner = np.maximum(begin, 0)
         box = tuple(map(slice, inner, begin + size))
         # A file stores whole rows along x, so checking them costs nothing more.
-        rows.append(scan.voxels[box[:2]])
+        rows.append(voxels[box[:2]])
         block = np.full(size, spec.pad_hu, dtype=np.int16)  # with air beyond the scan
         part = rows[-1][..., box[2]]
         block[tuple(slice(s, s + n) for s, n in zip(inner - begin, part.shape, strict=True))] = part
@@ -154,15 +155,59 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
             # neighbours.
             block = _resample(np.clip(block, *spec.window), first, spec.grid, steps)
         patch[:] = block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
-    _check_hounsfield(scan.storage.file, rows)
+    _check_hounsfield(header, rows)
     return np.clip(patches, *spec.window, out=patches)
 
 
-def centre_voxels(scan: Scan, candidates: Candidates) -> Ints:
+def hounsfield(header: Path, grid: Geometry) -> NDArray[np.int16]:
+    """Returns the voxels (z, y, x) of a scan, read from disk on access where that is possible.
+
+    Args:
+        header: The scan's header.
+        grid: Of the scan, with the axes of the result.
+
+    Raises:
+        DataError: If they cannot be read, or are not finite.
+    """
+    from nibabel.orientations import apply_orientation
+
+    voxels = itk.voxels(header)
+    if voxels.dtype != np.int16:
+        if voxels.ndim > 3 or not np.isfinite(voxels).all():
+            raise DataError(
+                f"{header} has NaN or infinite voxels, or several values per voxel; repair the "
+                "file or leave the scan out."
+            )
+        ends = np.iinfo(np.int16)
+        voxels = np.rint(np.clip(voxels, ends.min, ends.max)).astype(np.int16)
+    return np.asarray(apply_orientation(voxels, grid.turn)).T
+
+
+def locate(grid: Geometry, world: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Transforms points of a CSV, whose axes are ITK's: to the left, the back and the head.
+
+    Args:
+        grid: The voxels of a scan.
+        world: (n, 3) mm x y z.
+
+    Returns:
+        (n, 3) continuous index into the voxels; an integer is the middle of one.
+
+    Example:
+        >>> grid = Geometry((4, 4, 4), np.diag([-2.0, -2.0, 1.0, 1.0]), 1, np.eye(4), np.eye(2))
+        >>> locate(grid, np.array([[2.0, 1.0, 3.0]])).tolist()
+        [[1.0, 0.5, 3.0]]
+    """
+    inverse = np.linalg.inv(itk.LPS @ grid.affine)
+    return np.asarray(world @ inverse[:3, :3].T + inverse[:3, 3])
+
+
+def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
     """Finds the voxels that hold the candidates.
 
     Args:
-        scan: The scan.
+        header: The scan's header.
+        grid: The scan's voxels, with axes to the left, the back and the head.
         candidates: n points.
 
     Returns:
@@ -173,14 +218,14 @@ def centre_voxels(scan: Scan, candidates: Candidates) -> Ints:
         DataError: If one lies outside the scan; names its row.
     """
     # Rounding errors of the transform must not decide the side of a border.
-    voxels = np.floor(np.round(scan.locate(candidates.world), 6) + 0.5).astype(np.int64)
-    outside = ((voxels < 0) | (voxels >= scan.size)).any(axis=1)
+    voxels = np.floor(np.round(locate(grid, candidates.world), 6) + 0.5).astype(np.int64)
+    outside = ((voxels < 0) | (voxels >= grid.shape)).any(axis=1)
     if outside.any():
         at = int(outside.argmax())
         point = ", ".join(f"{mm:g}" for mm in candidates.world[at])
         raise DataError(
             f"{candidates.source}, data row {candidates.row[at]}: ({point}) mm lies outside scan "
-            f"{scan.storage.header}; mend or remove the row."
+            f"{header}; mend or remove the row."
         )
     return voxels
 

@@ -9,7 +9,7 @@ from scipy.ndimage import center_of_mass, label
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
-from medfed.datamodules.ct_patches import read_points
+from medfed.datamodules.ct_patches import hounsfield, locate, read_points
 from medfed.datamodules.generated.hospitals import CtHospital
 from medfed.datamodules.generated.luna16 import (
     FLIPPED,
@@ -21,7 +21,7 @@ from medfed.datamodules.generated.luna16 import (
     write_scan,
 )
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.metaimage import open_scan
+from medfed.datamodules.readers.volumes import read_geometry
 
 TINY = LunaCohort(hospitals=3, patients=4, shape=(48, 44, 24), lookalikes=10, seed=1)
 BARE = {"hospitals": 1, "patients": 2, "shape": (24, 24, 16), "lookalikes": 4}
@@ -92,12 +92,12 @@ def test_annotated_nodules_are_found_to_half_a_voxel_in_the_files(tmp_path):
         voxels = voxels[:, ::-1, ::-1] if flipped else voxels
         direction = FLIPPED if flipped else np.eye(3).ravel()
         header = write_scan(tmp_path, f"1.{n}", voxels, spacing, origin, direction)
-        scan = open_scan(header)
-        read = scan.voxels
+        scan = read_geometry(header, "LPS")
+        read = hounsfield(header, scan)
         blobs, count = label(read > -500)
         assert count == 2
         found = np.array(center_of_mass(read + 900.0, blobs, [1, 2]))[:, ::-1]  # x, y, z
-        located = scan.locate(np.array([place + middle for place in truth]))
+        located = locate(scan, np.array([place + middle for place in truth]))
         assert np.abs(found - located).max() < 0.5
         # The header's numbers, read by nibabel's algebra instead of SimpleITK's.
         image = sitk.ReadImage(str(header))
@@ -115,9 +115,9 @@ def test_nodules_stand_out_from_the_lung_where_the_annotations_say(luna):
     contrast = []
     for n, series in enumerate(nodules.series):
         header = next(p.files["header"] for p in reader.patients() if p.id == series)
-        scan = open_scan(header)
-        read = scan.voxels
-        x, y, z = np.rint(scan.locate(nodules.world[nodules.scan == n])).astype(int).T
+        scan = read_geometry(header, "LPS")
+        read = hounsfield(header, scan)
+        x, y, z = np.rint(locate(scan, nodules.world[nodules.scan == n])).astype(int).T
         contrast.extend((read[z, y, x] - np.median(read[read < -600])).tolist())
     assert np.median(contrast) > 400
     assert np.mean(np.array(contrast) > 100) > 0.9

@@ -7,10 +7,10 @@ import SimpleITK as sitk
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
-from medfed.datamodules.ct_patches import PatchSpec, extract, find_scans, read_points
+from medfed.datamodules.ct_patches import PatchSpec, extract, find_scans, hounsfield, read_points
 from medfed.datamodules.generated.luna16 import write_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.metaimage import open_scan
+from medfed.datamodules.readers.volumes import read_geometry
 
 from .luna_files import image_of, noise, write_csv, write_luna
 
@@ -279,35 +279,36 @@ def test_bad_scans_are_named_before_any_voxel_is_read(luna, damage, message):
 def test_headers_and_voxels_that_are_damaged(tmp_path):
     header = write_scan(tmp_path, "1.2", SMALL)
     damage_dimension(header)
-    with pytest.raises(DataError, match=r"1\.2\.mhd has x dimensions"):
-        open_scan(header)
+    with pytest.raises(DataError, match=r"1\.2\.mhd has NDims = 'x', which must be 3"):
+        read_geometry(header)
     for name in ("2.2.mhd", "2.3.mha"):
         path = tmp_path / name
         sitk.WriteImage(image_of(SMALL), str(path), useCompression=True)
         voxels = path if name.endswith("mha") else path.with_suffix(".zraw")
         voxels.write_bytes(voxels.read_bytes()[:-99])
-        scan = open_scan(path)
+        scan = read_geometry(path, "LPS")
         with pytest.raises(DataError, match=r"2\.\d\.\w+ is truncated or corrupt"):
-            _ = scan.voxels
+            hounsfield(path, scan)
     flat = sitk.GetImageFromArray(SMALL[0])
     sitk.WriteImage(flat, str(tmp_path / "3.mhd"))
-    with pytest.raises(DataError, match="has 2 dimensions"):
-        open_scan(tmp_path / "3.mhd")
+    with pytest.raises(DataError, match="NDims = '2', which must be 3"):
+        read_geometry(tmp_path / "3.mhd")
 
 
 def test_nan_voxels_are_named(tmp_path):
     voxels = SMALL.astype(np.float32)
     voxels[3, 2, 1] = np.nan
     sitk.WriteImage(image_of(voxels), str(tmp_path / "1.mhd"))
-    with pytest.raises(DataError, match=r"1\.raw has NaN or infinite voxels"):
-        _ = open_scan(tmp_path / "1.mhd").voxels
+    with pytest.raises(DataError, match=r"1\.mhd has NaN or infinite voxels"):
+        hounsfield(tmp_path / "1.mhd", read_geometry(tmp_path / "1.mhd", "LPS"))
 
 
 def test_a_raw_file_that_shrinks_while_it_is_read(luna):
     reader = Luna16Reader(luna)
-    scan = open_scan(luna / "subset0" / f"{SERIES[0]}.mhd")
-    damage_cut(scan.storage.header)
-    with pytest.raises(DataError, match=r"100\.raw is truncated or corrupt"):
-        _ = scan.voxels
+    header = luna / "subset0" / f"{SERIES[0]}.mhd"
+    scan = read_geometry(header, "LPS")
+    damage_cut(header)
+    with pytest.raises(DataError, match=r"100\.raw has 1433 bytes"):
+        hounsfield(header, scan)
     with pytest.raises(DataError, match=r"has 1433 bytes"):
-        extract(scan.storage.header, reader.candidates_of(SERIES[0]), PatchSpec())
+        extract(header, reader.candidates_of(SERIES[0]), PatchSpec())

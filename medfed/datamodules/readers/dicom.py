@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.metaimage import corrupt, missing
-from medfed.datamodules.readers.nrrd import affine_of, itk_header, reason
+from medfed.datamodules.readers.itk import affine_of, corrupt, itk_header, missing, reason
 
 _SERIES = "0020|000e"
 _UNEVEN = 0.05  # of the distance of two slices

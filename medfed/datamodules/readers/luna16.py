@@ -26,7 +26,8 @@ from medfed.common.seeding import derive_seed
 from medfed.datamodules.ct_patches import Candidates, Points, find_scans, read_points
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.metaimage import open_scan, storage_of
+from medfed.datamodules.readers.itk import source_of
+from medfed.datamodules.readers.volumes import read_geometry
 
 RULE = (
     "all nodules; of the other candidates those that rank first by a hash of seed, series and "
@@ -160,12 +161,12 @@ class Luna16Reader(Reader):
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`."""
-        return open_scan(patient.files["header"]).spacing
+        return read_geometry(patient.files["header"]).spacing
 
     def _patient(self, series: str, centre: str | None) -> Patient:
         header = self._scans[series]
         files = {"header": header}
-        if (voxels := storage_of(header).file) != header:
+        if (voxels := source_of(header).file) != header:
             files["raw"] = voxels
         negatives, positives = np.bincount(self._candidates[series].label, minlength=2).tolist()
         return Patient(series, files, centre, counts=(negatives, positives))

@@ -6,9 +6,8 @@ axes oblique to the patient's are taken for the nearest ones. :func:`read_geomet
 alone, :func:`read_volume` the voxels too, and :func:`as_stored` turns a result back onto the axes
 of the file, so that a mask lies on its scan in any viewer.
 
-SimpleITK reads NRRD and DICOM. NIfTI is read by nibabel, as SimpleITK gives other voxels without a
-word where a packed file is torn; MetaImage by :mod:`~medfed.datamodules.readers.metaimage`, for the
-same reason.
+SimpleITK reads NRRD, MetaImage and DICOM. NIfTI is read by nibabel, as SimpleITK gives other voxels
+without a word where a packed file is torn.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers import dicom, metaimage, nrrd
-from medfed.datamodules.readers.metaimage import corrupt, missing
+from medfed.datamodules.readers import dicom, itk
+from medfed.datamodules.readers.itk import INFLATION, corrupt, missing
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
-_INFLATION = 1032  # the most bytes that deflate unpacks from one
 _PADDING = 1 << 20  # zeros that may follow the voxels
 
 
@@ -123,7 +121,7 @@ def files_of(path: Path) -> list[Path]:
     if path.is_dir():
         return dicom.files(path)
     if path.suffix.lower() == ".mhd":
-        return list(dict.fromkeys([path, metaimage.storage_of(path).file]))
+        return list(dict.fromkeys([path, itk.source_of(path).file]))
     return [path]
 
 
@@ -132,11 +130,12 @@ def files_of_case(files: Iterable[Path]) -> list[Path]:
     return [file for path in files for file in files_of(path)]
 
 
-def read_geometry(path: Path) -> Geometry:
+def read_geometry(path: Path, towards: str = "RAS") -> Geometry:
     """Reads the header of a volume, and no voxel.
 
     Args:
         path: A NIfTI, NRRD or MetaImage file, or the folder of one DICOM series.
+        towards: Where the three axes run to; the affine leads to mm in RAS in any case.
 
     Returns:
         Where its voxels lie.
@@ -145,7 +144,7 @@ def read_geometry(path: Path) -> Geometry:
         DataError: If it is missing, unreadable, flat, sheared, of no valid affine, or a series with
             a slice missing.
     """
-    from nibabel.orientations import inv_ornt_aff, io_orientation
+    from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
     module = _format(path)
     shape, channels, stored = module.header(path) if module else _nifti_header(path)
@@ -161,6 +160,7 @@ def read_geometry(path: Path) -> Geometry:
     turn = io_orientation(stored)
     if sorted(turn[:, 0].tolist()) != [0, 1, 2]:  # voxels of which one side is next to nothing
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
+    turn = ornt_transform(turn, axcodes2ornt(towards))
     size = [0, 0, 0]
     for n, axis in zip(shape, turn[:, 0].astype(int), strict=True):
         size[axis] = int(n)
@@ -293,8 +293,9 @@ def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) 
 
 def _format(path: Path) -> Any:
     """The module that reads a file by its ``header`` and ``voxels``; None for NIfTI, read here."""
-    modules = {".mha": metaimage, ".mhd": metaimage, ".nrrd": nrrd}
-    return dicom if path.is_dir() else modules.get(suffix_of(path))
+    if path.is_dir():
+        return dicom
+    return itk if suffix_of(path) in (".mha", ".mhd", ".nrrd") else None
 
 
 def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
@@ -359,7 +360,7 @@ def _check_length(path: Path, image: Any) -> int:
     stored = image.dataobj
     wanted: int = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
     size = path.stat().st_size
-    most = size * _INFLATION if path.suffix == ".gz" else size
+    most = size * INFLATION if path.suffix == ".gz" else size
     if path.suffix in (".gz", ".nii") and (wanted > most or wanted < 0):
         raise DataError(
             f"{path} is truncated or corrupt ({size} bytes cannot hold the {wanted} of its "

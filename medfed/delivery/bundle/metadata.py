@@ -176,8 +176,9 @@ def further(facts: Mapping[str, Any]) -> dict[str, str]:
     """
     code = facts.get("code") or {"require": {}}
     every = {**(facts.get("packages") or {}), **code["require"]}
-    resampled = (facts.get("input", {}).get("patches") or {}).get("spacing")
-    if facts.get("largest_part") or resampled:
+    patches = facts.get("input", {}).get("patches") or {}  # of CT scans, which are MetaImage
+    every |= {"SimpleITK": version("SimpleITK")} if patches else {}
+    if facts.get("largest_part") or patches.get("spacing"):
         every["scipy"] = version("scipy")
     return {name: known for name, known in every.items() if name not in ("monai", "numpy")}
 

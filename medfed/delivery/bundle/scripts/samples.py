@@ -28,13 +28,13 @@ from medfed.datamodules.ct_patches import (
     to_unit,
 )
 from medfed.datamodules.readers.csv_files import read_features
-from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.readers.pictures import (
     arrays_of,
     channels_first,
     read_image,
     unit_range,
 )
+from medfed.datamodules.readers.volumes import read_geometry
 from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.bundle.scripts.predictor import Answer, Predictor
 from medfed.delivery.bundle.scripts.scans import check_spacing, find_images
@@ -349,7 +349,7 @@ def _patches(
         ) from error
     resampled = range(0 if spec.spacing is None else len(spec.size))  # may be of any spacing
     axes = [axis for axis in range(3) if axis not in resampled]
-    check_spacing(open_scan(header).spacing, predictor.facts, tolerance, header, axes)
+    check_spacing(read_geometry(header).spacing, predictor.facts, tolerance, header, axes)
     patches = extract(header, candidates, spec)
     return torch.from_numpy(to_unit(patches, spec.window, predictor.present.numpy()))
 
