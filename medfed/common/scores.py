@@ -21,7 +21,7 @@ from medfed.common.files import csv_text
 _TOLD = 10  # clients with a sentence each
 _BOUNDED = (
     *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1", "cpm"),
-    *("iou", "dice", "dice_case", "nsd"),
+    *("iou", "dice", "dice_case", "nsd", "cindex"),
 )
 # The worst and the best possible value of each metric; others have neither.
 _ENDS: dict[str, tuple[float, float]] = {
@@ -29,6 +29,7 @@ _ENDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("ece", "brier"), (1.0, 0.0)),
     **dict.fromkeys(("loss", "log_loss", "hd95", "rmse", "mae"), (math.inf, 0.0)),
     "r2": (-math.inf, 1.0),
+    "pairs": (0.0, math.inf),
 }
 _users_metrics: dict[str, tuple[float, float]] = {}  # likewise
 
@@ -286,6 +287,8 @@ def label_of(metric: str) -> str:
         "hd95": "Hausdorff distance, 95th percentile (mm)",
         "nsd": "normalised surface Dice",
         "loss": "loss (nats)",
+        "cindex": "C-index",
+        "pairs": "comparable pairs",
     }
     base, _, region = metric.partition("/")
     return known.get(base, base.replace("_", " ")) + (f", {region}" if region else "")

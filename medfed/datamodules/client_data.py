@@ -105,8 +105,8 @@ class ClientData:
 
     A *block* maps names to tensors (or `Rows`, whose samples stay on disk) with the same first
     dimension: ``image`` (N, C, *spatial) or (N, F) float32; ``label`` (N, R, *spatial) for regions
-    (any dtype; batches carry float32), (N,) int64 for classes or (N, K) float32 for findings (1, 0,
-    or NaN where unknown); ``case`` (N,) int64, the index of
+    (any dtype; batches carry float32), (N,) int64 for classes, (N, K) float32 for findings (1, 0,
+    or NaN where unknown) or (N, 2) float64 for times and events; ``case`` (N,) int64, the index of
     the patient in ``patients[split]``. Where some samples lack a channel that the client has,
     ``present`` (N, C) bool says which channels each one has. Blocks for evaluation may also have
     ``spacing`` (N, 3) float32, the mm between voxels along the three axes, including the distance
@@ -325,10 +325,14 @@ class ClientData:
 def finding_counts(label: Tensor) -> Tensor:
     """Counts findings (N, K): (2 K,) samples without each, then samples with each.
 
+    Of times and events, which are float64, it counts all samples together: (1,).
+
     Example:
         >>> finding_counts(torch.tensor([[1.0, float("nan")], [0.0, 1.0]])).tolist()
         [1.0, 0.0, 1.0, 1.0]
     """
+    if label.dtype == torch.float64:
+        return torch.tensor([float(len(label))])
     return torch.cat([(label == value).sum(0) for value in (0, 1)]).float()
 
 

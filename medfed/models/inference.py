@@ -89,6 +89,20 @@ class FindingInference(Inference):
 
 
 @dataclass(frozen=True)
+class SurvivalInference(Inference):
+    """The survival until the ends of intervals, ``(B, J)``, of the logits of their hazards.
+
+    Example:
+        >>> SurvivalInference().probabilities(torch.zeros(1, 2)).tolist()
+        [[0.5, 0.25]]
+    """
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Returns the survival."""
+        return F.logsigmoid(-logits).cumsum(1).exp()
+
+
+@dataclass(frozen=True)
 class OutcomeInference(Inference):
     """A continuous outcome, which the network predicts in standard units.
 

@@ -139,14 +139,14 @@ class FiniteOnly:
         rows = self.meter.cases() if isinstance(self.meter, HasCases) else []
         if self.failed:
             for row in rows:
-                numbers = {n: v for n, v in row.items() if isinstance(v, float)}
+                numbers = {n: v for n, v in row.items() if isinstance(v, float) and n != "time"}
                 row |= {n: _failure(n) for n, v in numbers.items() if not math.isnan(v)}
         return rows
 
 
 def _failure(column: str) -> float:
     """The values of a failed model's row: NaN for probabilities, which have no worst value."""
-    if column.split("/")[0] in ("probability", "prediction"):
+    if column.split("/")[0] in ("probability", "prediction", "risk", "survival"):
         return math.nan
     return worst_value(column)
 

@@ -26,6 +26,7 @@ from medfed.common.untrusted import read_rows, reading
 from medfed.config.sections import select
 from medfed.functional.scores import case_class_scores, finding_scores, outcome_scores
 from medfed.functional.statistics import RESAMPLES, patients_anew
+from medfed.functional.survival import survival_scores
 from medfed.records.folder import Run
 from medfed.records.predictions import read_predictions
 from medfed.reports.runs import Runs
@@ -356,6 +357,9 @@ def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Flo
         return lambda cases, w: outcome_scores(cases["prediction"], cases["label"], w)
     if module == "medfed.models.findings":
         return lambda cases, w: finding_scores(cases, model.findings, w)
+    if module == "medfed.models.survival":
+        cuts = [*map(float, model.cuts)]
+        return lambda cases, w: survival_scores(cases, w, cuts, model.horizon, model.least_events)
     if module == "medfed.models.segmentation":
         from medfed.models.segmentation_meter import overlap_scores
 

@@ -307,8 +307,18 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
         raise ConfigError(
             "model=findings and data.reader.findings=[...] need each other; set both."
         )
+    if getattr(data, "survival", False) != ("cuts" in config.model):
+        raise ConfigError("model=survival and data.outcome=survival need each other; set both.")
     background = has_background(config.model, facts)
     said["out_channels"] = data.num_classes + background
+    if config.model.get("loss") == "cox":
+        said["out_channels"] = 1
+        largest = max(client.num_samples for client in data.clients.values())
+        if data.batch_size < largest:
+            raise ConfigError(
+                "model.loss=cox compares all patients of a hospital in each step; set "
+                f"data.batch_size={largest} or more, or model.loss=hazard."
+            )
     facts = {**said, **given}
     for key, value in given.items():
         if key != "patch_size" and value != said[key]:

@@ -76,6 +76,8 @@ class Examined:
             if positive is not None:
                 columns["lesion"] = columns["label"] == positive
                 columns["score"] = columns[f"probability/{positive}"]
+            if "event" in columns:  # pooled concordances compare patients of one hospital
+                columns["hospital"] = np.full(len(rows), len(examined.cases))
             examined.cases[client] = columns
         return examined
 

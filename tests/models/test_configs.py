@@ -21,12 +21,12 @@ def names(group: str) -> list[str]:
 
 def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> DictConfig:
     """The root keys that a training configuration supplies."""
-    tabular = model in ("linear", "logistic", "mlp", "mlp_regression")
+    tabular = model in ("linear", "logistic", "mlp", "mlp_regression", "survival")
     root = {
         "in_channels": 7 if tabular else 2,
         "out_channels": 1 if model in ("linear", "mlp_regression") else 2,
         "spatial_dims": 2,
-        "regions": ["whole", "core"],
+        "regions": ["12.5", "60"] if model == "survival" else ["whole", "core"],
         "exclusive": False,
         "millimetres": True,
         "patch_size": [32, 32],
@@ -53,6 +53,8 @@ def step(task: TaskModule, cfg: DictConfig) -> None:
     batch = {"image": image, "label": label}
     if hasattr(task, "findings"):
         batch |= {"label": torch.eye(2), "class_weights": torch.ones(2, 2)}
+    if hasattr(task, "cuts"):
+        batch |= {"label": torch.tensor([[20.0, 1.0], [30.0, 0.0]])}
     built = task.configure_optimizers()
     before = [p.detach().clone() for p in task.parameters()]
     task.loss(batch).backward()

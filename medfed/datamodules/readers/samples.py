@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from medfed.datamodules.splits import Split
 
 Index = NDArray[np.int64]
+
+
+def is_survival(label: NDArray[Any]) -> bool:
+    """Says whether labels (N, 2) are times and events: float64, whereas findings are float32."""
+    return label.ndim == 2 and label.dtype == np.float64
+
+
 Shares = Sequence[float] | None
 
 
@@ -27,7 +34,8 @@ class Samples:
     """The facts about N samples other than their features or pixels.
 
     Attributes:
-        labels: (N,) int64 class indices, or floats for continuous outcomes.
+        labels: (N,) int64 class indices, floats for continuous outcomes, or (N, 2) float64 times
+            and events, of which the events are the strata of splits.
         num_classes: K.
         patients: (N) patient id of every sample.
         centres: (N) hospital of every sample; empty if unknown.
@@ -55,6 +63,11 @@ class Samples:
     def continuous(self) -> bool:
         """Whether labels are outcomes rather than classes."""
         return self.labels.dtype.kind == "f"
+
+    @property
+    def survival(self) -> bool:
+        """Whether labels are times and events."""
+        return is_survival(self.labels)
 
     @property
     def grouped(self) -> bool:
@@ -106,9 +119,9 @@ class Samples:
 
     def _classes(self, rows: list[int]) -> tuple[int | None, tuple[int, ...] | None]:
         """The class that all rows share, if any, and the samples per class if needed."""
-        if self.continuous:
+        if self.continuous and not self.survival:
             return None, None
-        labels = [int(self.labels[row]) for row in rows]
+        labels = [int(self.labels[row][1] if self.survival else self.labels[row]) for row in rows]
         counts = tuple(np.bincount(labels, minlength=self.num_classes).tolist())
         return labels[0] if len(set(labels)) == 1 else None, counts if self.grouped else None
 

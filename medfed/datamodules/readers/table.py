@@ -195,7 +195,7 @@ def recode(
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["classes", "continuous"]
+Outcome = Literal["classes", "continuous", "survival"]
 Unlabelled = Literal["error", "drop"]
 # Of two labels the later one in the alphabet is positive, as yes is in English only.
 _YES = {"ja", "oui", "si", "sí", "sì", "sim", "tak", "da", "igen", "evet", "ano", "kyllä", "да"}
@@ -212,7 +212,7 @@ class Table:
     Attributes:
         names: (F) names of the feature columns.
         features: (N, F) float64; a missing cell is NaN, a category its position in `categories`.
-        labels: (N,) int64 class indices, or float64: outcomes.
+        labels: (N,) int64 class indices, or float64: outcomes; (N, 2) float64 times and events.
         classes: (K) class names, or the name of the outcome.
         patients: (N) patient id of every row.
         centres: (N) hospital of every row; empty where none is known.
@@ -246,6 +246,7 @@ def read_csv(
     categorical: Sequence[str] | Literal["auto"] = (),
     drop: Sequence[str] = (),
     unlabelled: Unlabelled = "error",
+    time: str | None = None,
 ) -> Table:
     """Reads a CSV file.
 
@@ -260,12 +261,14 @@ def read_csv(
         header: Column names of a file that has no header line.
         negative: Label values that count as class 0, where `positive` is given; None takes all
             others.
-        outcome: What the label column holds: ``classes``, or numbers that are ``continuous``.
+        outcome: What the label column holds: ``classes``, numbers that are ``continuous``, or
+            whether the event of ``survival`` happened: 1 or 0, unless `positive` says otherwise.
         categorical: Names of the feature columns that hold categories, whatever they are written
             as; ``auto`` takes those that hold texts, and leaves out what cannot be a feature; see
             `find_kinds`.
         drop: Names of columns that are no features.
         unlabelled: Whether a row without a label is an error, or left out.
+        time: Name of the column with the time of the event or the last visit, for survival.
 
     Returns:
         The table.
@@ -275,12 +278,16 @@ def read_csv(
         ConfigError: If a column does not exist; lists those that do.
     """
     sheet = Sheet.read(path, header)
-    if features is not None and label.lower() in {f.lower() for f in features}:
-        raise ConfigError(
-            f"data.features names {label}, which is data.label: the model would see the answer."
-        )
+    answers = {"data.event": label, "data.time": time} if time else {"data.label": label}
+    for key, answer in answers.items():
+        if answer.lower() in {f.lower() for f in features or ()}:
+            raise ConfigError(
+                f"data.features names {answer}, which is {key}: the model would see the answer."
+            )
     try:
-        used = check_names("column", [c for c in (label, centre, patient) if c], sheet.columns)
+        used = check_names(
+            "column", [c for c in (label, time, centre, patient) if c], sheet.columns
+        )
         dropped = check_names("column", drop, sheet.columns) if drop else ()
         names = tuple(c for c in sheet.columns if c not in used and c not in dropped)
         if features is not None:
@@ -288,11 +295,14 @@ def read_csv(
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if unlabelled == "drop":
-        sheet = sheet.labelled(label)
+        for answer in answers.values():
+            sheet = sheet.labelled(answer)
     names, categories = find_kinds(sheet, names, categorical, given=features is not None)
     labels, classes = (
         (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
+        else _survival(sheet, label, time, positive, negative)
+        if time
         else _classes(sheet, sheet.known(label, _WITHOUT), positive, negative)
     )
     count = len(sheet.rows)
@@ -397,6 +407,22 @@ def _outcomes(sheet: Sheet, name: str) -> NDArray[np.float64]:
             "set data.outcome=classes.",
         )
     return outcomes
+
+
+def _survival(
+    sheet: Sheet, event: str, time: str, positive: Values | None, negative: Values | None
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Time and event per row, and the names of the two states."""
+    if positive is None:
+        positive, negative = [1], [0] if negative is None else negative
+    happened, _ = _classes(sheet, sheet.known(event, _WITHOUT), positive, negative)
+    times = _outcomes(sheet, time)
+    if (times < 0).any():
+        first = int(np.flatnonzero(times < 0)[0])
+        raise sheet.bad(
+            first + 1, f", column {time}: the time {times[first]:g} is negative; mend the row."
+        )
+    return np.stack([times, happened.astype(float)], axis=1), ("no event", "event")
 
 
 def _classes(

@@ -46,6 +46,7 @@ from medfed.datamodules.tables.columns import (
     limits,
     moments,
 )
+from medfed.functional.survival import BINS, histogram, quantile_cuts
 
 Agreed = TypeVar("Agreed")
 Merging = Generator[bytes, Sequence[bytes], None]
@@ -204,11 +205,13 @@ class Agreement:
         columns: The inputs.
         scaling: The scaling of all clients, or None if each has its own.
         outcome: Mean and deviation of a continuous outcome; None for classes.
+        cuts: The ends of the intervals of survival; empty for other outcomes.
     """
 
     columns: Columns
     scaling: Scaling | None
     outcome: list[float] | None = None
+    cuts: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +226,7 @@ class Question:
         pooled: Whether all clients share one scaling.
         categorical: The columns that have categories.
         continuous: Whether to agree on the scale of a continuous outcome.
+        intervals: Of survival, on whose ends to agree; 0 for none.
     """
 
     names: Sequence[str]
@@ -231,6 +235,12 @@ class Question:
     pooled: bool
     categorical: Sequence[str] = ()
     continuous: bool = False
+    intervals: int = 0
+
+    @property
+    def outcomes(self) -> bool:
+        """Whether to agree on facts about outcomes."""
+        return self.continuous or self.intervals > 0
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -255,7 +265,8 @@ def agree(
         question: The settings.
         train: (N, F) training rows of every client; NaN is missing, a category its position.
         categories: Of the columns that have some.
-        outcomes: (N,) outcomes of every client's rows, if they are continuous.
+        outcomes: (N,) outcomes of every client's rows, if they are continuous; (N, 2) times and
+            events.
         patients: (N,) the patient of every client's rows; None: each row is one.
 
     Returns:
@@ -287,7 +298,7 @@ def tell(
         question: The settings.
         rows: (N, F) the client's training rows.
         categories: The client's, of the columns that have some.
-        outcomes: (N,) of the rows, if they are continuous.
+        outcomes: (N,) of the rows, if they are continuous; (N, 2) times and events.
         patients: (N,) of the rows; None: each row is one.
 
     Returns:
@@ -302,7 +313,9 @@ def tell(
     first = _about(rows, names, categories, question.indicator, patients)
     if pooled:
         first |= _extent(numbers, question.normalization)
-    if outcomes is not None:
+    if question.intervals and outcomes is not None:
+        first["events"] = histogram(*outcomes.T)
+    elif outcomes is not None:
         first["outcome"] = sums_of(outcomes)
     if not first:
         return Agreement(
@@ -311,18 +324,19 @@ def tell(
     width = numbers.shape[1]
     form: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
     form |= dict.fromkeys(ends, width) if pooled else {}
-    form |= {"outcome": SCALE} if outcomes is not None else {}
+    form |= {"outcome": SCALE} if question.continuous else {}
+    form |= {"cuts": question.intervals} if question.intervals else {}
     answer = unpacked((yield packed(first)), form)
     shared = {name: tuple(answer["categories"][name]) for name in categories}
     columns = Columns(tuple(names), shared, tuple(n for n in names if n in answer["indicators"]))
-    scale = answer.get("outcome")
+    facts = answer.get("outcome"), answer.get("cuts", ())
     if not pooled:
-        return Agreement(columns, None, scale)
+        return Agreement(columns, None, *facts)
     limits_of_all = [np.array(answer[end]) for end in ends]
     low, *_, high = limits_of_all
     if question.normalization != "standard":
         return Agreement(
-            columns, MinMax(low, high, question.normalization == "exact_minmax"), scale
+            columns, MinMax(low, high, question.normalization == "exact_minmax"), *facts
         )
     median = limits_of_all[1]
     apart = np.clip(numbers, low, high) - median
@@ -333,7 +347,7 @@ def tell(
     }
     last = unpacked((yield packed(sums)), dict.fromkeys(("mean", "sd"), width))
     mean, sd = np.array(last["mean"]), np.array(last["sd"])
-    return Agreement(columns, Standard(low, high, median, mean, sd), scale)
+    return Agreement(columns, Standard(low, high, median, mean, sd), *facts)
 
 
 def merge(question: Question) -> Merging:
@@ -343,17 +357,23 @@ def merge(question: Question) -> Merging:
         DataError: If a client's message has the wrong form.
     """
     names, categorical, pooled = question.names, question.categorical, question.pooled
-    if not (question.indicator == "auto" or categorical or pooled or question.continuous):
+    if not (question.indicator == "auto" or categorical or pooled or question.outcomes):
         return
     form: dict[str, Any] = {} if question.indicator != "auto" else {"missing": list(names)}
     form |= {"categories": dict.fromkeys(categorical)} if categorical else {}
     width = len(names) - len(categorical)
     form |= dict.fromkeys(("count", *question.ends), width) if pooled else {}
     form |= {"outcome": SUMS} if question.continuous else {}
+    form |= {"events": BINS} if question.intervals else {}
     messages = [unpacked(content, form) for content in (yield b"")]
     answer = _merged(messages, question)
     if question.continuous:
         answer["outcome"] = scale_of([one["outcome"] for one in messages])
+    if question.intervals:
+        counts = np.sum([one["events"] for one in messages], axis=0)
+        if not counts.any():
+            raise DataError("No training patient of any client had the event; check data.event.")
+        answer["cuts"] = quantile_cuts(counts, question.intervals)
     contents = yield packed(answer)
     if pooled and question.normalization == "standard":
         sums = dict.fromkeys(("count", "sum", "squares"), width)

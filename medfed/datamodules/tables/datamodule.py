@@ -9,14 +9,15 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_known, checked_scale
+from medfed.common.checks import check_known, check_positive, checked_scale
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import ExistingPath
 from medfed.common.floors import Statistic
@@ -60,6 +61,7 @@ from medfed.datamodules.tables.columns import (
     say_unknown,
     value_range,
 )
+from medfed.functional.survival import BINS
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,8 @@ class TabularDataModule(FederatedDataModule):
     The clients agree on the C inputs: see `columns.Columns` and `agreement`.
 
     An outcome is float32, in its original unit; the model predicts in standard units, with the mean
-    and deviation that the clients have agreed on.
+    and deviation that the clients have agreed on. Survival is (B, 2): times and events; the
+    ``class_names`` are the ends of the intervals on which the clients have agreed.
 
     Attributes:
         path: A CSV file (or what `reader` reads); None takes the table `embedded`.
@@ -91,7 +94,7 @@ class TabularDataModule(FederatedDataModule):
         reader: Reads `path` if it is not a CSV file; the reader then decides the columns.
         negative: Label values that count as class 0, if `positive` is given; None takes all others.
         outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
-            numbers.
+            numbers; ``"survival"`` has the columns `time` and `event` instead.
         embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
         eval_batch_size: Rows per evaluation batch.
         normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
@@ -104,13 +107,18 @@ class TabularDataModule(FederatedDataModule):
             (True), none, or with ``"auto"`` those in which any client misses a training cell.
         drop: Columns of a CSV file that are no features.
         unlabelled: What to do about rows of a CSV file without a label: ``"error"`` or ``"drop"``.
+        time: Column with the time of the event, or of the last visit of a patient without it.
+        event: Column that is 1 if the event happened, else 0; `positive` may name other values.
+        intervals: Number of intervals of time, which have as many events each over all clients, as
+            the sum of their histograms says.
+        cuts: The ends of the intervals; None lets the clients agree.
         outcome_scale: Mean and deviation of continuous outcomes, the units of the model; None:
             those of all clients' training rows, for which each client sends three sums. ``(0, 1)``
             does not scale outcomes.
 
     Raises:
-        ConfigError: If a choice is unknown, a scale is invalid, or classes are named for a
-            continuous outcome.
+        ConfigError: If a choice is unknown, a scale or the cuts are invalid, classes are named for
+            a continuous outcome, or survival lacks a column.
     """
 
     _: KW_ONLY
@@ -133,9 +141,26 @@ class TabularDataModule(FederatedDataModule):
     outcome_scale: Sequence[float] | None = None
     drop: Sequence[str] = ()
     unlabelled: Unlabelled = "error"
+    time: str | None = None
+    event: str | None = None
+    intervals: Annotated[int, check_positive] = 10
+    cuts: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        survival = self.outcome == "survival"
+        if not survival == (self.time is not None) == (self.event is not None):
+            raise ConfigError(
+                "data.outcome=survival needs data.time=COLUMN and data.event=COLUMN, and other "
+                "outcomes have neither."
+            )
+        if self.cuts is not None and not (
+            survival and self.cuts and all(a < b for a, b in pairwise([0.0, *self.cuts]))
+        ):
+            raise ConfigError(
+                "data.cuts are the ends of intervals of data.outcome=survival; give increasing "
+                "times above 0, or leave it at null."
+            )
         if self.outcome == "continuous" and not (self.positive is None and self.negative is None):
             raise ConfigError(
                 "data.positive and data.negative name classes; leave them out with "
@@ -155,7 +180,7 @@ class TabularDataModule(FederatedDataModule):
         if (path := expanded(self.path)) is not None and self.reader is None:
             return read_csv(
                 path,
-                self.label,
+                self.event or self.label,
                 self.features,
                 self.centre,
                 self.patient,
@@ -166,6 +191,7 @@ class TabularDataModule(FederatedDataModule):
                 "auto" if self.categorical is None else self.categorical,
                 self.drop,
                 self.unlabelled,
+                self.time,
             )
         if path is None:
             check_known("data.embedded", self.embedded, EMBEDDED)
@@ -217,7 +243,8 @@ class TabularDataModule(FederatedDataModule):
             return []
         with csv_rows(path) as rows:
             columns = [c.strip() for c in self.header or next(rows)]
-        other = {name.lower() for name in (self.label, *self.drop)}
+        answers = (self.event or self.label, self.time or "")
+        other = {name.lower() for name in (*answers, *self.drop)}
         free = [c for c in columns if c.lower() not in other]
         return role_remarks(free, self.centre, self.patient)
 
@@ -248,6 +275,11 @@ class TabularDataModule(FederatedDataModule):
         scale = self.outcome_scale or self.agreement.outcome
         return None if scale is None else list(scale)
 
+    @property
+    def survival(self) -> bool:
+        """Whether labels are times and events."""
+        return self.samples.survival
+
     def join(self, other: TabularDataModule) -> None:
         """Takes over the agreement of a federation, for a hospital that joins it later.
 
@@ -265,10 +297,12 @@ class TabularDataModule(FederatedDataModule):
         if self.agreement is None:
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
             question = self._question(self.facts())
-            outcomes = self.train_outcomes if question.continuous else None
+            outcomes = self.train_outcomes if question.outcomes else None
             self.agreement, self.exchanged = agree(
                 question, trained, table.categories, outcomes, self.train_patients
             )
+        if self.survival:
+            self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         columns = self.columns
         rows = recode(table.features, table.names, table.categories, columns.categories)
         self.channel_names = tuple(name for name, _ in columns.inputs())
@@ -306,7 +340,7 @@ class TabularDataModule(FederatedDataModule):
         ((client, rows),) = self.train_rows.items()
         if self.agreement is None:
             question = self._question(self.facts())
-            outcomes = self.train_outcomes[client] if question.continuous else None
+            outcomes = self.train_outcomes[client] if question.outcomes else None
             self.agreement = yield from tell(
                 question, rows, self.table.categories, outcomes, self.train_patients[client]
             )
@@ -317,9 +351,10 @@ class TabularDataModule(FederatedDataModule):
 
     def facts(self) -> dict[str, Any]:
         """See the base class; adds the columns with categories, and the label."""
-        continuous = self.samples.continuous
+        continuous = self.samples.continuous and not self.survival
+        more = {"survival": True} if self.survival else {}
         categories = sorted(self.table.categories)
-        return {**super().facts(), "categories": categories, "continuous": continuous}
+        return {**super().facts(), "categories": categories, "continuous": continuous, **more}
 
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
@@ -329,6 +364,10 @@ class TabularDataModule(FederatedDataModule):
             key = "data.outcome_scale"
             count = len(np.unique(patients))
             statistics.append(Statistic(client, "the sums of the outcome", key, SUMS, count))
+        if question.intervals:
+            count = len(np.unique(patients))
+            what = "the counts of events by time"
+            statistics.append(Statistic(client, what, "data.cuts", BINS, count))
         for name, column in zip(question.names, self.train_rows[client].T, strict=True):
             known = len(np.unique(patients[~np.isnan(column)]))
             if not (question.pooled and known) or name in question.categorical:
@@ -351,6 +390,7 @@ class TabularDataModule(FederatedDataModule):
             pooled=self.scaling == "pooled",
             categorical=facts["categories"],
             continuous=facts.get("continuous", False) and self.outcome_scale is None,
+            intervals=self.intervals if facts.get("survival") and self.cuts is None else 0,
         )
 
     def _numbers(self, client: str) -> Array:
@@ -391,8 +431,9 @@ class TabularDataModule(FederatedDataModule):
         taken = rows[index]
         image = self.columns.encode(taken, scaling.scale(taken[:, self.columns.numeric]))
         label = torch.from_numpy(self.samples.labels[index])
+        keeps = self.survival or not label.is_floating_point()
         return {
             "image": torch.from_numpy(image) * present,
-            "label": label.float() if label.is_floating_point() else label,
+            "label": label if keeps else label.float(),
             "case": torch.from_numpy(case),
         }

@@ -28,10 +28,13 @@ from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.samples import is_survival
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.functional.survival import kaplan_meier
 from medfed.records.places import Places
 
+_EVENTS = ("no event", "event")
 _COLUMNS = 6  # classes with a column each; more share one column
 
 
@@ -40,7 +43,7 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
 
     Args:
         block: ``label`` is (N,) int64 for K classes, (N,) floats for an outcome, (N, K) for
-            findings, or (N, R, *spatial) for regions.
+            findings, (N, 2) float64 for times and events, or (N, R, *spatial) for regions.
         num_classes: K or R.
 
     Returns:
@@ -58,6 +61,8 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
         return torch.tensor([len(label)]), len(label)
     if label.ndim == 1:
         return torch.bincount(label, minlength=num_classes), len(label)
+    if is_survival(label.numpy()):
+        return torch.bincount(label[:, 1].long(), minlength=2), len(label)
     if label.ndim == 2:
         return (label == 1).sum(0), len(label)
     return label.bool().transpose(0, 1).flatten(1).sum(dim=1), label[:, 0].numel()
@@ -129,7 +134,8 @@ class CohortRecord:
 
     Attributes:
         clients: Per client, including those that are kept out.
-        kind: What `Had.after` counts: ``classes``, ``findings``, ``regions`` or ``outcome``.
+        kind: What `Had.after` counts: ``classes``, ``findings``, ``regions``, ``outcome`` or
+            ``survival``.
         names: Names of the classes or regions, or of the outcome.
         whole: Share of each class among all samples of the data; empty if it is not known.
         used: Number of patients that some client uses.
@@ -184,13 +190,13 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
     """
     clients = {**data.clients, **data.kept_out}
     kind = _kind(next(iter(clients.values())))
+    names = _EVENTS if kind == "survival" else data.class_names
     of: dict[str | None, list[Patient]] = {}
     for patient in data.patients.values():
         of.setdefault(patient.centre, []).append(patient)
-    classes = data.num_classes
+    classes = len(names)
     had = {
-        name: _had(data, clients[name], plan, kind, of, classes)
-        for name, plan in data.plans.items()
+        name: _had(data, clients[name], plan, kind, of, names) for name, plan in data.plans.items()
     }
     what, samples = data.contents()
     duplicates = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
@@ -199,7 +205,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
     return CohortRecord(
         clients=had,
         kind=kind,
-        names=list(data.class_names),
+        names=list(names),
         whole=_shares(_counted(list(data.patients.values()), classes)),
         used=sum(h.patients for h in had.values()),
         patients=len(data.patients),
@@ -210,7 +216,9 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
 
 def _kind(client: ClientData) -> str:
     if len(shape := client.train["label"].shape) > 1:
-        return "findings" if len(shape) == 2 else "regions"
+        if len(shape) == 2:
+            return "survival" if is_survival(label_of(client.train).numpy()) else "findings"
+        return "regions"
     return "outcome" if label_of(client.train).is_floating_point() else "classes"
 
 
@@ -220,10 +228,10 @@ def _had(
     plan: ClientPlan,
     kind: str,
     of: Mapping[str | None, Sequence[Patient]],
-    classes: int,
+    names: Sequence[str],
 ) -> Had:
     """What one client has; ``of`` are the patients of each centre."""
-    patients = data.patients
+    patients, classes = data.patients, len(names)
     clients_patients = [patients[i] for ids in plan.patients.values() for i in ids]
     centres = {p.centre for p in clients_patients}
     pool = (
@@ -239,7 +247,7 @@ def _had(
             for s, split_counts in counts.items()
             if len(split_counts)
         }
-    if kind == "classes":
+    if kind in ("classes", "survival"):
         after = _shares(np.sum(list(counts.values()), axis=0))
     elif kind == "regions":
         shape = client.train["label"].shape
@@ -252,7 +260,7 @@ def _had(
     samples = (
         sum(b["image"].shape[0] for s in SPLITS for b in blocks[s]) if kind != "regions" else None
     )
-    known = plan.annotated or data.class_names
+    known = plan.annotated or names
     return Had(
         patients=len(clients_patients),
         of=len(pool),
@@ -263,7 +271,7 @@ def _had(
         before=_shares(_counted(pool, classes)),
         after=after,
         missing={
-            split: [n for n, c in zip(data.class_names, some, strict=True) if not c and n in known]
+            split: [n for n, c in zip(names, some, strict=True) if not c and n in known]
             for split, some in counts.items()
             if kind != "outcome" and some.any()
         },
@@ -301,6 +309,13 @@ def _shares(counts: Floats) -> list[float]:
 def _notes(data: FederatedDataModule, client: ClientData, plan: ClientPlan) -> Iterator[str]:
     if client.id in data.kept_out:
         yield "joins after training"
+    if _kind(client) == "survival":
+        blocks = [client.train, *(b for s in SPLITS[1:] for b in client.evaluation[s])]
+        time, event = np.concatenate([label_of(b).numpy() for b in blocks]).T
+        times, _, curve = kaplan_meier(time, event, np.ones((1, len(time))), of_censoring=True)
+        median = times[curve[0] <= 0.5]
+        often = f"{median[0]:.4g}" if len(median) else f"above {time.max():.4g}"
+        yield f"{int(event.sum())} events, median follow-up {often}"
     if len(plan.patients["train"]) == 1:
         yield "trains on one patient"
     if changes := changes_text(changes_of(plan.scanner)):
@@ -385,7 +400,8 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
             kind,
             lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}",
         )
-    chosen = slice(1, None) if kind == "classes" and len(names) == 2 else slice(None)
+    two = kind in ("classes", "survival") and len(names) == 2
+    chosen = slice(1, None) if two else slice(None)
 
     def shown(before: list[float], after: list[float]) -> str:
         texts = [" / ".join(f"{100 * x:.1f}" for x in part[chosen]) for part in (before, after)]
