@@ -86,7 +86,7 @@ def test_an_outcome_that_is_no_number_is_named(tmp_path, cell):
         ({"partition": Dirichlet(2)}, r"row_0 has no label; .* not a continuous outcome"),
         (
             {"outcome": "continous"},
-            r"data\.outcome='continous' is unknown; choose",
+            r"data\.outcome='continous' is unknown \(did you mean continuous",
         ),
         ({"outcome": "continuous", "positive": [1]}, r"data\.positive .* name classes; leave them"),
         ({"embedded": "diabetis"}, r"data\.embedded='diabetis' is unknown; choose"),
