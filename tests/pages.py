@@ -6,6 +6,7 @@ import csv
 import re
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from sklearn.datasets import load_breast_cancer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,3 +34,9 @@ def write_clinics(folder: Path) -> Path:
             csv.writer(file).writerow([*table.feature_names, "outcome"])
             csv.writer(file).writerows([*x, y] for x, y in rows)
     return folder
+
+
+def hovers(figure: Figure) -> list[str]:
+    """Returns the hover texts of the markers of a picture, in order."""
+    lines = [line for axes in figure.axes for line in axes.lines if line.get_marker() != "None"]
+    return [line.get_gid().removeprefix("hover ") for line in lines]

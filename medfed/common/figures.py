@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def save_figures(
-    folder: Path, figures: Mapping[str, Figure | None], kind: str = "png"
+    folder: Path,
+    figures: Mapping[str, Figure | None],
+    kind: str = "png",
+    endings: Sequence[str] = (),
 ) -> dict[str, Path]:
     """Writes figures as complete PNG files and, on request, as vector files.
 
@@ -32,6 +36,7 @@ def save_figures(
         figures: Name to figure; ``None`` if there is nothing to draw.
         kind: One of `FORMATS`: ``png``, which reports show; ``pdf`` or ``svg``, in addition to PNG;
             ``none``, which writes nothing.
+        endings: The formats, where they are others than PNG and ``kind``.
 
     Returns:
         Name to PNG file.
@@ -44,13 +49,15 @@ def save_figures(
     refuse_links(folder)
     from matplotlib import rc_context
 
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
     paths = {}
     for name, figure in figures.items():
         if figure is None:
             continue
         paths[name] = folder / f"{name}.png"
-        for ending in dict.fromkeys(("png", kind)):
-            style = {"svg.hashsalt": name, "pdf.fonttype": 42}  # keep text as text in SVG
+        for ending in endings or dict.fromkeys(("png", kind)):
+            # Text stays text.
+            style = {"svg.hashsalt": name, "svg.fonttype": "none", "pdf.fonttype": 42}
             with replacing(folder / f"{name}.{ending}") as partial, rc_context(style):
                 figure.savefig(partial, format=ending, dpi=130, metadata=FORMATS[ending])
     return paths

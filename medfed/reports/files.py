@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from medfed.common.console import in_markdown, say, wide_console
-from medfed.common.files import csv_text, replacing, write_json, write_text
+from medfed.common.figures import save_figures
+from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.templates import filled
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
-from medfed.reports.charts import Canvas
 from medfed.reports.decisions import card
 from medfed.reports.findings import Report
 from medfed.reports.page import page, place
@@ -28,6 +27,9 @@ from medfed.reports.task_pictures import (
 )
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Against, Harm, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -94,11 +96,10 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
     write_text(folder / "tables.tex", latex(report))
     write_text(folder / "report.html", page(report))
     if figures:
-        for name, canvas in _canvases(report):
-            _save(folder / "figures" / name, canvas)
+        save_figures(folder / "figures", _figures(report), endings=("svg", "pdf"))
 
 
-def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
+def _figures(report: Report) -> dict[str, Figure | None]:
     """The pictures that papers show: of each suite's first task, and of dials."""
     pictures: dict[str, Picture] = {}
     looks = looks_of(report)
@@ -108,18 +109,7 @@ def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
             of_task = pictures_of(task, verdicts, looks)
             pictures |= {f"{place(task.name)}-{name}": one for name, one in of_task.items()}
     pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, looks).items()}
-    return ((name, one.canvas) for name, one in pictures.items() if one.canvas is not None)
-
-
-def _save(path: Path, canvas: Canvas) -> None:
-    from matplotlib import rc_context
-
-    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
-    figure = canvas.figure()
-    style = {"svg.hashsalt": path.name, "svg.fonttype": "none", "pdf.fonttype": 42}
-    for ending, kept in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-        with replacing(path.with_name(f"{path.name}.{ending}")) as partial, rc_context(style):
-            figure.savefig(partial, format=ending, metadata=kept)
+    return {name: one.figure for name, one in pictures.items()}
 
 
 def _cell(value: object) -> object:

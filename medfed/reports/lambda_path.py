@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from medfed.common.errors import CheckpointError
@@ -20,7 +21,7 @@ from medfed.common.scores import label_of
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.compose import build
 from medfed.records.folder import Run
-from medfed.reports.charts import Canvas, Look, curves, looks_in_order, stacked
+from medfed.reports.charts import Look, curves, looks_in_order, panels
 from medfed.reports.methods import Comparison, Finding, sweeps
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class LambdaPath:
         places = plane.transform(points).reshape(*self.models.shape[:2], 2)
         return places, plane.explained_variance_ratio_
 
-    def draw(self) -> Canvas:
+    def draw(self) -> Figure:
         """Draws the models in a plane, and coupling and metric against λ."""
         places, variance = self.places()
         shares = [None] * len(self.clients) if self.shares is None else self.shares.tolist()
@@ -121,17 +122,12 @@ class LambdaPath:
             f"Σ over edges of ‖z_i − z_j‖_{self.p:g}, last round": self.coupling,
             f"test {label_of(self.metric)}, selected round": self.scores,
         }
-        one = {"all": Look("c0")}
-        return stacked(
-            curves(lines, below, left, looks_in_order(names)),
-            *(
-                curves(
-                    {"all": list(zip(self.strengths.tolist(), values.tolist(), strict=True))},
-                    "λ (equal steps)", label, one, evenly=True,
-                )
-                for label, values in against.items()
-            ),
-        )  # fmt: skip
+        figure, (plane, *others) = panels(3)
+        curves(lines, below, left, looks_in_order(names), axes=plane)
+        for axes, (label, values) in zip(others, against.items(), strict=True):
+            points = {"all": list(zip(self.strengths.tolist(), values.tolist(), strict=True))}
+            curves(points, "λ (equal steps)", label, {"all": Look("c0")}, evenly=True, axes=axes)
+        return figure
 
 
 def lambda_path(comparison: Comparison) -> LambdaPath | None:
@@ -166,7 +162,7 @@ def find(comparison: Comparison) -> Finding:
     path = lambda_path(comparison)
     if path is None:
         return Finding()
-    name, figure = "lambda_path", path.draw().figure()
+    name, figure = "lambda_path", path.draw()
     return Finding([path.describe()], {name: path.to_csv()}, {name: figure}, {name: _CAPTION})
 
 

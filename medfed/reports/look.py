@@ -123,8 +123,8 @@ def pictures(descriptions: Sequence[Description], titles: Iterable[str]) -> dict
         if title.startswith(GREY):
             places = [float(name) for name in names]
             lines = {h: list(zip(places, v, strict=True)) for h, v in zip(at, values, strict=True)}
-            canvas = curves(lines, "percentile", title, looks)
-            made[title] = Picture(canvas, _CAPTIONS[GREY])
+            figure = curves(lines, "percentile", title, looks)
+            made[title] = Picture(figure, _CAPTIONS[GREY])
             continue
         spread, label = np.full_like(values, math.nan), "share of patients"
         if title == MEANS:
@@ -136,6 +136,6 @@ def pictures(descriptions: Sequence[Description], titles: Iterable[str]) -> dict
         series = {
             h: [(v, low, high) for v, low, high in of] for h, of in zip(at, ends, strict=True)
         }
-        canvas = hospitals(names[:_MOST], series, label, looks, zero=title == MEANS)
-        made[title] = Picture(canvas, _CAPTIONS.get(title, "Shares of patients, by hospital."))
+        figure = hospitals(names[:_MOST], series, label, looks, zero=title == MEANS)
+        made[title] = Picture(figure, _CAPTIONS.get(title, "Shares of patients, by hospital."))
     return made

@@ -23,7 +23,7 @@ from medfed.common.scores import (
 )
 from medfed.records.evaluations import Onboarding, Row
 from medfed.records.folder import RunFolder
-from medfed.reports.charts import Point, curves, looks_in_order, stacked
+from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.reports.tables import Table
 
 
@@ -115,10 +115,7 @@ def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: f
     counts = [k for k, _ in next(iter(score.values()))]
     score["hospitals of the run"] = [(k, others) for k in (min(counts), max(counts))]
     axis, looks = "training patients of the hospital that joins", looks_in_order(score)
-    labels = (f"test {label_of(metric)}", "CPU seconds")
-    return stacked(
-        *(
-            curves(lines, axis, label, looks, evenly=True)
-            for lines, label in zip((score, seconds), labels, strict=True)
-        )
-    ).figure()
+    figure, (above, below) = panels(2)
+    curves(score, axis, f"test {label_of(metric)}", looks, evenly=True, axes=above)
+    curves(seconds, axis, "CPU seconds", looks, evenly=True, axes=below)
+    return figure

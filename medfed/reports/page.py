@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfed.common.scores import label_of
-from medfed.reports.charts import COLOURS, LETTERS, WIDTH, Look
+from medfed.reports.charts import COLOURS, Look, svg
 from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Report
 from medfed.reports.sentences import details, ends_of
@@ -57,8 +57,8 @@ def rendered(template: str, **content: Any) -> str:
     """Returns a page of a template in ``templates``, which escapes all content."""
     loader = PackageLoader("medfed.reports")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    environment.filters["place"] = place
-    environment.globals |= {"colours": COLOURS, "width": WIDTH, "letters": LETTERS}
+    environment.filters |= {"place": place, "svg": svg}
+    environment.globals["colours"] = COLOURS
     return environment.get_template(template).render(generator=GENERATOR, **content)
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from medfed.common.files import csv_text
 from medfed.common.scores import label_of, smaller_is_better
 from medfed.records.folder import Run
-from medfed.reports.charts import Canvas, curves, looks_in_order, stacked
+from medfed.reports.charts import curves, looks_in_order, panels
 from medfed.reports.methods import Cell, Comparison, Finding, Method, sweeps
 
 _SHORTEST = 2  # values of the number that make a path
@@ -167,7 +168,7 @@ class Sweep:
 
     def draw(
         self, paths: Sequence[Path], others: Mapping[str, Sequence[float]] | None = None
-    ) -> Canvas:
+    ) -> Figure:
         """Draws the test metric, and what else is known of all runs, against the number.
 
         Args:
@@ -190,7 +191,10 @@ class Sweep:
             for score in titles
         }
         looks = looks_in_order(lines["mean"])
-        return stacked(*(curves(lines[s], axis, y, looks, evenly=True) for s, y in titles.items()))
+        figure, column = panels(len(titles))
+        for axes, (score, title) in zip(column, titles.items(), strict=True):
+            curves(lines[score], axis, title, looks, evenly=True, axes=axes)
+        return figure
 
     def find(self, comparison: Comparison) -> Finding:
         """Finds what the number changes."""
@@ -201,7 +205,7 @@ class Sweep:
             for m in comparison.methods
             if not self.applies(m)
         }
-        table, figure = self.to_csv(paths), self.draw(paths, others).figure()
+        table, figure = self.to_csv(paths), self.draw(paths, others)
         sentences = [self.describe(path) for path in paths]
         return Finding(
             sentences, {self.name: table}, {self.name: figure}, {self.name: self.caption}

@@ -15,7 +15,6 @@ from medfed.reports.charts import (
     SERIES,
     SHAPES,
     SOFT,
-    Canvas,
     Look,
     Point,
     Row,
@@ -48,12 +47,12 @@ class Picture(NamedTuple):
     """A picture and its caption.
 
     Attributes:
-        canvas: The picture, or None for an image.
+        figure: The picture, or None for an image.
         caption: The words below it.
         source: Of an image, its content as an address.
     """
 
-    canvas: Canvas | None
+    figure: Figure | None
     caption: str
     source: str = ""
 
@@ -218,7 +217,7 @@ def _memberships(verdicts: Verdicts) -> Picture | None:
         caption = "Memberships of hospitals in the canonical models of the selected round, split 1"
         if kept.get("truth"):
             caption += ", and the mixtures that generated the data"
-        return Picture(shares(kept["clients"], blocks, caption), f"{caption}.")
+        return Picture(shares(kept["clients"], blocks), f"{caption}.")
     return None
 
 
@@ -319,6 +318,6 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
             if where
             else "No curve crosses that of local training or of FedAvg."
         )
-        canvas = curves(lines, dial["dial"], label_of(metric), looks, evenly=True, crossed=crossed)
-        pictures[suite] = Picture(canvas, caption)
+        figure = curves(lines, dial["dial"], label_of(metric), looks, evenly=True, crossed=crossed)
+        pictures[suite] = Picture(figure, caption)
     return pictures

@@ -14,6 +14,7 @@ from medfed.reports.methods import compare, sweeps
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import BITS, Path, Point, partners
 from tests.integration.runs import run
+from tests.pages import hovers
 
 SMALL = (
     "experiment=qupel_digits",
@@ -108,10 +109,11 @@ def test_the_picture_spaces_the_bits_equally():
     scores = [{"mean": 0.8 + s / 10, "worst": 0.7} for s in (0, 1)]
     points = [Point(b, s, scores[s]) for b in (1, 2.5, 32) for s in (0, 1)]
     drawn = BITS.draw([Path("qupel", "accuracy", tuple(points))], {"fedavg": (0.6, 0.2)})
-    words = {mark.text: mark.points[0] for mark in drawn.marks if mark.shape == "text"}
-    one, two, many = (words[bits][0] for bits in ("1", "2.5", "32"))
+    axes = drawn.axes[0]
+    words = {tick.get_text(): tick.get_position()[0] for tick in axes.get_xticklabels()}
+    one, two, many = (words[bits] for bits in ("1", "2.5", "32"))
     assert many - two == pytest.approx(two - one)
-    dots = [mark.text for mark in drawn.marks if mark.shape == "dot"]
+    dots = hovers(drawn)
     assert dots[:5] == [
         *(f"qupel: 0.8500 at {bits}" for bits in ("1", "2.5", "32")),
         *(f"fedavg: 0.6000 at {bits}" for bits in ("1", "32")),

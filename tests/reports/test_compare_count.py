@@ -13,6 +13,7 @@ from medfed.reports.methods import compare, sweeps
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import COUNT, Path, Point
 from tests.integration.runs import run
+from tests.pages import hovers
 
 SMALL = (
     "experiment=clinical_pfednet",
@@ -81,13 +82,12 @@ def test_the_picture_shows_recovery_where_it_is_known():
         "test accuracy, worst client",
         "adjusted Rand index to the planted groups",
     ]
-    words = [mark.text for mark in known.marks if mark.text in panels]
-    assert words == panels
-    assert any(mark.text == "K, canonical models (4 planted)" for mark in known.marks)
-    dots = [mark.text for mark in known.marks if mark.shape == "dot"]
+    assert [axes.get_title("left") for axes in known.axes] == panels
+    assert {axes.get_xlabel() for axes in known.axes} == {"K, canonical models (4 planted)"}
+    dots = hovers(known)
     assert dots[:4] == [
         "ppfl: 0.8400 at 2", "ppfl: 0.8800 at 4", "fedavg: 0.6000 at 2", "fedavg: 0.6000 at 4",
     ]  # fmt: skip
     unknown = [p._replace(scores={**p.scores, "adjusted_rand": None}) for p in points]
     again = COUNT.draw([Path("ppfl", "accuracy", tuple(unknown))])
-    assert panels[2] not in [mark.text for mark in again.marks]
+    assert panels[2] not in [axes.get_title("left") for axes in again.axes]
