@@ -424,7 +424,8 @@ def svg(figure: Figure, label: str) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "medfed"}):
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
     drawn = text.getvalue()
-    box, drawn = drawn[drawn.index("viewBox=") :].split(" version")[0], drawn[drawn.index("<g ") :]
+    box = " ".join(re.findall('viewBox="[^"]*"', drawn))
+    drawn = drawn[drawn.index("<g ") :]
     drawn = re.sub(r'<g id="hover ([^"]*)">', r"<g><title>\1</title>", drawn)
     drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn).replace("xlink:href", "href")
     for name, (light, _) in COLOURS.items():
