@@ -132,7 +132,8 @@ def _of_samples(
 def _of_table(data: TabularDataModule, plan: ClientPlan, least: int) -> dict[str, Cells]:
     table, samples = data.table, data.samples
     index, patients = samples.select(plan.patients["train"], plan.shares, 0)
-    tables = _of_samples(samples.labels[index], patients, table.classes, least)
+    labels = samples.labels[index]
+    tables = {} if samples.survival else _of_samples(labels, patients, table.classes, least)
     tables |= {MISSING: {}, MEANS: {}, DEVIATIONS: {}}
     for name, column in zip(table.names, table.features[index].T, strict=True):
         gaps = np.isnan(column)

@@ -94,6 +94,8 @@ def same(one, other):
         {"scaling": "pooled"},
         {"scaling": "pooled", "normalization": "minmax", "missing_indicator": True},
         {"scaling": "pooled", "normalization": "exact_minmax"},
+        {"scaling": "combat"},
+        {"scaling": "combat", "covariates": ["Age"]},
         {"scaling": "client"},
         {"scaling": "client", "missing_indicator": False, "features": ["age", "crp"]},
         {"outcome": "continuous", "label": "crp"},

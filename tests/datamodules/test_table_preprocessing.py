@@ -294,6 +294,13 @@ def test_a_column_that_one_hospital_never_varies_and_copied_rows_are_said(tmp_pa
             r"2 columns .*: sex \('f|m' in data row 1\), grade \(",
         ),
         ({"categorical": ["sax"]}, ConfigError, r"data.categorical: Unknown column sax; .*sex"),
+        ({"scaling": "combat", "normalization": "minmax"}, ConfigError, "normalization=standard"),
+        ({"covariates": ["age"]}, ConfigError, "data.covariates are for data.scaling=combat"),
+        (
+            {"scaling": "combat", "covariates": ["sex"]},
+            ConfigError,
+            "Unknown column of numbers sex; known: age, crp",
+        ),
         ({"normalization": "z"}, ConfigError, "data.normalization='z' is unknown"),
         ({"missing_indicator": "no"}, ConfigError, "data.missing_indicator='no' is unknown"),
     ],

@@ -16,6 +16,8 @@ Messages are not trusted when they are read.
   all training rows together. A mean of medians is not the median of all rows, but no outlier moves
   it, and no one sees the summands of the sums.
 - Pooled scaling by minimum and maximum: each client sends its own.
+- ComBat (`combat`): as pooled standardisation; also the names of columns of at most two values, and
+  sums of products with the covariates.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from medfed.datamodules.tables.columns import (
     limits,
     moments,
 )
+from medfed.datamodules.tables.combat import Combat, pooled_fit, sums_with
 from medfed.functional.survival import BINS, histogram, quantile_cuts
 
 Agreed = TypeVar("Agreed")
@@ -206,12 +209,18 @@ class Agreement:
         scaling: The scaling of all clients, or None if each has its own.
         outcome: Mean and deviation of a continuous outcome; None for classes.
         cuts: The ends of the intervals of survival; empty for other outcomes.
+        combat: What adjusts the scaling of each client; None: nothing does.
     """
 
     columns: Columns
     scaling: Scaling | None
     outcome: list[float] | None = None
     cuts: Sequence[float] = ()
+    combat: Combat | None = None
+
+    def scaling_of(self, train: Array) -> Scaling | None:
+        """Returns the scaling of a client's (N, P) training cells; None if it has its own."""
+        return self.scaling if self.combat is None else self.combat.harmonised(train)
 
 
 @dataclass(frozen=True)
@@ -227,6 +236,7 @@ class Question:
         categorical: The columns that have categories.
         continuous: Whether to agree on the scale of a continuous outcome.
         intervals: Of survival, on whose ends to agree; 0 for none.
+        covariates: Of ComBat; None: there is no ComBat.
     """
 
     names: Sequence[str]
@@ -241,6 +251,24 @@ class Question:
     def outcomes(self) -> bool:
         """Whether to agree on facts about outcomes."""
         return self.continuous or self.intervals > 0
+
+    covariates: Sequence[str] | None = None
+
+    @property
+    def numeric(self) -> list[str]:
+        """The P columns of numbers."""
+        return [name for name in self.names if name not in self.categorical]
+
+    @property
+    def positions(self) -> list[int]:
+        """Those of the K covariates among them."""
+        return [self.numeric.index(name) for name in self.covariates or ()]
+
+    @property
+    def products(self) -> dict[str, int]:
+        """How many numbers ComBat sends besides those of pooled standardisation."""
+        p, k = len(self.numeric), len(self.positions)
+        return {} if self.covariates is None else {"x": p * k, "xx": p * k**2, "xy": p * k}
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -313,6 +341,10 @@ def tell(
     first = _about(rows, names, categories, question.indicator, patients)
     if pooled:
         first |= _extent(numbers, question.normalization)
+    if question.covariates is not None:
+        known = [column[~np.isnan(column)] for column in numbers.T]
+        pairs = zip(question.numeric, known, strict=True)
+        first["kept"] = [n for n, cells in pairs if len(np.unique(cells)) < 3]
     if question.intervals and outcomes is not None:
         first["events"] = histogram(*outcomes.T)
     elif outcomes is not None:
@@ -326,6 +358,7 @@ def tell(
     form |= dict.fromkeys(ends, width) if pooled else {}
     form |= {"outcome": SCALE} if question.continuous else {}
     form |= {"cuts": question.intervals} if question.intervals else {}
+    form |= {} if question.covariates is None else {"kept": question.numeric}
     answer = unpacked((yield packed(first)), form)
     shared = {name: tuple(answer["categories"][name]) for name in categories}
     columns = Columns(tuple(names), shared, tuple(n for n in names if n in answer["indicators"]))
@@ -345,9 +378,18 @@ def tell(
         "sum": np.nansum(apart, axis=0).tolist(),
         "squares": np.nansum(apart**2, axis=0).tolist(),
     }
-    last = unpacked((yield packed(sums)), dict.fromkeys(("mean", "sd"), width))
-    mean, sd = np.array(last["mean"]), np.array(last["sd"])
-    return Agreement(columns, Standard(low, high, median, mean, sd), *facts)
+    form = dict.fromkeys(("mean", "sd"), width)
+    if question.covariates is not None:
+        sums |= sums_with(question.positions, apart)
+        form["slopes"] = question.products["x"]
+    last = unpacked((yield packed(sums)), form)
+    standard = Standard(low, high, median, np.array(last["mean"]), np.array(last["sd"]))
+    if question.covariates is None:
+        return Agreement(columns, standard, *facts)
+    slopes = np.array(last["slopes"]).reshape(width, len(question.positions))
+    kept = np.isin(question.numeric, answer["kept"])
+    combat = Combat(standard, slopes, question.positions, kept)
+    return Agreement(columns, standard, *facts, combat)
 
 
 def merge(question: Question) -> Merging:
@@ -361,8 +403,9 @@ def merge(question: Question) -> Merging:
         return
     form: dict[str, Any] = {} if question.indicator != "auto" else {"missing": list(names)}
     form |= {"categories": dict.fromkeys(categorical)} if categorical else {}
-    width = len(names) - len(categorical)
+    width = len(question.numeric)
     form |= dict.fromkeys(("count", *question.ends), width) if pooled else {}
+    form |= {} if question.covariates is None else {"kept": question.numeric}
     form |= {"outcome": SUMS} if question.continuous else {}
     form |= {"events": BINS} if question.intervals else {}
     messages = [unpacked(content, form) for content in (yield b"")]
@@ -377,10 +420,16 @@ def merge(question: Question) -> Merging:
     contents = yield packed(answer)
     if pooled and question.normalization == "standard":
         sums = dict.fromkeys(("count", "sum", "squares"), width)
-        messages = [unpacked(content, sums) for content in contents]
+        messages = [unpacked(content, sums | question.products) for content in contents]
         count, total, squares = (np.sum([one[name] for one in messages], axis=0) for name in sums)
         mean, sd = moments(count, np.array(answer["median"]), total, squares)
-        yield packed({"mean": mean.tolist(), "sd": sd.tolist()})
+        fitted = {"mean": mean, "sd": sd}
+        if question.covariates is not None:
+            kept = np.isin(question.numeric, answer["kept"])
+            within = pooled_fit(messages, np.array(answer["median"]), len(question.positions))
+            fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
+            fitted["slopes"] = np.where(kept[:, None], 0.0, within[2]).ravel()
+        yield packed({name: values.tolist() for name, values in fitted.items()})
 
 
 def _about(
@@ -429,7 +478,11 @@ def _merged(messages: Sequence[Mapping[str, Any]], question: Question) -> dict[s
         name: sorted({text for one in messages for text in one["categories"][name]}, key=in_order)
         for name in question.categorical
     }
-    answer = {"indicators": [n for n in names if n in chosen], "categories": union}
+    answer: dict[str, Any] = {"indicators": [n for n in names if n in chosen]}
+    answer["categories"] = union
+    if (stay := question.covariates) is not None:
+        every = [{*one["kept"], *stay} for one in messages]
+        answer["kept"] = [n for n in question.numeric if all(n in kept for kept in every)]
     if not question.pooled:
         return answer
     counts = np.array([one["count"] for one in messages])

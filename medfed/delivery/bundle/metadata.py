@@ -345,11 +345,13 @@ def _of_columns(count: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a table with so many columns of numbers says of all of them, and in its input."""
     row = Annotated[list[float], Meta(min_length=count, max_length=count)]
     ends = Annotated[list[float | None], Meta(min_length=count, max_length=count)]
+    slopes: Any = dict[Literal[tuple(map(str, range(count)))], row] if count else dict[str, row]  # type: ignore[misc]
 
     def scales(scaling: Mapping[str, Any]) -> bool:
         standard = scaling.get("name") == "standard"
         names = ("low", "high", "median", "mean", "sd") if standard else ("minimum", "maximum")
         low, high, *rest = (fit(scaling[name], row) for name in names)
+        fit(scaling.get("slopes", {}), slopes)
         ordered = all(a <= b for a, b in zip(low, high, strict=True))
         return ordered and (not standard or min(rest[-1], default=1) > 0)
 
