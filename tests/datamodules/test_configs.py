@@ -17,7 +17,7 @@ DATA = [path.stem for path in data_yamls()]
 PARTITIONS = [path.stem for path in partition_yamls()]
 # Where things are in a CSV file; left out where a reader knows.
 COLUMNS = {"features", "label", "centre", "patient", "positive", "negative", "outcome", "header"}
-COLUMNS |= {"embedded", "reader", "outcome_scale", "drop", "unlabelled"}
+COLUMNS |= {"embedded", "reader", "outcome_scale", "drop", "unlabelled", "ages"}
 
 
 @cache

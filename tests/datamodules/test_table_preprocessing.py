@@ -14,6 +14,7 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.readers.csv_files import read_features
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import Question, agree
 from medfed.datamodules.tables.columns import (
@@ -449,3 +450,25 @@ def test_the_range_of_a_bundle_holds_all_training_rows_but_a_lone_outlier():
     assert (again < 1e3).all()
     assert again[2] == 1
     assert np.isnan(value_range(heavy[:19], share=0)).all()
+
+
+def test_years_between_dates_are_features_in_training_and_prediction(tmp_path, caplog):
+    path = tmp_path / "t.csv"
+    dates = [f"{1950 + n}-01-31,2010-01-31T12:00,{n},{n % 2}" for n in range(12)]
+    path.write_text("\n".join(["Birth,admission,crp,ill", *dates, ",2010-01-31,3,1"]))
+    assert read_csv(path, "ill", categorical="auto").names == ("crp",)  # dates are left out
+    assert "or data.ages to change this" in caplog.text
+    ages = {"admission": "birth"}
+    table = read_csv(path, "ill", categorical="auto", ages=ages)
+    assert table.names == ("crp", "years from Birth to admission")
+    np.testing.assert_allclose(table.features[:12, 1], [60.0 - n for n in range(12)], atol=3e-3)
+    assert np.isnan(table.features[12, 1])
+    features, others, _ = read_features(path, table.names)
+    np.testing.assert_array_equal(features, table.features)
+    assert "Birth" in others
+    assert read_csv(path, "ill", ["crp"], ages=ages).names == table.names
+    with pytest.raises(ConfigError, match="Unknown column born; known: Birth, admission"):
+        read_csv(path, "ill", ages={"admission": "born"})
+    path.write_text(path.read_text().replace("1952-01-31", "31.1.1952"))
+    with pytest.raises(DataError, match=r"data row 3, column Birth: '31\.1\.1952' is no ISO date"):
+        read_csv(path, "ill", ages=ages)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -117,6 +118,8 @@ def delimiter(path: Path) -> str:
 
 
 log = logging.getLogger(__name__)
+_YEAR = timedelta(days=365.25)
+AGE = re.compile("years from (.+) to (.+)")
 _LARGEST = 1e30  # larger numbers overflow when they are scaled
 MISSING = frozenset({"", "?", "nan", "na", "n/a", "none", "null"})
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
@@ -216,6 +219,39 @@ class Sheet:
             *(self.path, len(left), len(self.rows), name, few(left, 10)),
         )
         return replace(self, rows=[self.rows[n - 1] for n in kept], numbered=kept)
+
+    def aged(self, names: Sequence[str]) -> Sheet:
+        """Adds columns such as ``years from birth to admission``, by the ISO dates in both columns.
+
+        Args:
+            names: The columns to add; one that is there stays.
+
+        Raises:
+            DataError: If a cell is no ISO date; it is named.
+        """
+        rows, missing = self.rows, [n for n in names if n.lower() not in self.places]
+        for name in missing:
+            begins, ends = map(self._dates, AGE.fullmatch(name).groups())  # type: ignore[union-attr]
+            years = [
+                "" if begin is None or end is None else f"{(end - begin) / _YEAR:.4f}"
+                for begin, end in zip(begins, ends, strict=True)
+            ]
+            rows = [[*row, text] for row, text in zip(rows, years, strict=True)]
+        return replace(self, columns=[*self.columns, *missing], rows=rows)
+
+    def _dates(self, name: str) -> list[datetime | None]:
+        dates: list[datetime | None] = []
+        for number, text in self.cells(name):
+            try:
+                date = None if text.lower() in MISSING else datetime.fromisoformat(text)
+            except ValueError:
+                raise self.bad(
+                    number,
+                    f", column {name}: {text[:40]!r} is no ISO date, such as 2019-01-31; write it "
+                    "so, or leave the column out of data.ages.",
+                ) from None
+            dates.append(date and date.replace(tzinfo=None))
+        return dates
 
     def cells(self, name: str) -> list[tuple[int, str]]:
         """Number and text of every cell of a column."""
@@ -447,6 +483,8 @@ def read_features(
         DataError: Naming the file, row and column of what cannot be used.
     """
     sheet, categories = Sheet.read(path), categories or {}
+    ages = {name: found.groups() for name in names if (found := AGE.fullmatch(name))}
+    sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}
     if lacking := [name for name in names if name.lower() not in known]:
         raise DataError(

@@ -88,7 +88,7 @@ def find_kinds(
     if left_out:
         listed = few([f"{name[:60]} ({why})" for name, why in left_out.items()], 8)
         log.warning(
-            "%s: left out %s; set data.features or data.categorical to change this.",
+            "%s: left out %s; set data.features, data.categorical or data.ages to change this.",
             sheet.path,
             listed,
         )
@@ -247,6 +247,7 @@ def read_csv(
     drop: Sequence[str] = (),
     unlabelled: Unlabelled = "error",
     time: str | None = None,
+    ages: Mapping[str, str] | None = None,
 ) -> Table:
     """Reads a CSV file.
 
@@ -269,6 +270,8 @@ def read_csv(
         drop: Names of columns that are no features.
         unlabelled: Whether a row without a label is an error, or left out.
         time: Name of the column with the time of the event or the last visit, for survival.
+        ages: Columns of ISO dates, each with the column of the earlier date: a feature is the years
+            between them.
 
     Returns:
         The table.
@@ -289,9 +292,13 @@ def read_csv(
             "column", [c for c in (label, time, centre, patient) if c], sheet.columns
         )
         dropped = check_names("column", drop, sheet.columns) if drop else ()
-        names = tuple(c for c in sheet.columns if c not in used and c not in dropped)
+        dates = [check_names("column", pair, sheet.columns) for pair in (ages or {}).items()]
+        years = [f"years from {begin} to {end}" for end, begin in dates]
+        sheet = sheet.aged(years)
+        gone = {*used, *dropped, *sum(dates, ())}
+        names = tuple(c for c in sheet.columns if c not in gone)
         if features is not None:
-            names = check_names("column", features, sheet.columns)
+            names = check_names("column", [*dict.fromkeys([*features, *years])], sheet.columns)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if unlabelled == "drop":

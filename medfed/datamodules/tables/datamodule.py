@@ -114,6 +114,8 @@ class TabularDataModule(FederatedDataModule):
         intervals: Number of intervals of time, which have as many events each over all clients, as
             the sum of their histograms says.
         cuts: The ends of the intervals; None lets the clients agree.
+        ages: Columns of ISO dates of a CSV file, each with the column of the date from which its
+            years count, such as ``{"admission": "birth"}``; they become features.
         outcome_scale: Mean and deviation of continuous outcomes, the units of the model; None:
             those of all clients' training rows, for which each client sends three sums. ``(0, 1)``
             does not scale outcomes.
@@ -148,6 +150,7 @@ class TabularDataModule(FederatedDataModule):
     event: str | None = None
     intervals: Annotated[int, check_positive] = 10
     cuts: Sequence[float] | None = None
+    ages: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,6 +202,7 @@ class TabularDataModule(FederatedDataModule):
                 self.drop,
                 self.unlabelled,
                 self.time,
+                self.ages,
             )
         if path is None:
             check_known("data.embedded", self.embedded, EMBEDDED)
