@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.scores import rounded, worst_value
-from medfed.functional.scores import PROBABILITY, Floats, Ints, accepted, class_scores, decided
+from medfed.functional.scores import (
+    CALIBRATED,
+    PROBABILITY,
+    Floats,
+    Ints,
+    accepted,
+    class_scores,
+    decided,
+)
 
 FEWEST = 5
 """Validation cases of each class from which a hospital chooses a point; of many classes twice as
@@ -153,7 +161,7 @@ class Chooser:
         return point
 
     def apply(self, rows: Rows, point: Point) -> dict[str, float]:
-        """Adds the column ``decision`` to test cases, and returns the metrics at a point."""
+        """Adds decisions and calibrated probabilities to test cases; returns their metrics."""
         probs, label = self._cases(rows)
         final, weights = calibrated(np.nan_to_num(probs), point), np.ones((1, len(rows)))
         metrics: dict[str, float] = {}
@@ -163,6 +171,8 @@ class Chooser:
                 row["decision"] = made
             metrics = {n: float(v[0]) for n, v in decided(decision, label, weights).items()}
         if self.method:
+            for row, probabilities in zip(rows, final.tolist(), strict=True):
+                row |= {CALIBRATED.format(k): p for k, p in enumerate(probabilities)}
             after = class_scores(final, label, weights, self.bins)
             metrics |= {f"{n}/calibrated": float(after[n][0]) for n in ("ece", "brier")}
             losses = {"calibrated": final, "uncalibrated": probs}

@@ -27,6 +27,8 @@ CLASS_SCORES = (
 OUTCOME_SCORES = ("rmse", "mae", "r2")
 PROBABILITY = "probability/{}"
 """The column of a class in a table of cases."""
+CALIBRATED = "calibrated/{}"
+"""The same, after calibration."""
 
 
 def case_class_scores(
@@ -35,8 +37,8 @@ def case_class_scores(
     """Measures a table of classified cases, see :func:`class_scores`.
 
     Args:
-        cases: By column: the label, the probability of each class, and, if validation chose a
-            threshold, the ``decision``.
+        cases: By column: the label, the probability of each class, and, if validation chose
+            them, the ``decision`` by a threshold and the calibrated probabilities.
         weights: (W, N).
         bins: Of the calibration error.
 
@@ -46,9 +48,15 @@ def case_class_scores(
         >>> case_class_scores(cases, np.ones((1, 2)))["auroc"].tolist()
         [1.0]
     """
-    columns = [v for n, v in cases.items() if n.startswith(PROBABILITY[:-2])]
     label = cases["label"].astype(np.int64)
-    scores = class_scores(np.stack(columns, axis=1), label, weights, bins)
+    before, after = (
+        [v for n, v in cases.items() if n.startswith(kind[:-2])]
+        for kind in (PROBABILITY, CALIBRATED)
+    )
+    scores = class_scores(np.stack(before, axis=1), label, weights, bins)
+    if after:
+        final = class_scores(np.stack(after, axis=1), label, weights, bins)
+        scores |= {f"{name}/calibrated": final[name] for name in ("ece", "brier")}
     return scores | (decided(cases["decision"], label, weights) if "decision" in cases else {})
 
 

@@ -165,7 +165,8 @@ class ClassificationTask(TaskModule):
         shares = (counts / counts.sum()).tolist()
         size = len(cases["label"])
         predicted = {PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
-        kept = {name: v for name, v in cases.items() if name != "decision"}
+        chosen = ("decision", "calibrated/")
+        kept = {name: v for name, v in cases.items() if not name.startswith(chosen)}
         return {"constant": {**kept, **predicted}}
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:

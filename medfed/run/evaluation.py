@@ -19,8 +19,8 @@ from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import write_json
 from medfed.common.scores import failed
 from medfed.common.tensors import to_device
-from medfed.common.untrusted import read_rows
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.readers.csv_files import Sheet
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
@@ -152,7 +152,7 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
         MedfedError: If there is no such column.
     """
     if source is not None:
-        return {r["patient"]: r[column] for r in read_rows(source, ("patient", column))}
+        return _values_in(source, column, data)
     if not isinstance(data, TabularDataModule) or column not in data.table.names:
         names = data.table.names if isinstance(data, TabularDataModule) else ()
         raise ConfigError(
@@ -163,6 +163,27 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
     texts = dict(enumerate(table.categories.get(column, ())))
     numbers = zip(table.patients, table.features[:, table.names.index(column)], strict=True)
     return {p: "" if np.isnan(v) else texts.get(int(v), f"{v:g}") for p, v in numbers}
+
+
+def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str, str]:
+    """The same from a CSV file."""
+    if not source.is_file():
+        raise ConfigError(f"patients={source} is no file; name a CSV with the column patient.")
+    sheet = Sheet.read(source)
+    for name in ("patient", column):
+        if name.lower() not in sheet.places:
+            raise ConfigError(
+                f"patients={source} has no column {name}{did_you_mean(name, sheet.columns)}; it "
+                f"needs the columns patient and {column}."
+            )
+    values = zip(sheet.known("patient"), sheet.texts(column), strict=True)
+    found = {patient: text or "" for patient, text in values}
+    if not {*found} & {*data.patients}:
+        raise ConfigError(
+            f"patients={source} names no patient of the run; its column patient has "
+            f"{next(iter(found))}, and the run has {next(iter(data.patients))}: write the same ids."
+        )
+    return found
 
 
 def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, str]:

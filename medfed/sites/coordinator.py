@@ -679,13 +679,12 @@ class Coordinator:
             place: dict[str, Any] = {"round": rounds, "attempt": self._turn}
             asked = {
                 c: self.caller.request(
-                    "across", c, at=self._at[c], content={"of": of or c}, body=body, **place
+                    "across", c, at=self._at[c], content={"of": of or c}, body=bodies[c], **place
                 )
-                for c, body in bodies.items()
+                for c in bodies
             }
             replies, why = self.caller.all(asked, self.terms.timeout)
-            for site, reply in replies.items():
-                metrics = reply.content["metrics"]
+            for site, metrics in ((c, reply.content["metrics"]) for c, reply in replies.items()):
                 if said := _impossible(metrics, frozenset(metrics)):
                     why[site] = said
             refused.update(why)

@@ -16,6 +16,7 @@ from medfed.functional.points import (
     fit_calibration,
     settled,
 )
+from medfed.functional.scores import case_class_scores
 
 
 def cases(seed: int, classes: int = 2, count: int = 80) -> tuple[np.ndarray, np.ndarray]:
@@ -85,6 +86,14 @@ def test_a_temperature_of_many_classes_is_the_best_one():
     assert metrics["log_loss/calibrated"] == pytest.approx(best.fun)
     assert metrics["log_loss/uncalibrated"] == pytest.approx(sk_log_loss(label, probs))
     assert "decision" not in test[0]
+    columns = {name: np.array([row[name] for row in test]) for name in test[0]}
+    scores = case_class_scores(columns, np.ones((1, len(test))))
+    assert scores["brier/calibrated"][0] == pytest.approx(metrics["brier/calibrated"])
+    assert (
+        scores["brier/calibrated"][0]
+        < scores["brier"][0]
+        == pytest.approx(np.square(probs - np.eye(4)[label]).sum(1).mean() / 2)
+    )
 
 
 def test_what_validation_cannot_say_is_the_others_median():

@@ -81,10 +81,18 @@ def test_what_cannot_be_evaluated_so_is_one_sentence(clinical, tmp_path, capsys)
     with pytest.raises(SystemExit):
         main([f"run={clinical}", "across=true", "by=sex"])
     assert "across and by are separate evaluations" in capsys.readouterr().err
-    (tmp_path / "patients.csv").write_text("patient,sex\n")
-    with pytest.raises(SystemExit):
-        main([f"run={clinical}", "by=age", f"patients={tmp_path}/patients.csv"])
-    assert "patients.csv cannot be read (it has no column age)" in capsys.readouterr().err
+    file = tmp_path / "patients.csv"
+    wrong = {
+        "": "patients.csv is no file; name a CSV with the column patient.",
+        "patient,sex\na,f\n": "has no column age; it needs the columns patient and age.",
+        "patient,age\na,40\n": "names no patient of the run; its column patient has a,",
+    }
+    for text, sentence in wrong.items():
+        if text:
+            file.write_text(text)
+        with pytest.raises(SystemExit):
+            main([f"run={clinical}", "by=age", f"patients={file}"])
+        assert sentence in capsys.readouterr().err
     (clinical / "sites.json").write_text("{}")
     with pytest.raises(ConfigError, match="was across sites, which keep their patients"):
         measure_across(clinical)

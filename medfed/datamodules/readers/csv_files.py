@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +119,6 @@ def delimiter(path: Path) -> str:
 
 
 log = logging.getLogger(__name__)
-_YEAR = timedelta(days=365.25)
 AGE = re.compile("years from (.+) to (.+)")
 _LARGEST = 1e30  # larger numbers overflow when they are scaled
 MISSING = frozenset({"", "?", "nan", "na", "n/a", "none", "null"})
@@ -232,25 +232,20 @@ class Sheet:
         rows, missing = self.rows, [n for n in names if n.lower() not in self.places]
         for name in missing:
             begins, ends = map(self._dates, AGE.fullmatch(name).groups())  # type: ignore[union-attr]
-            years = [
-                "" if begin is None or end is None else f"{(end - begin) / _YEAR:.4f}"
-                for begin, end in zip(begins, ends, strict=True)
-            ]
-            rows = [[*row, text] for row, text in zip(rows, years, strict=True)]
+            years = (ends - begins) / np.timedelta64(31_557_600, "s")  # of 365.25 days
+            rows = [[*row, f"{each:.4f}"] for row, each in zip(rows, years, strict=True)]
         return replace(self, columns=[*self.columns, *missing], rows=rows)
 
-    def _dates(self, name: str) -> list[datetime | None]:
-        dates: list[datetime | None] = []
+    def _dates(self, name: str) -> NDArray[Any]:
+        dates = np.full(len(self.rows), "NaT", dtype="datetime64[s]")
         for number, text in self.cells(name):
             try:
-                date = None if text.lower() in MISSING else datetime.fromisoformat(text)
+                if text.lower() not in MISSING:
+                    dates[number - 1] = datetime.fromisoformat(text).replace(tzinfo=None)
             except ValueError:
-                raise self.bad(
-                    number,
-                    f", column {name}: {text[:40]!r} is no ISO date, such as 2019-01-31; write it "
-                    "so, or leave the column out of data.ages.",
-                ) from None
-            dates.append(date and date.replace(tzinfo=None))
+                what = f", column {name}: {text[:40]!r} is no ISO date, such as 2019-01-31; write "
+                what += "it so, or leave the column out of data.ages."
+                raise self.bad(number, what) from None
         return dates
 
     def cells(self, name: str) -> list[tuple[int, str]]:
