@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from medfed.config.description import describe, written
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.reference import Federated
 from medfed.federation.reference import federate as _federate
+from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.personal_part import default_personal
 from medfed.records.folder import Run
 
@@ -68,7 +70,8 @@ def _by_name(
 ) -> Callable[Concatenate[Algorithm | str, _Others], Federated]:
     """Lets a method be given by the name that ``algorithm=`` has it by.
 
-    Without a personal part, a known network has its default one.
+    Without a personal part, a known network has its default one. A list of networks are the models
+    of a method that trains several; what they say is mixed.
     """
 
     @functools.wraps(function)
@@ -79,6 +82,10 @@ def _by_name(
         if isinstance(method, str):
             method = build(load([f"algorithm={method}"]).algorithm)
         network = others[0] if others else keys.get("network")
+        if isinstance(network, list | tuple):
+            several: Any = Canonical(copy.deepcopy(network), ["*"], activation="identity")
+            keys.pop("network", None)
+            return function(method, several, *others[1:], **keys)  # type: ignore[arg-type]
         if isinstance(network, nn.Module):
             keys.setdefault("personal", default_personal(network))
         return function(method, *others, **keys)

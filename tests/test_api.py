@@ -311,3 +311,25 @@ def test_several_crops_of_a_sample_are_samples():
     )
     with pytest.raises(ConfigError, match=r"Client a has no test data; give it some\."):
         done.losses("test")
+
+
+@pytest.mark.parametrize("method", ["fedem", "ifca", "ppfl"])
+def test_a_list_of_networks_are_the_models_of_methods_that_train_several(method):
+    def hospital(name, sign):
+        images = torch.randn(40, 3)
+        labels = (sign * images[:, 0] > 0).long()
+        return medfed.Hospital(name, [*zip(images, labels, strict=True)])
+
+    def loss(network, batch):
+        return torch.nn.functional.cross_entropy(network(batch["image"]), batch["label"])
+
+    torch.manual_seed(0)
+    clients = [hospital("a", 1), hospital("b", 1), hospital("c", -1), hospital("d", -1)]
+    networks = [torch.nn.Linear(3, 2) for _ in range(2)]
+    start = [n.weight.tolist() for n in networks]
+    done = medfed.federate(method, networks, loss, clients, rounds=10, lr=0.5)
+    assert [n.weight.tolist() for n in networks] == start
+    chosen = [int(done.model(c).membership.argmax()) for c in "abcd"]
+    assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
+    with pytest.raises(ConfigError, match="a list of networks"):
+        medfed.federate(method, networks[0], loss, clients)

@@ -62,7 +62,8 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         if MEMBERSHIP not in dict(network.named_parameters()):
             raise ConfigError(
                 f"algorithm={type(self).__name__.lower()} needs a model with a canonical part, and "
-                "this one has none; choose canonical=outputs or canonical=parameters."
+                "this one has none; choose canonical=outputs or canonical=parameters (in Python, "
+                "give medfed.federate a list of networks)."
             )
         return super().split(network, task_patterns, buffers)
 
