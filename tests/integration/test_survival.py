@@ -9,28 +9,39 @@ import re
 import numpy as np
 import pytest
 
-from medfed.common.errors import MedfedError
-from medfed.config.compose import described
+from medfed.common.errors import ConfigError, MedfedError
+from medfed.config.compose import described, load
+from medfed.config.description import checked
+from medfed.delivery.export.export import export_run
+from medfed.delivery.predict.prediction import predict
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, task_for
 from tests.integration.runs import run
+from tests.sites.direct import Direct
+from tests.sites.hospitals import across, same, site
 
 TRAIN = (
     *("data=csv", "data.outcome=survival", "data.time=days", "data.event=died"),
-    *("data.centre=centre", "partition=centre", "model=survival", "optimizer=sgd"),
+    *(
+        "data.centre=centre",
+        "data.patient=patient",
+        "partition=centre",
+        "model=survival",
+        "optimizer=sgd",
+    ),
     *("algorithm=fedavg", "rounds=3", "local.steps=20", "optimizer.lr=0.3", "data.intervals=4"),
     *("logger=none", "progress=false"),
 )
 
 
-def write(path, only=None, cells=None, per=110):
+def write(path, only=None, cells=None, per=170):
     """Two hospitals; survival depends on age and sex, and patients are lost to follow-up."""
     rng, rows = np.random.default_rng(0), []
     for n in range(2 * per):
         age, sex = rng.normal(60, 10), rng.integers(2)
         days = rng.exponential(300 * np.exp(-(age - 60) / 8 - 0.5 * sex)) + 1
         seen = rng.uniform(20, 1500)
-        row = {"age": f"{age:.1f}", "sex": "fm"[sex], "centre": "ab"[n // per]}
+        row = {"age": f"{age:.1f}", "sex": "fm"[sex], "centre": "ab"[n // per], "patient": n}
         row |= {"days": f"{min(days, seen):.1f}", "died": int(days <= seen)}
         rows.append(row | (cells or {}).get(n, {}))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +88,31 @@ def test_cox_takes_whole_hospitals(trained, tmp_path):
     clients = read(tmp_path / "cox" / "summary.json")["clients"]
     assert min(metrics["cindex"] for metrics in clients.values()) > 0.65
     assert not any(name.startswith("brier") for name in clients["a"])
+    export = [f"run={tmp_path / 'cox'}", "client=a", f"out={tmp_path / 'out'}"]
+    with pytest.raises(ConfigError, match="loss=cox learns no baseline hazard"):
+        export_run(checked(load(export, "export")))
+
+
+def test_a_bundle_predicts_survival_at_the_ends_of_intervals(trained, tmp_path):
+    keys = [f"run={trained / 'run'}", "client=all", f"out={tmp_path}"]
+    bundle, other = export_run(checked(load(keys, "export")))
+    facts = read(bundle / "configs" / "metadata.json")["medfed"]
+    cuts = read(trained / "run" / "preprocessing.json")["a"]["labels"]
+    assert (facts["task"], facts["labels"]) == ("survival", cuts)
+    out = tmp_path / "out.csv"
+    keys = [f"bundle={bundle}", f"input={trained / 'table.csv'}", f"output={out}"]
+    predict(checked(load(keys, "predict")))
+    with (trained / "run" / "cases.csv").open(newline="") as file:
+        cases = {int(row["patient"]): row for row in csv.DictReader(file) if row["client"] == "a"}
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for n, case in cases.items():
+        for cut in cuts:
+            predicted = float(rows[n][f"survival_{cut}"])
+            assert predicted == pytest.approx(float(case[f"survival/{cut}"]), abs=1e-5)
+    twice = [f"bundle=[{bundle},{other}]", *keys[1:], "overwrite=true"]
+    with pytest.raises(ConfigError, match="Bundles of survival answer one at a time"):
+        predict(checked(load(twice, "predict")))
 
 
 @pytest.mark.parametrize(
@@ -98,3 +134,15 @@ def test_bad_input_is_one_sentence(keys, cells, sentence, tmp_path):
     with pytest.raises(MedfedError, match=sentence) as caught:
         task_for(config, read_data(config))
     assert "\n" not in str(caught.value)
+
+
+def test_sites_agree_on_the_intervals(trained, tmp_path):
+    sites = {}
+    for name in "ab":
+        keys = (*TRAIN, f"data.path={write(tmp_path / name / 'table.csv', only=name)}")
+        sites[name] = site(tmp_path / "sites", name, *keys, sites=["a", "b"])
+    simulated, folder = tmp_path / "simulated", tmp_path / "across"
+    table = write(tmp_path / "table.csv")
+    across(folder, Direct(sites), ["a", "b"], *TRAIN, f"data.path={tmp_path / 'a' / 'table.csv'}")
+    run(simulated, *TRAIN, f"data.path={table}")
+    assert same(simulated, folder) == []

@@ -9,8 +9,11 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor
 
+from medfed.common.errors import ConfigError
 from medfed.config.allowed import register
-from medfed.config.compose import described
+from medfed.config.compose import described, load
+from medfed.config.description import checked
+from medfed.delivery.export.export import export_run
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
@@ -71,3 +74,6 @@ def test_a_task_from_outside_is_trained_measured_and_compared(tmp_path, method):
     with (tmp_path / "report" / "comparison.csv").open() as file:
         rows = {(r["metric"], r["place"]): float(r["value"]) for r in csv.DictReader(file)}
     assert rows["hits", "mean"] == summary["federation"]["hits"]["mean"]
+    keys = [f"run={folder}", f"out={tmp_path / 'out'}", f"plugins={tmp_path / 'own'}"]
+    with pytest.raises(ConfigError, match=r"cannot predict by model._target_=\S+MarginTask"):
+        export_run(checked(load(keys, "export")))

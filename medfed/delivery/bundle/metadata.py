@@ -7,7 +7,8 @@ of these, too (:mod:`medfed.delivery.bundle.documents`).
 ``medfed`` entry
 ================  ==================================================================================
 format_version    6
-task              ``segmentation``, ``classification``, ``findings``, ``risk`` or ``regression``
+task              ``segmentation``, ``classification``, ``findings``, ``risk``, ``regression`` or
+                  ``survival``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see
                   :mod:`medfed.delivery.bundle.networks`
@@ -21,7 +22,8 @@ channels          all input channels (or features) in order
 present           those that the hospital was trained with; the others are zero after normalisation
 channels_of_cases  how many of its cases have a channel, of how many, where some lack it: a scan may
                   come without it
-labels            regions or classes in the order of the output, or the outcome of a regression
+labels            regions or classes in the order of the output, the outcome of a regression, or
+                  the times until which survival is predicted
 annotated         those of them that the hospital annotates, where some hospital leaves some out
 normalization, input, orientation, spacing, spacing_range, resampled_to, crop_foreground
                   what training did to the data: ``FederatedDataModule.preprocessing``
@@ -208,7 +210,7 @@ def _ascending(ends: Sequence[float]) -> bool:
     return ends[0] < ends[1]
 
 
-_TASK = Literal["segmentation", "classification", "findings", "risk", "regression"]
+_TASK = Literal["segmentation", "classification", "findings", "risk", "regression", "survival"]
 _KIND = Literal["volumes", "pictures", "images", "ct_patches", "table"]
 _SIZE = "two or three whole numbers above 0, of a size that fits into memory"
 _DIFFERENT = "a list of different names"

@@ -13,26 +13,53 @@ from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import digest, sha256
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
-from medfed.config.compose import build
-from medfed.config.sections import optional, without_places
+from medfed.config.compose import build, class_of
+from medfed.config.sections import Section, optional, without_places
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import code_of, describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
 from medfed.delivery.export.client_model import ClientModel, checked, from_canonical
+from medfed.models.classification import ClassificationTask, RiskTask
+from medfed.models.findings import FindingsTask
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.personal_part import part_roots
-from medfed.models.segmentation import chosen_activation
+from medfed.models.regression import RegressionTask
+from medfed.models.segmentation import SegmentationTask, chosen_activation
+from medfed.models.survival import SurvivalTask
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.start import StartRecord
 
-_TASKS = {
-    "SegmentationTask": "segmentation",
-    "ClassificationTask": "classification",
-    "FindingsTask": "findings",
-    "RegressionTask": "regression",
+_TASKS: dict[type[TaskModule], str] = {
+    SegmentationTask: "segmentation",
+    RiskTask: "risk",
+    ClassificationTask: "classification",
+    FindingsTask: "findings",
+    RegressionTask: "regression",
+    SurvivalTask: "survival",
 }
+
+
+def task_of(model: Section) -> str:
+    """Returns what a bundle calls the task of a model whose ``_target_`` was checked.
+
+    Raises:
+        ConfigError: If a bundle could not make predictions of its outputs.
+    """
+    target = class_of(model)
+    known = next((of for of in _TASKS if issubclass(target, of)), None)
+    if known is None or target.probabilities is not known.probabilities:
+        raise ConfigError(
+            f"A bundle cannot predict by model._target_={model['_target_']}, whose probabilities "
+            "are its own; take the weights from models in the run folder."
+        )
+    if known is SurvivalTask and model["loss"] == "cox":
+        raise ConfigError(
+            "A bundle predicts survival, for which model.loss=cox learns no baseline hazard; train "
+            "with model.loss=hazard, or take the weights from models in the run folder."
+        )
+    return _TASKS[known]
 
 
 class RunRecord(RunFolder):
@@ -114,7 +141,7 @@ class RunRecord(RunFolder):
         """
         config = self.config.plain()
         model, metrics = config["model"], finite(self.summary["clients"][client])
-        task = _TASKS.get(str(model["_target_"]).rpartition(".")[2], "risk")
+        task = task_of(self.config.model)
         kind = self.preprocessing[client]["input"]["kind"]
         dims = ordinary(network).get("spatial_dims") or config.get("spatial_dims")
         dims = None if kind == "table" else dims

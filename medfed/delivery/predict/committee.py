@@ -201,8 +201,8 @@ def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:
                 f"{other.folder} is {that}, but {first.folder} is {this}; only bundles of one "
                 "task and kind of input can be averaged."
             )
-    if first.facts["task"] == "findings":
-        raise ConfigError("Bundles of findings answer one at a time; name one bundle.")
+    if (task := first.facts["task"]) in ("findings", "survival"):
+        raise ConfigError(f"Bundles of {task} answer one at a time; name one bundle.")
     names, others = (list(map(str, b.facts["labels"])) for b in (first, other))
     if set(names) != set(others):
         raise ConfigError(

@@ -92,7 +92,8 @@ def predict(config: Section, console: Console | None = None) -> None:
     candidates = None if options.candidates is None else Path(options.candidates)
     tolerance = options.spacing_tolerance
     predict_table(committee, kind, Path(options.input), output, _each, candidates, tolerance)
-    what = "Predictions" if bundles[0].facts["task"] == "regression" else "Probabilities"
+    predicts = bundles[0].facts["task"] in ("regression", "survival")
+    what = "Predictions" if predicts else "Probabilities"
     say(console, f"{what}: {output}")
 
 

@@ -23,6 +23,7 @@ from medfed.models.inference import (
     Inference,
     OutcomeInference,
     RegionInference,
+    SurvivalInference,
 )
 
 Answer = TypeVar("Answer")
@@ -102,6 +103,8 @@ class Predictor:
             )
         elif facts["task"] == "findings":
             inference = FindingInference()
+        elif facts["task"] == "survival":
+            inference = SurvivalInference()
         elif facts["task"] == "regression":
             inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
         decides = facts["task"] in ("classification", "risk") and len(facts["labels"]) == 2
@@ -118,7 +121,8 @@ class Predictor:
         if self.facts["task"] == "regression":
             return ["prediction"]
         decision = [f"above_threshold_{self.labels[1]}"] * (self.level is not None)
-        return [f"probability_{name}" for name in self.labels] + decision
+        what = "survival" if self.facts["task"] == "survival" else "probability"
+        return [f"{what}_{name}" for name in self.labels] + decision
 
     @property
     def present(self) -> Tensor:
