@@ -22,7 +22,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from medfed.functional.fused_lasso import _in_memory, _magnitude, fused_lasso
+from medfed.functional.fused_lasso import _magnitude, fused_lasso
 
 Array = np.ndarray[Any, Any]
 
@@ -149,7 +149,7 @@ def fused_lasso_admm(
         The minimiser, iterations and residuals.
     """
     cut = gamma / rho
-    vector = _in_memory(g)
+    vector = g.detach().cpu().contiguous()
     if _magnitude(vector) == 0:
         return FusedLassoResult(torch.zeros_like(g), 0, 0.0, 0.0, True)
     y = vector.double().numpy()

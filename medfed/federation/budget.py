@@ -129,8 +129,6 @@ class LocalBudget:
             by rounding; ``auto``: on a CPU if it is probably faster.
         compile: Whether ``torch.compile`` compiles the loss for batches of full size, which changes
             results by rounding and takes minutes before the first step.
-        offload: Whether main memory holds a client's state, and the GPU only while the client
-            trains.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -150,7 +148,6 @@ class LocalBudget:
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
     compile: bool = False
-    offload: bool = False
 
     def __post_init__(self) -> None:
         check_fields("local", self)

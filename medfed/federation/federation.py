@@ -97,21 +97,17 @@ class Federation:
             self.channel.buffers = self.trainer.split.buffers
 
     def to(self, device: torch.device) -> None:
-        """Moves all states to a device."""
+        """Moves all states to a device, but for those that clients keep between their turns."""
         self.channel.device = device
         kept: dict[Any, State] = {"server": self.server, "start": self.client_start}
         kept.update(self.memory)
         for name, client in self.clients.items():
             kept[name, "weights"] = {"": client.weights}
-            if not client.trainer.budget.offload:
-                kept |= {(name, "state"): client.state, (name, "memory"): client.memory}
         kept = states_on(kept, device)
         self.server, self.client_start = kept["server"], kept["start"]
         self.memory = {d: kept[d] for d in self.memory}
         for name, client in self.clients.items():
             client.weights = kept[name, "weights"][""]
-            client.state = kept.get((name, "state"), client.state)
-            client.memory = kept.get((name, "memory"), client.memory)
 
     def kept_bytes(self) -> int:
         """The approximate size of one client's state between rounds, with optimizer and channel.

@@ -258,25 +258,17 @@ class LocalClient:
         self.state, self._optimizers, self.memory = kept.values()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restores the state from :meth:`state_dict`, on the device for waiting clients."""
-        self._keep(saved, self.home)
-
-    @property
-    def home(self) -> torch.device:
-        """The device of the client's state while others train."""
-        return torch.device("cpu") if self.trainer.budget.offload else self.trainer.model.device
+        """Restores the state from :meth:`state_dict`, in main memory, where it waits."""
+        self._keep(saved, torch.device("cpu"))
 
     @contextmanager
     def present(self) -> Iterator[Self]:
         """Keeps the client's state on the network's device while it trains."""
-        if not self.trainer.budget.offload:
-            yield self
-            return
         self._keep(self.state_dict(), self.trainer.model.device)
         try:
             yield self
         finally:
-            self._keep(self.state_dict(), self.home)
+            self._keep(self.state_dict(), torch.device("cpu"))
 
     def _keep(self, saved: Mapping[str, Any], device: torch.device) -> None:
         kept = states_on({group: saved[group] for group in self.state_dict()}, device)

@@ -46,7 +46,7 @@ def fused_lasso(g: Tensor, gamma: float) -> Tensor:
         >>> fused_lasso(torch.tensor([4.0, 1.0, 2.0]), gamma=float("inf")).tolist()
         [0.0, 0.0, 0.0]
     """
-    source = _in_memory(g)
+    source = g.detach().cpu().contiguous()
     total = _magnitude(source)
     if gamma == 0:
         return g.detach().clone()
@@ -55,20 +55,9 @@ def fused_lasso(g: Tensor, gamma: float) -> Tensor:
     # Imported on first use: compiled code has no business in `import medfed`.
     from medfed.functional.line_kernels import solve_chain
 
-    out = _host_like(g)
+    out = torch.empty(g.shape, dtype=g.dtype)
     solve_chain(source.numpy(), gamma, out.numpy())
-    return out.to(g.device, non_blocking=True)
-
-
-def _in_memory(g: Tensor) -> Tensor:
-    """``g`` detached, contiguous and in main memory; a copy only where that takes one."""
-    g = g.detach()
-    return g.contiguous() if g.device.type == "cpu" else _host_like(g).copy_(g)
-
-
-def _host_like(g: Tensor) -> Tensor:
-    """Main memory for a vector like ``g``, pinned where a GPU reads or writes it."""
-    return torch.empty(g.shape, dtype=g.dtype, pin_memory=g.device.type == "cuda")
+    return out.to(g.device)
 
 
 def _magnitude(g: Tensor) -> float:

@@ -2,9 +2,9 @@
 
 Source: QuPeL (Ozkara, Singh, Data and Diggavi 2021), with R(x, c) = min_z ||z - x||_1 / 2 over the
 z whose elements are centres. Each function takes one tensor and its own centres ``(m,)``, sorted in
-ascending order, which are rounded to the dtype of the tensor before anything else. The centres'
-own step is in :mod:`medfed.functional.quantize`. In main memory compiled loops do the work,
-plain PyTorch elsewhere: equal to the last bit but for the order of a sum.
+ascending order, which are rounded to the dtype of the tensor before anything else. Compiled
+loops do the work, in main memory whatever device the weights are on: so the results have the same
+bits everywhere.
 
 ============  =========================================================================
 symbol        here
@@ -62,13 +62,11 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         [0.0, 0.0, 0.0, 1.0]
     """
     levels, x = check_levels(x, centers), x.detach()
-    if x.device.type != "cpu":
-        return _round_torch(x, *levels.on(x.device))
     from medfed.functional.quantize_kernels import round_all
 
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    round_all(x.reshape(-1).numpy(), levels.cuts, levels.values, out.view(-1).numpy())
-    return out
+    out = torch.empty(x.shape, dtype=x.dtype)
+    round_all(_flat(x), levels.cuts, levels.values, out.view(-1).numpy())
+    return out.to(x.device)
 
 
 def assign(x: Tensor, centers: Tensor) -> Tensor:
@@ -91,18 +89,13 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
         >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
         [[0, 0], [0, 1]]
     """
-    levels, x = check_levels(x, centers), x.detach()
-    if x.device.type != "cpu":
-        index = torch.bucketize(x, levels.on(x.device)[0])
-        clean = not bool(x.isnan().any())
-    else:
-        from medfed.functional.quantize_kernels import locate_all
+    levels = check_levels(x, centers)
+    from medfed.functional.quantize_kernels import locate_all
 
-        index = torch.empty(x.shape, dtype=torch.long)
-        clean = locate_all(x.reshape(-1).numpy(), levels.cuts, index.view(-1).numpy())
-    if not clean:
+    index = torch.empty(x.shape, dtype=torch.long)
+    if not locate_all(_flat(x), levels.cuts, index.view(-1).numpy()):
         raise ValueError("The weights hold NaN, which has no nearest centre; training diverged.")
-    return index
+    return index.to(x.device)
 
 
 def prox_quantize(
@@ -136,20 +129,18 @@ def prox_quantize(
     """
     levels = check_levels(y, centers)
     y, target = y.detach(), y if out is None else out.detach()
-    if y.device.type != "cpu":
-        x, nearest = _shrink_torch(y, *levels.on(y.device), tau)
-        return x if out is None else target.copy_(x), nearest
     from medfed.functional.quantize_kernels import shrink_all
 
-    direct = out is not None and target.is_contiguous()
-    x = target if direct else torch.empty_like(y, memory_format=torch.contiguous_format)
-    nearest = torch.empty_like(y, memory_format=torch.contiguous_format)
-    source = y.reshape(-1).numpy()
+    direct = out is not None and target.is_contiguous() and target.device.type == "cpu"
+    x = target if direct else torch.empty(y.shape, dtype=y.dtype)
+    nearest = torch.empty(y.shape, dtype=y.dtype)
+    source = _flat(y)
     step, targets = source.dtype.type(tau), (x.view(-1).numpy(), nearest.view(-1).numpy())
     shrink_all(source, levels.cuts, levels.values, step, *targets)
     if direct:
         # PyTorch has not seen the change: a graph that still needs the old values must fail.
         torch.autograd.graph.increment_version(x)
+    x, nearest = x.to(y.device), nearest.to(y.device)
     return x if direct or out is None else target.copy_(x), nearest
 
 
@@ -191,10 +182,6 @@ class Levels(NamedTuple):
     cuts: Array
     """``(m - 1,)``: the largest numbers that still belong to the lower of two centres."""
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The cuts and the centres as tensors on a device."""
-        return torch.from_numpy(self.cuts).to(device), torch.from_numpy(self.values).to(device)
-
 
 def check_levels(x: Tensor, centers: Tensor) -> Levels:
     """Returns the centres of a weight tensor, and what separates them.
@@ -228,17 +215,10 @@ def check_levels(x: Tensor, centers: Tensor) -> Levels:
     return Levels(values, cuts)
 
 
-def _round_torch(x: Tensor, cuts: Tensor, values: Tensor) -> Tensor:
-    """:func:`quantize` in plain PyTorch."""
-    return torch.where(x.isnan(), x, values[torch.bucketize(x, cuts)])
-
-
-def _shrink_torch(y: Tensor, cuts: Tensor, values: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """:func:`prox_quantize` in plain PyTorch."""
-    nearest = _round_torch(y, cuts, values)
-    gap, step = y - nearest, torch.tensor(tau, dtype=y.dtype, device=y.device)
-    moved = torch.where(gap > 0, y - step, y + step)
-    return torch.where(gap.abs() <= step, nearest, moved), nearest
+def _flat(x: Tensor) -> Array:
+    """Returns the elements, in main memory; a copy only where that takes one."""
+    flat: Array = x.detach().cpu().reshape(-1).numpy()
+    return flat
 
 
 def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
@@ -329,16 +309,10 @@ def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: f
 
 def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, Array]:
     """``(m, 3)`` numbers of elements below, at and above their centre; ``(m,)`` gradient sums."""
-    x = x.detach()
-    slopes = x.new_empty(0) if gradient is None else gradient.detach().to(x.dtype)
-    if x.device.type != "cpu":
-        on_device = _tally_torch(x, slopes, *levels.on(x.device))
-        counts, sums, clean = *(part.cpu().numpy() for part in on_device[:2]), on_device[2]
-    else:
-        from medfed.functional.quantize_kernels import tally
+    from medfed.functional.quantize_kernels import tally
 
-        flat, slopes_flat = x.reshape(-1).numpy(), slopes.reshape(-1).numpy()
-        counts, sums, clean = tally(flat, slopes_flat, levels.cuts, levels.values)
+    slopes = x.new_empty(0) if gradient is None else gradient.to(x.dtype)
+    counts, sums, clean = tally(_flat(x), _flat(slopes), levels.cuts, levels.values)
     if not clean:
         raise ValueError("The weights hold NaN, which has no nearest centre; training diverged.")
     return counts, sums
@@ -354,45 +328,10 @@ def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> 
     rests, bounds, passing = settle(mu, levels.values, counts, tau)
     if not passing:
         return rests
-    x = x.detach()
-    if x.device.type == "cpu":
-        flat = x.reshape(-1).numpy()
-        # Room for all: memory that is never written to is never taken.
-        between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
-        between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
-    else:
-        ends = torch.from_numpy(bounds).to(x.device)
-        picked = _collect_torch(x, *levels.on(x.device), ends)
-        between, numbers = picked[0].cpu().numpy(), picked[1].cpu().numpy()
+    flat = _flat(x)
+    # Room for all: memory that is never written to is never taken.
+    between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
+    between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
     between.sort()
     rests = walk(mu, levels.values, counts, tau, bounds, between, numbers)
     return rests
-
-
-def _tally_torch(
-    x: Tensor, gradient: Tensor, cuts: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor, bool]:
-    """:func:`medfed.functional.quantize_kernels.tally` in plain PyTorch, of any shape."""
-    index = torch.bucketize(x, cuts)
-    center = values[index]
-    side = (x >= center).long() + (x > center).long()
-    counts = torch.bincount((3 * index + side).flatten(), minlength=3 * len(values))
-    sums = torch.zeros(len(values), dtype=torch.float64, device=x.device)
-    if gradient.numel():
-        # One sum per centre: adding into places in parallel would differ from run to run.
-        for j in range(len(values)):
-            sums[j] = gradient.where(index == j, 0.0).sum(dtype=torch.float64)
-    return counts.view(-1, 3), sums, not bool(x.isnan().any())
-
-
-def _collect_torch(
-    x: Tensor, cuts: Tensor, values: Tensor, bounds: Tensor
-) -> tuple[Tensor, Tensor]:
-    """:func:`medfed.functional.quantize_kernels.collect` in plain PyTorch: both its results."""
-    index = torch.bucketize(x, cuts)
-    (low, high), old = bounds[index].unbind(-1), values[index]
-    between = (low < x) & (x < high)
-    before = ((old < x) & (x <= low)) | ((high <= x) & (x < old))
-    kind = before.long() + 2 * between.long()
-    numbers = torch.bincount((3 * index + kind).flatten(), minlength=3 * len(values))
-    return x[between], numbers.view(-1, 3)

@@ -36,7 +36,7 @@ NOT_THE_EXPERIMENT = (
     *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures"),
     "tuned",  # stands where it is used
     # change no bit
-    *("data.workers", "data.memory_gb", "data.cache", "cohort.memory_gb", "local.offload"),
+    *("data.workers", "data.memory_gb", "data.cache", "cohort.memory_gb"),
 )
 _NO_METRIC = ("round", "client", "split")  # columns of metrics.csv
 _Values = dict[str, float | None]  # null where NaN was written

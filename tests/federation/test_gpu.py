@@ -63,12 +63,8 @@ def test_a_gpu_trains_as_a_cpu(name, optimizer):
 
 
 def test_main_memory_holds_states_between_turns():
-    plain, other = (
-        trained(METHODS["ditto"], "adam", "cuda", optimizer_state="kept", offload=offload)
-        for offload in (False, True)
-    )
-    assert other.digests() == plain.digests()
-    for name, client in other.clients.items():
+    federation = trained(METHODS["ditto"], "adam", "cuda", optimizer_state="kept")
+    for name, client in federation.clients.items():
         groups = [named for group in client.state_dict().values() for named in group.values()]
         assert not any(t.is_cuda for named in groups for t in named.values())
-        assert other.personal_model(name)["head.bias"].is_cuda
+        assert federation.personal_model(name)["head.bias"].is_cuda

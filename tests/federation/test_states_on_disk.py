@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.federation.algorithm import Cohort
+from medfed.federation.engine.network import WorkingNetwork
 from medfed.federation.local_client import LocalClient, on_disk
 from medfed.federation.reference import run_reference
 from tests.contract.harness import federation, lossy
@@ -59,13 +59,11 @@ def test_a_client_has_its_state_on_the_device_for_its_turn(monkeypatch):
         moves.append((client.id, client.steps_done, device))
         keep(client, saved, device)
 
-    local = next(iter(other.clients.values())).trainer
-    local.budget = replace(local.budget, offload=True)
-    main = torch.device("cpu", 0)  # another name than the network's device has
-    monkeypatch.setattr(LocalClient, "home", main)
+    there = torch.device("cpu", 0)  # another name than main memory has
+    monkeypatch.setattr(WorkingNetwork, "device", there)
     monkeypatch.setattr(LocalClient, "_keep", kept)
     run_reference(other, 1)
     done = {c: client.steps_done for c, client in other.clients.items()}
-    turns = [((c, 0, torch.device("cpu")), (c, done[c], main)) for c in other.ids]
+    turns = [((c, 0, there), (c, done[c], torch.device("cpu"))) for c in other.ids]
     assert moves == [move for turn in turns for move in turn]
     assert other.digests() == run_reference(plain, 1).digests()

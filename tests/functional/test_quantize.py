@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.functional import quantize as module
 from medfed.functional.quantize import (
     assign,
-    check_levels,
     prox_quantize,
     quantize,
     soft_quantize,
@@ -124,19 +122,6 @@ def test_weights_land_on_their_centre_and_keep_it(tau, dtype):
     near = (y - q).abs() <= torch.tensor(tau, dtype=dtype)
     assert torch.equal(x[near], q[near])
     assert ((x - q).sign() == (y - q).sign())[~near].all()
-
-
-@sweep("dtype", [torch.float32, torch.float64])
-@sweep("name", VECTORS)
-def test_plain_pytorch_is_equal(name, dtype):
-    x, centers = (t.to(dtype) for t in tensors(VECTORS[name], CENTERS))
-    levels = check_levels(x, centers).on(x.device)
-    assert torch.equal(torch.bucketize(x, levels[0]), assign(x, centers))
-    assert torch.equal(module._round_torch(x, *levels), quantize(x, centers))
-    for tau in TAUS:
-        expected = prox_quantize(x, centers, tau)
-        for found, same in zip(module._shrink_torch(x, *levels, tau), expected, strict=True):
-            assert torch.equal(found, same)
 
 
 def test_nan_stays_or_is_refused():

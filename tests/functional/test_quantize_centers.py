@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from medfed.functional import quantize as quantize_centers
 from medfed.functional.quantize import (
     assign,
     center_gradient,
-    check_levels,
     prox_centers,
     step_centers,
 )
@@ -145,29 +143,6 @@ def test_step_is_the_gradient_step_and_the_map(name, dtype, tau):
     found = step_centers(centers, gradient, x, lr=0.01, tau=tau)
     mu = centers - 0.01 * center_gradient(gradient, x, centers)
     assert torch.equal(found, prox_centers(mu, x, centers, tau).sort().values)
-
-
-@sweep("dtype", [torch.float32, torch.float64])
-@sweep("name", WEIGHTS)
-def test_plain_pytorch_is_equal(name, dtype):
-    from medfed.functional import quantize_kernels as kernels
-
-    x = torch.from_numpy(WEIGHTS[name]).to(dtype)
-    levels = check_levels(x, torch.from_numpy(CENTERS))
-    gradient = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    counts, sums, clean = quantize_centers._tally_torch(x, gradient, *levels.on(x.device))
-    expected = kernels.tally(x.numpy(), gradient.numpy(), levels.cuts, levels.values)
-    assert clean is expected[2]
-    np.testing.assert_array_equal(counts.numpy(), expected[0])
-    np.testing.assert_allclose(sums.numpy(), expected[1], rtol=0, atol=1e-12)
-    bounds = CENTERS[:, None] + np.array([[0.0, 0.3], [-0.2, -0.1], [0.1, 0.5], [-math.inf, -0.2]])
-    found, numbers = quantize_centers._collect_torch(
-        x, *levels.on(x.device), torch.from_numpy(bounds)
-    )
-    space, expected = np.empty(len(x) + 1, x.numpy().dtype), np.zeros((4, 3), np.int64)
-    count = kernels.collect(x.numpy(), levels.cuts, levels.values, bounds, space, expected)
-    np.testing.assert_array_equal(found.numpy(), space[:count])
-    np.testing.assert_array_equal(numbers.numpy(), expected)
 
 
 def test_keeps_the_dtype_of_mu_and_takes_any_shape():

@@ -177,41 +177,12 @@ class Codec(ABC):
         """
         if flat.dim() != 1:
             raise ValueError(f"A codec takes a tensor of shape (d,), not {tuple(flat.shape)}.")
-        rounded = flat.detach().to(self.dtype).contiguous()
-        if flat.device.type == "cpu" or self.kept(flat.numel()) is None:
-            rounded = rounded.to("cpu")
+        rounded = flat.detach().to("cpu", self.dtype).contiguous()
         if not all_finite(rounded):
             at = int(torch.nonzero(~torch.isfinite(rounded))[0])
             raise ValueError(f"Element {at} is {float(flat[at])}, which cannot be sent.")
-        if rounded.device.type == "cpu":
-            payload = self._pack(rounded.numpy(), self._rng if rng is None else rng)
-        else:
-            payload = self.pack_on_device(rounded)
+        payload = self._pack(rounded.numpy(), self._rng if rng is None else rng)
         return b"".join((self.header(flat.numel()), *payload))
-
-    def kept(self, length: int) -> int | None:
-        """Returns how many of the largest elements are sent, if the codec selects them.
-
-        They are found where the tensor is, and only they are copied from there.
-
-        Args:
-            length: d.
-        """
-        return None
-
-    def pack_on_device(self, flat: Tensor) -> Iterable[Buffer]:
-        """Returns the payload of a tensor of which :meth:`kept` elements matter.
-
-        Args:
-            flat: ``(d,)`` finite floats in the codec's dtype, on any device.
-        """
-        length = flat.numel()
-        at = largest_on_device(flat, self.kept(length) or 0)
-        return self._pack_kept(at.cpu().numpy(), flat[at].cpu().numpy(), length)
-
-    def _pack_kept(self, indices: Array, values: Array, length: int) -> Iterable[Buffer]:
-        """Returns the payload of selected elements; only where :meth:`kept` gives a number."""
-        raise NotImplementedError
 
     def decode(self, data: bytes, length: int | None = None) -> Tensor:
         """Returns the receiver's tensor of shape (d,).
@@ -290,28 +261,3 @@ def all_finite(values: Tensor) -> bool:
         (True, False)
     """
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
-
-
-def largest_on_device(flat: Tensor, k: int) -> Tensor:
-    """Returns the positions of the ``k`` largest magnitudes, as the kernel for main memory does.
-
-    Among equal magnitudes lower positions are chosen; zeros never are.
-
-    Args:
-        flat: ``(d,)`` finite floats on any device.
-        k: How many at most.
-
-    Returns:
-        ``(min(k, number of non-zeros),)`` int64, increasing, on the same device.
-
-    Example:
-        >>> largest_on_device(torch.tensor([1.0, -3.0, 0.0, 3.0, 2.0, -2.0]), 3)
-        tensor([1, 3, 4])
-    """
-    if min(k, flat.numel()) <= 0:
-        return torch.empty(0, dtype=torch.int64, device=flat.device)
-    size = flat.abs()
-    level = size.topk(min(k, flat.numel()), sorted=False).values.min()
-    above, tied = size > level, (size == level) & (level > 0)
-    first = tied.cumsum(0) <= k - above.sum()
-    return (above | (tied & first)).nonzero().flatten()

@@ -68,16 +68,9 @@ class TopK(Codec):
         return (cls(0.3, "float16"),)
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
-        indices = largest(values, self.kept(values.size))
-        return self._pack_kept(indices, values[indices], values.size)
-
-    def kept(self, length: int) -> int:
-        """Returns k."""
-        return count_of(self.fraction, length)
-
-    def _pack_kept(self, indices: Array, values: Array, length: int) -> Iterable[Buffer]:
-        yield from pack_support(indices, length)
-        yield from _pack_values(values, self.values)
+        indices = largest(values, count_of(self.fraction, values.size))
+        yield from pack_support(indices, values.size)
+        yield from _pack_values(values[indices], self.values)
 
     def _unpack(self, payload: Payload, length: int) -> Array:
         indices, _ = unpack_support(payload, length, signed=False)

@@ -69,16 +69,10 @@ class STC(Codec):
         return (cls(0.5), cls(1))
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
-        indices = largest(values, self.kept(values.size))
-        return self._pack_kept(indices, values[indices], values.size)
-
-    def kept(self, length: int) -> int:
-        """Returns k."""
-        return count_of(self.sparsity, length)
-
-    def _pack_kept(self, indices: Array, values: Array, length: int) -> Iterable[Buffer]:
-        mu = float(np.abs(values).mean(dtype=np.float64)) if values.size else 0.0
-        return struct.pack("<f", mu), *pack_support(indices, length, values < 0, self.runs)
+        indices = largest(values, count_of(self.sparsity, values.size))
+        kept = values[indices]
+        mu = float(np.abs(kept).mean(dtype=np.float64)) if kept.size else 0.0
+        return struct.pack("<f", mu), *pack_support(indices, values.size, kept < 0, self.runs)
 
     def _unpack(self, payload: Payload, length: int) -> Array:
         (mu,) = payload.magnitudes(1)
