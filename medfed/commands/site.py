@@ -3,6 +3,8 @@
 ``check`` runs at the hospital. It reads the hospital's data by two files: ``agreed`` (what all
 sites agree on; ``medfed deploy dry_run=DIR`` writes it as ``agreed.json``) and ``local`` (the
 hospital's file). It shows the patients and says what would leave the hospital.
+``describe agreed=FILE local=FILE folder=FOLDER`` runs there, too. It writes ``look.json`` for
+``medfed look of=[...]`` at the coordinator, without numbers of few patients; nothing is sent.
 ``withdraw run=FOLDER site=NAME`` runs at the coordinator. It takes a site out of the remaining
 rounds of a stopped run. With ``forget=true`` the server also deletes its state of the site.
 ``status run=FOLDER`` runs there, too. It shows which sites are there, what happens in which round
@@ -21,14 +23,22 @@ from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.records.folder import RunFolder
+from medfed.records.places import refuse_full
 from medfed.sites import actions
 
 USAGE = (
-    "medfed site check agreed=FILE local=FILE; medfed site withdraw run=FOLDER site=NAME; "
+    "medfed site check agreed=FILE local=FILE; "
+    "medfed site describe agreed=FILE local=FILE folder=FOLDER; "
+    "medfed site withdraw run=FOLDER site=NAME; "
     "medfed site status run=FOLDER [page=FILE.html] [every=SECONDS]"
 )
-_NEEDED = {"check": ("agreed", "local"), "withdraw": ("run", "site"), "status": ("run",)}
-_MORE = {"check": (), "withdraw": ("forget",), "status": ("page", "every")}
+_NEEDED = {
+    "check": ("agreed", "local"),
+    "describe": ("agreed", "local", "folder"),
+    "withdraw": ("run", "site"),
+    "status": ("run",),
+}
+_MORE = {"check": (), "describe": (), "withdraw": ("forget",), "status": ("page", "every")}
 _KEYS = {name: (*needed, *_MORE[name]) for name, needed in _NEEDED.items()}
 
 
@@ -43,7 +53,7 @@ def main(given: Sequence[str]) -> None:
                 f"{', '.join(_KEYS)}."
             )
         keys = read(what, rest)
-        {"withdraw": _withdraw, "check": _check, "status": _status}[what](keys)
+        {"withdraw": _withdraw, "status": _status}.get(what, _check)(keys)
 
 
 def read(what: str, given: Sequence[str]) -> dict[str, str]:
@@ -93,4 +103,7 @@ def _status(keys: dict[str, str]) -> None:
 
 
 def _check(keys: dict[str, str]) -> None:
-    actions.check(*(Path(keys[key]).expanduser() for key in ("agreed", "local")))
+    places = {key: Path(value).expanduser() for key, value in keys.items()}
+    if "folder" in places:
+        refuse_full(places["folder"], otherwise=" by folder=FOLDER")
+    actions.check(**places)

@@ -119,20 +119,13 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
         DataError: If the folder cannot be written.
     """
     # Imported here, as it takes a while.
-    from medfed.run.overview.pictures import (
-        augmentation_sheet,
-        contact_sheet,
-        intensities,
-    )
+    from medfed.run.overview.pictures import augmentation_sheet, contact_sheet
 
     cohort = cohort_record(data)
     print_cohort(cohort, lines=len(cohort.clients))
     with writing(folder, "set folder to another folder"):
-        figures = {}
-        if sheet := contact_sheet(data):
-            figures = {"patches": sheet, "intensities": intensities(data)}
-            if altered := augmentation_sheet(data):
-                figures["augmentation"] = altered
+        sheets = {"patches": contact_sheet(data), "augmentation": augmentation_sheet(data)}
+        figures = {name: sheet for name, sheet in sheets.items() if sheet is not None}
         write_text(folder / "clients.csv", to_csv(cohort))
         save_figures(folder / Places.pictures_folder, figures, kind)
         write_json(folder / Places.cohort_json, cohort.record())

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from medfed.sites.wire import Answers
 
 
-def check(agreed: Path, local: Path) -> None:
+def check(agreed: Path, local: Path, folder: Path | None = None) -> None:
     """Reads a site's data by the agreement, and reports what would leave; nothing leaves.
 
     Args:
         agreed: The file of the agreement.
         local: The site's file.
+        folder: Gets a description of the data instead, see :mod:`medfed.datamodules.descriptions`.
 
     Raises:
         MedfedError: If a file cannot be read, or the two contradict each other.
@@ -31,10 +32,13 @@ def check(agreed: Path, local: Path) -> None:
 
     terms, file = Agreed.read(agreed), SiteFile.read(local)
     config = file.config(terms)
-    from medfed.sites.check import check_site
+    from medfed.sites.check import check_site, describe_site
 
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-    check_site(terms, file, config)
+    if folder is not None:
+        describe_site(terms, file, config, folder)
+    else:
+        check_site(terms, file, config)
 
 
 def withdraw(folder: Path, site: str, forget: bool) -> list[str]:

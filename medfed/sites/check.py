@@ -20,9 +20,11 @@ from rich.console import Console
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.errors import ConfigError, few
+from medfed.common.floors import LEAST
 from medfed.common.templates import filled
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.descriptions import described
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.tables.agreement import converse
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -30,6 +32,7 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
+from medfed.reports.look import write_look
 from medfed.reports.tables import Table
 from medfed.run.assembly import task_for, unread_data
 from medfed.run.experiment import read_start
@@ -240,9 +243,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     check_study(file.policy, config)
     start, config = read_start(config)
     hashes = fingerprints(config.values)
-    data = unread_data(config)
-    if not terms.cut:
-        data.partition = OwnData(data.partition, file.site, terms.sites)
+    data = _data_of(terms, file, config)
     read_by_itself(data, file.site)
     console = wide_console()
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
@@ -265,6 +266,28 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
         Spending(file.policy.privacy, file.folder / SPENT).check("this study", planned)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
     return traffic
+
+
+def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder: Path) -> None:
+    """Writes what a site has, without numbers of fewer patients than its policy and all allow.
+
+    Args:
+        terms: The agreement of all sites.
+        file: The site's file.
+        config: The configuration of both.
+        folder: A new or empty folder.
+    """
+    check_study(file.policy, config)
+    data = _data_of(terms, file, read_start(config)[1])
+    data.plan()
+    write_look([described(data, file.site, max(LEAST, file.policy.least))], folder)
+
+
+def _data_of(terms: Agreed, file: SiteFile, config: RunDescription) -> FederatedDataModule:
+    data = unread_data(config)
+    if not terms.cut:
+        data.partition = OwnData(data.partition, file.site, terms.sites)
+    return data
 
 
 def read_by_itself(data: FederatedDataModule, site: str) -> None:

@@ -25,7 +25,6 @@ from medfed.run.overview.pictures import (
     augmentation_sheet,
     class_colours,
     contact_sheet,
-    intensities,
 )
 from medfed.run.overview.table import cohort_record, print_cohort
 from medfed.run.prepare import prepare, train_command
@@ -96,7 +95,6 @@ def test_counts_of_scans_are_those_of_the_csv(show):
         "clients.csv",
         "cohort.json",
         "pictures/augmentation.png",
-        "pictures/intensities.png",
         "pictures/patches.png",
         "splits.json",
     ]
@@ -200,8 +198,6 @@ def test_twenty_clients_with_ten_classes():
     assert "group_3_hospital_4" in text
     assert "1,097 / 350 / 350" in text
     assert {text.get_text() for text in contact_sheet(data).axes[0].texts} == set("0123456789")
-    rows = intensities(data).axes[0].get_yticklabels()
-    assert [row.get_text() for row in rows] == list(data.clients)
 
 
 def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):

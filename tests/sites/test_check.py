@@ -55,6 +55,26 @@ def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
     assert sorted(hospital.iterdir()) == before
 
 
+def test_a_hospital_describes_its_patients_without_few_of_them(hospital, tmp_path, capsys):
+    files = [f"agreed={hospital / 'agreed.json'}", f"local={hospital / 'site.yaml'}"]
+    main(["site", "describe", *files, f"folder={tmp_path / 'bern'}"])
+    (bern,) = json.loads((tmp_path / "bern" / "look.json").read_text())["hospitals"]
+    assert (bern["hospital"], bern["least"]) == ("Bern", 20)
+    assert bern["tables"]["Patients"] == {"train": 48, "val": None, "test": None}
+    assert bern["tables"]["Means"]["age"] is not None
+    assert not re.search(r"P\d", (tmp_path / "bern" / "look.json").read_text())
+    other = {**bern, "hospital": "Basel", "least": 0}
+    (tmp_path / "basel.json").write_text(json.dumps({"hospitals": [other]}))
+    both = f"of=[{tmp_path / 'bern' / 'look.json'},{tmp_path / 'basel.json'}]"
+    main(["look", both, f"folder={tmp_path / 'both'}"])
+    page = (tmp_path / "both" / "look.html").read_text()
+    assert "withheld" in page
+    assert "The least: Bern 20." in page
+    with pytest.raises(SystemExit):
+        main(["site", "describe", *files, f"folder={tmp_path / 'bern'}"])
+    assert "is not empty; name an empty one by folder=FOLDER" in capsys.readouterr().err
+
+
 def test_what_could_single_out_a_patient_is_red(hospital, tmp_path, monkeypatch, capsys):
     """Logistic regression with a batch of one: each message was a patient's row."""
     monkeypatch.setenv("FORCE_COLOR", "1")
