@@ -363,23 +363,23 @@ def read_points(path: Path, last: str | None) -> Points:
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")
     wanted = ("seriesuid", *_WORLD, *([last] if last else []))
-    with csv_rows(path) as rows:
-        header = [cell.strip() for cell in next(rows, [])]
-        if any(name not in header for name in wanted):
+    rows = csv_rows(path)
+    header = [cell.strip() for cell in next(rows, [])]
+    if any(name not in header for name in wanted):
+        raise DataError(
+            f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}; give "
+            "it the header line of LUNA16."
+        )
+    series_at, *number_at = (header.index(name) for name in wanted)
+    for number, row in enumerate(rows, start=1):
+        try:
+            numbers.extend([float(row[at]) for at in number_at])
+            scan.append(names.setdefault(row[series_at], len(names)))
+        except (ValueError, IndexError):
             raise DataError(
-                f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}; give "
-                "it the header line of LUNA16."
-            )
-        series_at, *number_at = (header.index(name) for name in wanted)
-        for number, row in enumerate(rows, start=1):
-            try:
-                numbers.extend([float(row[at]) for at in number_at])
-                scan.append(names.setdefault(row[series_at], len(names)))
-            except (ValueError, IndexError):
-                raise DataError(
-                    f"{path}, data row {number}: {', '.join(row):.80} has no number for each of "
-                    f"{', '.join(wanted[1:])}; mend the row."
-                ) from None
+                f"{path}, data row {number}: {', '.join(row):.80} has no number for each of "
+                f"{', '.join(wanted[1:])}; mend the row."
+            ) from None
     table = np.array(numbers).reshape(-1, len(wanted) - 1)
     if not len(table):
         raise DataError(f"{path} has no data rows.")

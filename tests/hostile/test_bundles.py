@@ -595,8 +595,7 @@ def test_names_are_no_formulas_and_are_read_again(tmp_path, monkeypatch):
     header, *_ = csv.reader(io.StringIO(text, newline=""))
     assert [original(cell) for cell in header] == FORMULAS
     (tmp_path / "a.csv").write_bytes(text.encode())
-    with csv_rows(tmp_path / "a.csv") as rows:
-        assert next(rows) == FORMULAS
+    assert next(csv_rows(tmp_path / "a.csv")) == FORMULAS
     cells = next(csv.reader(io.StringIO(text, newline="")))
     assert [c for c in cells if c[0] in "=+-@\t\r"] == ["-0.5"]
     write_text(tmp_path / "metrics.csv", metrics_csv([Record(0, "=a", {"loss": -0.5})], []))

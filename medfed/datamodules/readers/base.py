@@ -224,13 +224,16 @@ def expanded(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path).expanduser()
 
 
-def check_names(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+def check_names(
+    kind: str, wanted: Sequence[str], known: Sequence[str], where: str = ""
+) -> tuple[str, ...]:
     """Matches names case-insensitively against the names in the data.
 
     Args:
         kind: The kind of name, for the error: ``"channel"``, ``"region"``.
         wanted: Names from the configuration.
         known: Existing names.
+        where: The file or key, for the error.
 
     Returns:
         The known names, in the given order.
@@ -251,10 +254,11 @@ mean FLAIR?).
     for name in wanted:
         if name.lower() not in lower:
             hint = did_you_mean(name, known)
-            raise ConfigError(f"Unknown {kind} {name}; known: {few(known)}{hint}.")
+            raise ConfigError(f"{where}Unknown {kind} {name}; known: {few(known)}{hint}.")
     names = tuple(lower[name.lower()] for name in wanted)
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"Each {kind} must be named once; got: {', '.join(wanted) or 'none'}.")
+        got = ", ".join(wanted) or "none"
+        raise ConfigError(f"{where}Each {kind} must be named once; got: {got}.")
     return names
 
 

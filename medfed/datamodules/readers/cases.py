@@ -308,8 +308,7 @@ def _from_csv(path: Path) -> dict[str, str]:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    with csv_rows(path) as rows:
-        return [[cell.strip() for cell in row] for row in rows]
+    return [[cell.strip() for cell in row] for row in csv_rows(path)]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import csv
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -34,88 +34,73 @@ _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\x81\x8d\x8f\x90\x9d]")  # in no
 _QUOTED = re.compile(r'"[^"]*"')
 
 
-@contextmanager
-def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[list[str]]]:
-    """Opens a CSV file.
+def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[list[str]]:
+    """Reads a CSV file.
 
     Args:
         path: The file, in UTF-8 or the Latin-1 of Windows; its cells are separated as `delimiter`
             says.
         absent: What to do if it does not exist.
 
-    Yields:
+    Returns:
         Its rows, the header first, without empty ones. The quote that this package writes before a
         cell, to keep spreadsheets from reading a formula, is removed.
 
     Raises:
         DataError: If it cannot be read.
     """
+    return _rows(path, _text(path, absent)[0])
+
+
+def _text(path: Path, absent: str) -> tuple[str, bool]:
+    """The text of a file, and whether it is in Windows' Latin-1 instead of UTF-8."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a CSV file.")
     try:
-        _check_kind(path)
-        sign = delimiter(path)
-        with path.open(newline="", encoding=_encoding(path)) as file:
-            # Strict: otherwise an open quote would swallow rows until the next quote.
-            rows = csv.reader(_lines(path, file), strict=True, delimiter=sign)
-            yield ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; {absent}.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
+    for magic, kind in _MAGIC.items():
+        if content.startswith(magic):
+            raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")
+    try:
+        text, latin = content.decode("utf-8-sig"), False
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 (byte {error.object[error.start]:#04x}); save it as CSV UTF-8."
-        ) from error
-    except (OSError, csv.Error) as error:
+        if _NO_TEXT.search(content):
+            byte = error.object[error.start]
+            raise DataError(
+                f"{path} is not UTF-8 (byte {byte:#04x}); save it as CSV UTF-8."
+            ) from error
+        text, latin = content.decode("cp1252"), True
+    if (at := text.find("\0")) >= 0:
+        line = text.count("\n", 0, at) + 1
+        raise DataError(f"{path}, line {line}: a NUL byte; save it as CSV UTF-8.")
+    return text, latin
+
+
+def _rows(path: Path, text: str) -> Iterator[list[str]]:
+    # Strict: otherwise an open quote would swallow rows until the next quote.
+    rows = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter(text))
+    try:
+        yield from ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
+    except csv.Error as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
 
 
-def _encoding(path: Path) -> str:
-    """UTF-8, or Windows' Latin-1 where a text is none."""
-    content = path.read_bytes()
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        if _NO_TEXT.search(content):
-            raise
-        return "cp1252"
-    return "utf-8-sig"
-
-
-def _check_kind(path: Path) -> None:
-    """Refuses a file that is not text, by its first bytes."""
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; name a CSV file.")
-    with path.open("rb") as file:
-        begin = file.read(8)
-    for magic, kind in _MAGIC.items():
-        if begin.startswith(magic):
-            raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")
-
-
-def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(file, start=1):
-        if "\0" in line:
-            raise DataError(f"{path}, line {number}: a NUL byte; save it as CSV UTF-8.")
-        yield line
-
-
-def delimiter(path: Path) -> str:
+def delimiter(text: str) -> str:
     """Finds the separator of the cells: the comma, semicolon or tab that gives the most cells.
 
     Args:
-        path: A file whose first line that is not empty is the header, or a row.
+        text: Of a file whose first line that is not empty is the header, or a row.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-        ...     _ = file.write("age;weight, kg;sex")
-        ...     file.flush()
-        ...     delimiter(Path(file.name))
+        >>> delimiter("age;weight, kg;sex")
         ';'
     """
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        first = next((line for line in file if line.strip(" ,;\t\r\n")), "")
-
-    bare = _QUOTED.sub("", first)
-    return max(",;\t", key=bare.count)
+    first = next((line for line in StringIO(text, newline="") if line.strip(" ,;\t\r\n")), "")
+    return max(",;\t", key=_QUOTED.sub("", first).count)
 
 
 log = logging.getLogger(__name__)
@@ -160,9 +145,9 @@ class Sheet:
             DataError: If there is no row, a column's name is invalid or occurs twice, or a row has
                 another length.
         """
-        with csv_rows(path, "set data.path to a CSV file") as lines:
-            rows = list(lines)
-        if _encoding(path) == "cp1252":
+        content, latin = _text(path, "set data.path to a CSV file")
+        rows = list(_rows(path, content))
+        if latin:
             texts = (cell for row in rows for cell in row)
             log.warning(
                 "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as "
@@ -184,7 +169,7 @@ class Sheet:
                 f"{path}: column {min(twice) or 'without a name'} occurs twice; give every column "
                 "a different name."
             )
-        sheet = cls(path, columns, rows, delimiter(path) != ",")
+        sheet = cls(path, columns, rows, delimiter(content) != ",")
         for number, row in enumerate(rows, start=1):
             if len(row) != len(columns):
                 raise sheet.bad(
@@ -273,19 +258,25 @@ class Sheet:
             DataError: Naming the first cell that is not a number, and how many others are not; of
                 several columns the first such cell of each.
         """
-        numbers = np.empty((len(self.rows), len(names)))
+        numbers = np.full((len(self.rows), len(names)), np.nan)
         wrong: dict[str, list[tuple[int, str]]] = {}
-        commas = [n for c, n in enumerate(names) if self._read_column(n, numbers[:, c], wrong)]
+        commas: dict[str, str] = {}
+        for at, name in enumerate(names):
+            cells = [(number, t) for number, t in self.cells(name) if t.lower() not in MISSING]
+            points = self.with_points([text for _, text in cells])
+            for (number, text), point in zip(cells, points, strict=True):
+                numbers[number - 1, at] = value = as_number(point)
+                if not abs(value) < _LARGEST:
+                    wrong.setdefault(name, []).append((number, text))
+                if text != point:
+                    commas.setdefault(name, text)
         if wrong:
             raise self._no_numbers(wrong)
         if commas:
-            first = next(t for _, t in self.cells(commas[0]) if "," in t)
+            first = next(iter(commas.values()))
             log.warning(
                 "%s: decimal commas in %s; %s is read as %s.",
-                self.path,
-                ", ".join(commas),
-                first,
-                first.replace(",", "."),
+                *(self.path, ", ".join(commas), first, first.replace(",", ".")),
             )
         return numbers
 
@@ -312,19 +303,6 @@ class Sheet:
             f"write a number{point}, leave it empty, name the column in data.categorical, or leave "
             f"it out by {drop}.",
         )
-
-    def _read_column(
-        self, name: str, into: NDArray[np.float64], wrong: dict[str, list[tuple[int, str]]]
-    ) -> bool:
-        """Fills in the numbers of a column; returns whether they have decimal commas."""
-        cells = [(number, t) for number, t in self.cells(name) if t.lower() not in MISSING]
-        into[:] = np.nan
-        points = self.with_points([text for _, text in cells])
-        for (number, text), point in zip(cells, points, strict=True):
-            into[number - 1] = value = as_number(point)
-            if not abs(value) < _LARGEST:
-                wrong.setdefault(name, []).append((number, text))
-        return any(a != b for (_, a), b in zip(cells, points, strict=True))
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
         """Turns decimal commas into points if they cannot mean anything else.

@@ -111,8 +111,7 @@ def _read_centre(file: Path, centre: str) -> Table:
 
 def _header(file: Path) -> tuple[str, ...] | None:
     """The published columns, or None if the file names its columns."""
-    with csv_rows(file) as rows:
-        cells = [cell.strip().lower() for cell in next(rows, [])]
+    cells = [cell.strip().lower() for cell in next(csv_rows(file), [])]
     if any(as_number(cell) < np.inf for cell in cells):
         return (*FEATURES, TARGET)  # perhaps with a bad cell, which a later error names
     if lacking := [c for c in (*FEATURES, TARGET) if c not in cells]:

@@ -58,7 +58,10 @@ def find_kinds(
         DataError: If no feature is left, or a column has no name.
     """
     auto = categorical == "auto"
-    declared = () if auto else _declared(sheet, names, categorical)
+    declared: tuple[str, ...] = ()
+    if categorical and categorical != "auto":
+        where = f"{sheet.path}, data.categorical: "
+        declared = check_names("column", categorical, names, where)
     kept, left_out, categories = [], {}, {}
     for name in names:
         if name in declared:
@@ -68,7 +71,9 @@ def find_kinds(
         texts = sheet.texts(name) if auto else []
         known = {text for text in texts if text is not None}
         rows = len(texts) - texts.count(None)
-        if not given and _are_row_numbers(texts):
+        first = int(texts[:1] == ["1"])
+        numbered = texts == [str(n) for n in range(first, first + len(texts))]
+        if not given and numbered and len(texts) >= _NUMBERED:
             left_out[name or "the one without a name"] = "row numbers"
         elif not given and known and all(map(is_date, known)):
             left_out[name] = "dates or times"
@@ -97,13 +102,6 @@ def find_kinds(
     return tuple(kept), categories
 
 
-def _declared(sheet: Sheet, names: Sequence[str], categorical: Sequence[str]) -> tuple[str, ...]:
-    try:
-        return check_names("column", categorical, names) if categorical else ()
-    except ConfigError as error:
-        raise ConfigError(f"{sheet.path}, data.categorical: {error}") from error
-
-
 def _named(sheet: Sheet, name: str) -> tuple[str, ...]:
     names = tuple(sorted({text for text in sheet.texts(name) if text is not None}, key=in_order))
     check_count(name, len(names))
@@ -124,12 +122,6 @@ def check_count(name: str, count: int) -> None:
             f"Column {name} of data.categorical has {count} categories; {_MOST_NAMED} are "
             "possible, so join some, or leave it out with data.features."
         )
-
-
-def _are_row_numbers(texts: Sequence[str | None]) -> bool:
-    if len(texts) < _NUMBERED or texts[0] not in ("0", "1"):
-        return False
-    return texts == [str(n) for n in range(int(texts[0]), int(texts[0]) + len(texts))]
 
 
 def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
@@ -287,20 +279,17 @@ def read_csv(
             raise ConfigError(
                 f"data.features names {answer}, which is {key}: the model would see the answer."
             )
-    try:
-        used = check_names(
-            "column", [c for c in (label, time, centre, patient) if c], sheet.columns
-        )
-        dropped = check_names("column", drop, sheet.columns) if drop else ()
-        dates = [check_names("column", pair, sheet.columns) for pair in (ages or {}).items()]
-        years = [f"years from {begin} to {end}" for end, begin in dates]
-        sheet = sheet.aged(years)
-        gone = {*used, *dropped, *sum(dates, ())}
-        names = tuple(c for c in sheet.columns if c not in gone)
-        if features is not None:
-            names = check_names("column", [*dict.fromkeys([*features, *years])], sheet.columns)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    where, columns = f"{path}: ", sheet.columns
+    roles = [c for c in (label, time, centre, patient) if c]
+    used = check_names("column", roles, columns, where)
+    used += check_names("column", drop, columns, where) if drop else ()
+    dates = [check_names("column", pair, columns, where) for pair in (ages or {}).items()]
+    years = [f"years from {begin} to {end}" for end, begin in dates]
+    sheet = sheet.aged(years)
+    gone = {*used, *sum(dates, ())}
+    names = tuple(c for c in sheet.columns if c not in gone)
+    if features is not None:
+        names = check_names("column", [*dict.fromkeys([*features, *years])], sheet.columns, where)
     if unlabelled == "drop":
         for answer in answers.values():
             sheet = sheet.labelled(answer)
@@ -386,10 +375,7 @@ def with_categories(table: Table, names: Sequence[str]) -> Table:
         >>> found.features.ravel().tolist(), dict(found.categories)
         ([1.0, nan, 0.0], {'cp': ('2', '4')})
     """
-    try:
-        known = check_names("column", names, table.names) if names else ()
-    except ConfigError as error:
-        raise ConfigError(f"data.categorical: {error}") from error
+    known = check_names("column", names, table.names, "data.categorical: ") if names else ()
     features, categories = table.features.copy(), dict(table.categories)
     for name in known:
         column = features[:, table.names.index(name)]

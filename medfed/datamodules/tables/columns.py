@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
+from medfed.common.errors import DataError, few
 
 Array = NDArray[np.float64]
 
@@ -191,11 +191,6 @@ class Standard:
         facts = {"name": "standard"} | {name: getattr(self, name).tolist() for name in _STANDARD}
         slopes = {str(at): slope.tolist() for at, slope in self.slopes.items()}
         return facts | ({"slopes": slopes} if slopes else {})
-
-    def far_out(self, values: Array) -> NDArray[np.int64]:
-        """Counts the values of (N, P) beyond the limits: (P,)."""
-        counts: NDArray[np.int64] = np.sum((values < self.low) | (values > self.high), axis=0)
-        return counts
 
 
 @dataclass(frozen=True)
@@ -416,8 +411,6 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
         train: (N, F) training rows of every client.
         scalings: The scaling of every client.
     """
-    from medfed.common.errors import few
-
     rows, names = np.concatenate(list(train.values())), columns.names
     standard = any(isinstance(scaling, Standard) for scaling in scalings.values())
     gaps = np.isnan(rows).mean(axis=0)
@@ -425,7 +418,13 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
     if shares and standard:
         beside = "; an indicator marks them" if columns.indicators else ""
         log.info("Missing training cells become the median%s: %s.", beside, few(shares, 8))
-    if far := _far_out(columns, train, scalings):
+    far: Counter[str] = Counter()
+    for client, scaling in scalings.items():
+        if isinstance(scaling, Standard):
+            values = train[client][:, columns.numeric]
+            counts = np.sum((values < scaling.low) | (values > scaling.high), axis=0)
+            far.update({names[at]: int(n) for at, n in zip(columns.numeric, counts, strict=True)})
+    if far := +far:
         log.warning(
             "Training values far from all others (3 interquartile ranges beyond the quartiles) "
             "are set to that limit: %s.",
@@ -447,8 +446,6 @@ def constant_remarks(names: Sequence[str], train: Mapping[str, Array]) -> list[s
         ['All training rows of a hospital have one value of a column, which tells nothing there: \
 sex at A.']
     """
-    from medfed.common.errors import few
-
     everywhere = _constant(names, np.concatenate(list(train.values())))
     alike = {client: _constant(names, rows) for client, rows in train.items()}
     pairs = [f"{n} at {c}" for c, columns in alike.items() for n in columns if n not in everywhere]
@@ -489,8 +486,6 @@ def leak_remarks(
         Columns with a different whole number in every training row, as identifiers have: mrn. \
 Leave out those that are none of a patient's measurements: 'data.drop=[mrn]'.
     """
-    from medfed.common.errors import few
-
     rows, classes = np.concatenate(list(train.values())), np.concatenate(list(labels.values()))
     alone: dict[str, str] = {}
     numbered = []
@@ -578,16 +573,3 @@ def say_unknown(columns: Columns, rows: Array) -> None:
                 CATEGORY,
                 count,
             )
-
-
-def _far_out(
-    columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]
-) -> Counter[str]:
-    """Training values beyond the limits, by column."""
-    counts_by_name: Counter[str] = Counter()
-    for client, scaling in scalings.items():
-        if isinstance(scaling, Standard):
-            counts = scaling.far_out(train[client][:, columns.numeric]).tolist()
-            names = [columns.names[at] for at in columns.numeric]
-            counts_by_name.update({n: c for n, c in zip(names, counts, strict=True) if c})
-    return counts_by_name

@@ -64,9 +64,11 @@ from medfed.datamodules.tables.columns import (
 from medfed.functional.survival import BINS
 
 log = logging.getLogger(__name__)
-
-
 Rows = tuple[Index, Index]
+_OF_CSV: tuple[str, ...] = (
+    *("features", "centre", "patient", "positive", "header", "negative", "outcome", "drop"),
+    *("unlabelled", "time", "ages"),
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -188,22 +190,10 @@ class TabularDataModule(FederatedDataModule):
     def table(self) -> Table:
         """All rows."""
         if (path := expanded(self.path)) is not None and self.reader is None:
-            return read_csv(
-                path,
-                self.event or self.label,
-                self.features,
-                self.centre,
-                self.patient,
-                self.positive,
-                self.header,
-                self.negative,
-                self.outcome,
-                "auto" if self.categorical is None else self.categorical,
-                self.drop,
-                self.unlabelled,
-                self.time,
-                self.ages,
-            )
+            categorical = "auto" if self.categorical is None else self.categorical
+            settings = {name: getattr(self, name) for name in _OF_CSV}
+            label = self.event or self.label
+            return read_csv(path, label, categorical=categorical, **settings)
         if path is None:
             check_known("data.embedded", self.embedded, EMBEDDED)
             whole = EMBEDDED[self.embedded]()
@@ -252,8 +242,7 @@ class TabularDataModule(FederatedDataModule):
         path = expanded(self.path)
         if path is None or self.reader is not None or self.features is not None:
             return []
-        with csv_rows(path) as rows:
-            columns = [c.strip() for c in self.header or next(rows)]
+        columns = [c.strip() for c in self.header or next(csv_rows(path))]
         answers = (self.event or self.label, self.time or "")
         other = {name.lower() for name in (*answers, *self.drop)}
         free = [c for c in columns if c.lower() not in other]
