@@ -40,10 +40,10 @@ from medfed.datamodules.client_data import (
     EvaluationBatches,
     TrainingSamples,
     check_batch_sizes,
-    finding_counts,
 )
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import (
@@ -85,14 +85,10 @@ def labelled(
                 f"The partition changes the classes of client {name}, but its outcome is a "
                 "number; choose partition=round_robin, quantity_skew or centre."
             )
-        counts = torch.tensor([float(len(labels["train"]))])
-        if labels["train"].ndim == 2:
-            counts = finding_counts(labels["train"])
-    else:
-        if plan.label_order is not None:
-            order = torch.tensor(plan.label_order)
-            labels = {split: order[values] for split, values in labels.items()}
-        counts = torch.bincount(labels["train"], minlength=len(class_names)).float()
+    elif plan.label_order is not None:
+        order = torch.tensor(plan.label_order)
+        labels = {split: order[values] for split, values in labels.items()}
+    counts = label_counts(labels["train"], len(class_names))
     named = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
     evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
     return {"train": named["train"], "evaluation": evaluation, "label_counts": counts}

@@ -5,10 +5,10 @@ Samples are in memory, are mapped from disk, or are read or cut on demand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -145,7 +145,7 @@ class ClientData:
 
     id: str
     train: Block
-    evaluation: Mapping[Split, Sequence[Block]]
+    evaluation: Mapping[Split, Iterable[Block]]
     channels: Tensor
     label_counts: Tensor
     patients: dict[Split, list[str]]
@@ -430,10 +430,11 @@ class ArrayRows:
         return {**vars(self), "_mapped": None}
 
 
-class BlocksOnDemand(Sequence[Block]):
+@dataclass(frozen=True)
+class BlocksOnDemand:
     """A block per patient that is read on every access and not kept.
 
-    Args:
+    Attributes:
         patients: Their ids.
         read: Reads the block of a patient, from its id and its position in `patients`.
 
@@ -443,22 +444,11 @@ class BlocksOnDemand(Sequence[Block]):
         [0, 1]
     """
 
-    def __init__(self, patients: Sequence[str], read: Callable[[str, int], Block]) -> None:
-        self.patients = patients
-        self.read = read
+    patients: Sequence[str]
+    read: Callable[[str, int], Block]
 
-    def __len__(self) -> int:
-        return len(self.patients)
-
-    @overload
-    def __getitem__(self, index: int) -> Block: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Block]: ...
-
-    def __getitem__(self, index: int | slice) -> Block | Sequence[Block]:
-        if isinstance(index, slice):
-            return [self[n] for n in range(len(self))[index]]
-        case = range(len(self))[index]
-        with one_thread():
-            return self.read(self.patients[case], case)
+    def __iter__(self) -> Iterator[Block]:
+        for case, name in enumerate(self.patients):
+            with one_thread():
+                block = self.read(name, case)
+            yield block

@@ -22,7 +22,7 @@ from torch import Tensor
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.cache.store import Arrays
-from medfed.datamodules.client_data import Block, Rows
+from medfed.datamodules.client_data import Block, Rows, finding_counts
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -112,6 +112,24 @@ def voxel_counts(label: Tensor) -> Tensor:
     regions = label.bool().transpose(0, 1).flatten(1)
     background = (~regions.any(dim=0)).sum()
     return torch.cat([background[None], regions.sum(dim=1)]).float()
+
+
+def label_counts(label: Tensor, size: int) -> Tensor:
+    """Counts the labels of samples, see `ClientData.label_counts`.
+
+    Args:
+        label: (N,) classes or outcomes, (N, K) findings, or (N, R, *spatial) regions.
+        size: How many counts there are.
+
+    Example:
+        >>> label_counts(torch.tensor([0, 2, 2]), 3).tolist()
+        [1.0, 0.0, 2.0]
+    """
+    if label.ndim > 1:
+        return finding_counts(label) if label.ndim == 2 else voxel_counts(label)
+    if label.is_floating_point():  # outcomes without classes
+        return torch.full((size,), float(len(label)))
+    return torch.bincount(label, minlength=size).float()
 
 
 def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:

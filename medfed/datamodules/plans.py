@@ -16,9 +16,9 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.datamodules.client_data import Block, ClientData, Rows, finding_counts, gather
+from medfed.datamodules.client_data import Block, ClientData, Rows, gather
 from medfed.datamodules.partitions.base import Partition
-from medfed.datamodules.patches import voxel_counts
+from medfed.datamodules.patches import label_counts
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patients, warn_small
@@ -348,7 +348,7 @@ def with_patients(client: ClientData, kept: Tensor) -> ClientData:
     return replace(
         client,
         train={**block, "case": torch.searchsorted(kept, case[index])},
-        label_counts=_counts(client, block),
+        label_counts=label_counts(_dense(block["label"]), len(client.label_counts)),
         patients={**client.patients, "train": patients},
         fresh=None if client.fresh is None else client.fresh.some(kept.tolist()),
     )
@@ -360,15 +360,3 @@ def _dense(values: Tensor | Rows) -> Tensor:
 
 def _some(values: Tensor | Rows, index: Tensor) -> Tensor | Rows:
     return gather(values, index) if isinstance(values, Tensor) else values.some(index)
-
-
-def _counts(client: ClientData, block: Block) -> Tensor:
-    """As `ClientData.label_counts`, for other samples."""
-    label = _dense(block["label"])
-    if label.ndim == 2:
-        return finding_counts(label)
-    if label.ndim > 1:
-        return voxel_counts(label)
-    if label.is_floating_point():  # outcomes without classes
-        return torch.full_like(client.label_counts, len(label))
-    return torch.bincount(label, minlength=len(client.label_counts)).float()

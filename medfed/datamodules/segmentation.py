@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -417,7 +417,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if not parts["train"]:
             raise DataError(f"Client {name} has no training patient; give it more patients.")
         train, more = self._fresh(name, plan) if self.patches == "fresh" else self._fixed(plan)
-        evaluation: dict[Split, Sequence[Block]] = {}
+        evaluation: dict[Split, Iterable[Block]] = {}
         for split in SPLITS[1:]:
             cases = self.cases_among(parts[split])
             names = [case for case, _ in cases]

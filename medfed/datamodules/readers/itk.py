@@ -19,7 +19,7 @@ from medfed.common.errors import DataError, first_line
 
 _LINE = 256  # characters of a field; only NRRD's user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header, which the voxels may follow
-INFLATION = 1032  # the most bytes that deflate unpacks from one
+_INFLATION = 1032  # the most bytes that deflate unpacks from one
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
 
 
@@ -83,7 +83,7 @@ def source_of(path: Path) -> Source:
     if start == -1:  # the voxels are the end of the file
         start = max(size - wanted, 0)
     exact = not nrrd and not packed
-    if size - start != wanted if exact else wanted > INFLATION * (size - start):
+    if size - start != wanted if exact else wanted > _INFLATION * (size - start):
         raise DataError(
             f"{file} has {size - start} bytes, but {path.name} says {wanted}; copy it again or "
             "leave the patient out."

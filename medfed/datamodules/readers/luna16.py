@@ -231,18 +231,13 @@ class Luna16Reader(Reader):
 
     def _group(self, points: Points, kept: NDArray[np.bool_]) -> dict[str, Candidates]:
         """Candidates by series, in the order of the rows."""
-        order = np.flatnonzero(kept)
-        order = order[np.argsort(points.scan[order], kind="stable")]
-        cuts = np.flatnonzero(np.diff(points.scan[order])) + 1
+        order, label = np.flatnonzero(kept), points.value.astype(np.int64)
+        rows_of = {s: order[points.scan[order] == s] for s in np.unique(points.scan[order])}
         return {
-            points.series[points.scan[rows[0]]]: Candidates(
-                world=points.world[rows],
-                label=points.value[rows].astype(np.int64),
-                row=points.row[rows],
-                source=str(self._csv),
+            points.series[s]: Candidates(
+                points.world[rows], label[rows], points.row[rows], str(self._csv)
             )
-            for rows in np.split(order, cuts)
-            if len(rows)
+            for s, rows in rows_of.items()
         }
 
 

@@ -7,7 +7,7 @@ folder has it as ``cohort.json``; ``medfed prepare`` also writes it as CSV.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -239,7 +239,7 @@ def _had(
         if len(centres) == 1 and None not in centres
         else [p for p in patients.values() if None in centres or p.centre in centres]
     )
-    blocks: dict[Split, Sequence[Block]] = {"train": [client.train], **client.evaluation}
+    blocks: dict[Split, Iterable[Block]] = {"train": [client.train], **client.evaluation}
     counts = {s: _label_counts(client, s, blocks[s], kind, classes) for s in SPLITS}
     if plan.label_order is not None:  # back to the order of the data
         counts = {
@@ -281,7 +281,7 @@ def _had(
 
 
 def _label_counts(
-    client: ClientData, split: Split, blocks: Sequence[Block], kind: str, num_classes: int
+    client: ClientData, split: Split, blocks: Iterable[Block], kind: str, num_classes: int
 ) -> Floats:
     """(K,) samples per class, or voxels per region; empty if that needed reading volumes."""
     if kind == "regions" and split == "train":
