@@ -274,7 +274,7 @@ def main() -> None:
     elif args.mode == "build":
         made = recipe(args.folder, list(CASES)[-1], args.size)
         print("begun", flush=True)
-        print(build(made, args.cache, args.workers, quiet=True).manifest.checksum)
+        print(build(made, args.cache, args.workers, quiet=True).checksum)
     else:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             args.folder = Path(folder)

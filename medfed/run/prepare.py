@@ -144,10 +144,10 @@ def report(store: Store, class_names: Sequence[str], seconds: float) -> str:
     Returns:
         The lines.
     """
-    entries = store.manifest.entries
+    entries = store.entries
     source = sum(count for entry in entries for _, count, _ in entry.sources)
     lines = [f"Cache: {store.folder}", f"Items: {len(entries)}"]
-    if store.manifest.joined and "label" in entries[0].fields:
+    if store.recipe.joined and "label" in entries[0].fields:
         counts = np.bincount(store.array("label"), minlength=len(class_names)).tolist()
         parts = [f"{count:,} {name}" for name, count in zip(class_names, counts, strict=True)]
         lines.append(f"Samples: {sum(counts):,} ({', '.join(parts)})")
@@ -157,7 +157,7 @@ def report(store: Store, class_names: Sequence[str], seconds: float) -> str:
         lines.append(f"Made in {seconds:.1f} s ({rate})")
     else:
         lines.append(f"It existed already; verified in {seconds:.1f} s")
-    lines.append(f"Checksum: {store.manifest.checksum}")
+    lines.append(f"Checksum: {store.checksum}")
     return "\n".join(lines)
 
 

@@ -57,7 +57,7 @@ def were_read(folder: Path) -> list[str]:
 
 
 def contents(store: Store) -> dict[str, bytes]:
-    return {name: (store.folder / name).read_bytes() for name in store.manifest.files}
+    return {name: (store.folder / name).read_bytes() for name in store.files}
 
 
 if __name__ == "__main__":

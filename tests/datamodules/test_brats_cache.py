@@ -74,7 +74,7 @@ def test_prepared_ahead_is_what_setup_makes(make_brats, tmp_path):
     forbid_reading(ahead).setup()
     late = make_brats(cache=str(tmp_path / "b"), memory_gb=0)
     late.setup()
-    assert late.store.manifest.checksum == store.manifest.checksum
+    assert late.store.checksum == store.checksum
     assert_same(ahead, late)
 
 
@@ -98,14 +98,10 @@ def test_blocks_are_read_one_at_a_time_and_not_kept(make_brats, tmp_path):
     data = make_brats(cache=str(tmp_path), memory_gb=0, val_fraction=0.0, test_fraction=0.6)
     data.setup()
     blocks = data.clients["hospital_1"].evaluation["test"]
-    assert len(blocks) == 2
-    seen = [weakref.ref(blocks[n]["image"]) for n in range(2)]
-    seen += [weakref.ref(block["image"]) for block in blocks]
-    assert [reference() for reference in seen] == [None] * 4
-    assert blocks[-1]["case"].unique().tolist() == [1]
-    assert [b["case"][0].item() for b in blocks[:1]] == [0]
-    with pytest.raises(IndexError):
-        blocks[2]
+    read = iter(blocks)
+    seen = [weakref.ref(next(read)["image"]) for _ in range(2)]
+    assert [reference() for reference in seen] == [None] * 2
+    assert [b["case"].unique().tolist() for b in blocks] == [[0], [1]]
 
 
 def test_a_changed_file_is_noticed_before_training(tmp_path, make_brats):

@@ -19,7 +19,7 @@ import torch
 
 from medfed.common.errors import DataError
 from medfed.datamodules.cache import store as building
-from medfed.datamodules.cache.store import ITEMS, MANIFEST, Item, Manifest, Recipe, build, find
+from medfed.datamodules.cache.store import ITEMS, MANIFEST, Item, Recipe, Store, build, find
 from medfed.datamodules.client_data import ArrayRows
 from tests.datamodules import cache_items
 from tests.datamodules.cache_items import COUNT, contents, recipe, were_read, write_sources
@@ -90,7 +90,7 @@ def test_worker_processes_make_the_same_bytes(source, cache, tmp_path):
     alone = make(source, cache)
     together = build(recipe(source), tmp_path / "other", workers=2, quiet=True)
     assert contents(together) == contents(alone)
-    assert together.manifest == alone.manifest
+    assert together.entries == alone.entries
 
 
 def test_a_finished_cache_is_opened_and_not_made_again(source, cache):
@@ -100,7 +100,7 @@ def test_a_finished_cache_is_opened_and_not_made_again(source, cache):
     assert were_read(source) == [f"scan.{i}" for i in range(COUNT)]
     second = find(recipe(source), cache)
     assert not second.new
-    assert second.manifest.checksum == first.manifest.checksum
+    assert second.checksum == first.checksum
     build(recipe(source), cache, quiet=True)
     assert not were_read(source)
 
@@ -182,7 +182,7 @@ def test_killed_while_finishing(source, cache, monkeypatch, moment):
         if moment == "join":
             patch.setattr(building, "_join", killed)
         else:
-            patch.setattr(Manifest, "write", killed)
+            patch.setattr(Store, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             make(source, cache)
     assert find(recipe(source), cache) is None

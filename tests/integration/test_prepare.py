@@ -69,7 +69,7 @@ def test_prepares_verifies_and_names_the_command_to_train(luna_path, tmp_path, c
     with caplog.at_level(logging.INFO):
         data = prepare(typed(overrides))
     assert "It existed already; verified in" in caplog.text
-    assert data.store.manifest.checksum in done.stdout
+    assert data.store.checksum in done.stdout
 
 
 def test_show_sets_up_the_clients(luna_path, tmp_path):

@@ -17,8 +17,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from itertools import chain
+from dataclasses import asdict, dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -179,86 +179,55 @@ class Entry:
     hashes: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """The content of a cache; it is written last, so a cache without one is unfinished.
+@dataclass
+class Store:
+    """An opened cache; its manifest is written last, so a cache without one is unfinished.
 
     Attributes:
-        name: The recipe's.
-        settings: The recipe's.
-        joined: The recipe's.
-        entries: In the recipe's order.
+        folder: Its folder.
+        recipe: What it is made of.
+        entries: Its items, in the recipe's order.
         files: Size in bytes of every file, by its path below the folder.
-        format: Version of the layout.
+        new: Whether this process made or completed it.
     """
 
-    name: str
-    settings: Mapping[str, Any]
-    joined: bool
+    folder: Path
+    recipe: Recipe
     entries: list[Entry]
     files: dict[str, int]
-    format: int = FORMAT
+    new: bool = False
+
+    def __post_init__(self) -> None:
+        self._index = {entry.id: at for at, entry in enumerate(self.entries)}
+        ends = accumulate(entry.count for entry in self.entries)
+        self._rows = {e.id: range(n - e.count, n) for e, n in zip(self.entries, ends, strict=True)}
 
     @property
     def checksum(self) -> str:
         """SHA-256 over the checksums of all items: equal for equal contents."""
         return digest([[e.id, e.checksum] for e in self.entries])
 
-    def write(self, folder: Path) -> None:
+    def write(self) -> None:
         """Writes the manifest, sealed by its own hash."""
-        content = {**asdict(self), "checksum": self.checksum}
-        write_json(folder / MANIFEST, {**content, "seal": digest(content)}, sync=True)
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Reads a manifest.
-
-        Raises:
-            ValueError: If it is incomplete, changed, or of another format.
-        """
-        content = json.loads((folder / MANIFEST).read_text())
-        seal = content.pop("seal", None) if isinstance(content, dict) else None
-        if seal != digest(content) or content["format"] != FORMAT:
-            raise ValueError("it is incomplete or of another version")
-        del content["checksum"]
-        entries = [Entry(**e) for e in content.pop("entries")]
-        return cls(entries=entries, **content)
-
-
-@dataclass
-class Store:
-    """An opened cache.
-
-    Attributes:
-        folder: Its folder.
-        manifest: Its content.
-        command: What to run to make it again, for error sentences.
-        new: Whether this process made or completed it.
-    """
-
-    folder: Path
-    manifest: Manifest
-    command: str
-    new: bool = False
-    _rows: dict[str, range] = field(init=False, repr=False)
-    _index: dict[str, int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        entries = self.manifest.entries
-        self._index = {e.id: i for i, e in enumerate(entries)}
-        self._rows, start = {}, 0
-        for entry in entries:
-            self._rows[entry.id] = range(start, start + entry.count)
-            start += entry.count
+        content = {
+            "name": self.recipe.name,
+            "settings": dict(self.recipe.settings),
+            "joined": self.recipe.joined,
+            "entries": [asdict(entry) for entry in self.entries],
+            "files": self.files,
+            "format": FORMAT,
+            "checksum": self.checksum,
+        }
+        write_json(self.folder / MANIFEST, {**content, "seal": digest(content)}, sync=True)
 
     @property
     def num_bytes(self) -> int:
         """Size of its arrays on disk."""
-        return sum(self.manifest.files.values())
+        return sum(self.files.values())
 
     def entry(self, item: str) -> Entry:
         """The entry of one item."""
-        return self.manifest.entries[self._index[item]]
+        return self.entries[self._index[item]]
 
     def rows(self, item: str) -> range:
         """The rows of one item in the joined arrays."""
@@ -277,7 +246,7 @@ class Store:
     def arrays(self, item: str) -> dict[str, NDArray[Any]]:
         """Maps all arrays of one item, read-only."""
         names = self.entry(item).fields
-        if not self.manifest.joined:
+        if not self.recipe.joined:
             return {n: map_array(self.path(n, item)) for n in names}
         rows = self.rows(item)
         return {n: self.array(n)[rows.start : rows.stop] for n in names}
@@ -288,10 +257,11 @@ class Store:
         Raises:
             DataError: Naming the first item whose bytes have changed.
         """
-        for entry in self.manifest.entries:
+        for entry in self.entries:
             if checksum(self.arrays(entry.id)) != entry.checksum:
                 raise DataError(
-                    f"The cache {self.folder} is damaged at {entry.id}; run {self.command} again."
+                    f"The cache {self.folder} is damaged at {entry.id}; run "
+                    f"{self.recipe.command} again."
                 )
 
 
@@ -330,28 +300,31 @@ def find(recipe: Recipe, root: Path) -> Store | None:
     """
     folder = root / recipe.name
     try:
-        manifest = Manifest.read(folder)
+        content = json.loads((folder / MANIFEST).read_text())
+        if content.pop("seal") != digest(content) or content["format"] != FORMAT:
+            raise ValueError("it is incomplete or of another version")
+        store = Store(folder, recipe, [Entry(**e) for e in content["entries"]], content["files"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{folder / MANIFEST} cannot be used ({error}); run {recipe.command} again."
         ) from error
-    for name, size in manifest.files.items():
+    for name, size in store.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
             raise DataError(
                 f"{path} is missing or not of the {size} bytes that were written; run "
                 f"{recipe.command} again."
             )
-    for item, entry in zip(recipe.items, manifest.entries, strict=True):
+    for item, entry in zip(recipe.items, store.entries, strict=True):
         if (now := item.sources()) != entry.sources:
             changed = next(n for n, old in zip(now, entry.sources, strict=True) if n != old)
             raise DataError(
                 f"{changed[0]} of {item.id} has changed since {folder} was made from it; run "
                 f"{recipe.command} again."
             )
-    return Store(folder, manifest, recipe.command)
+    return store
 
 
 ELSEWHERE = "set data.cache to another folder"
@@ -514,9 +487,9 @@ def _finish(recipe: Recipe, folder: Path, entries: list[Entry]) -> Store:
     else:
         paths = [shard(i, name) for i, entry in enumerate(entries) for name in entry.fields]
     sizes = {path: (folder / path).stat().st_size for path in paths}
-    manifest = Manifest(recipe.name, dict(recipe.settings), recipe.joined, entries, sizes)
-    manifest.write(folder)
-    return Store(folder, manifest, recipe.command, new=True)
+    store = Store(folder, recipe, entries, sizes, new=True)
+    store.write()
+    return store
 
 
 def _join(folder: Path, name: str, counts: Sequence[int]) -> None:
