@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medfed.common.console import caption
 from medfed.common.files import refuse_links, replacing
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -61,48 +59,6 @@ def save_figures(
             with replacing(folder / f"{name}.{ending}") as partial, rc_context(style):
                 figure.savefig(partial, format=ending, dpi=130, metadata=FORMATS[ending])
     return paths
-
-
-def stacked_bars(
-    axes: Axes, values: Mapping[str, Mapping[str, float]], colours: Sequence[str], **style: Any
-) -> float:
-    """Draws a stacked horizontal bar per name, the first on top, with one piece per label.
-
-    Args:
-        axes: The axes.
-        values: By label, the length of the piece of each name.
-        colours: A colour for each label; more labels repeat the colours.
-        style: Further arguments of :meth:`matplotlib.axes.Axes.barh`.
-
-    Returns:
-        The length of the longest bar.
-    """
-    ends: dict[str, float] = {}
-    names: list[str] = []
-    for k, (label, lengths) in enumerate(values.items()):
-        left = [ends.get(name, 0.0) for name in lengths]
-        style |= {"label": label, "color": colours[k % len(colours)]}
-        names = list(lengths)
-        axes.barh(range(len(names)), list(lengths.values()), left=left, **style)
-        ends |= {name: start + lengths[name] for start, name in zip(left, lengths, strict=True)}
-    axes.set_yticks(range(len(names)), [caption(name) for name in names])
-    return max(ends.values())
-
-
-def legend_above(axes: Axes, columns: int) -> None:
-    """Puts a legend above a panel."""
-    axes.legend(
-        fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, frameon=False
-    )
-
-
-def legend_right(
-    axes: Axes, of: Axes | None = None, title: str | None = None, fontsize: int = 9
-) -> None:
-    """Puts a legend to the right of a panel, by default that panel's legend."""
-    named = (of or axes).get_legend_handles_labels()
-    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
-    axes.legend(*named, title=title, fontsize=fontsize, **place)
 
 
 def colours(count: int, few: Sequence[str], end: float = 1.0) -> list[str]:

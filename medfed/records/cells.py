@@ -230,13 +230,9 @@ def _without(node: Mapping[str, Any], left_out: tuple[str, ...], at: str = "") -
 
 def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:
     """Writes a finished cell, whole or not at all."""
+    as_read = json.loads(json_text(result))  # lists for tuples, null for what is no number
     content = {"name": cell.place, "key": cell.key, "result": result}
-    write_json(cell.file(out), {**content, "sha256": digest(_as_read(content["result"]))})
-
-
-def _as_read(result: Any) -> Any:
-    """A result after JSON: lists for tuples, null for values that are not numbers."""
-    return json.loads(json_text(result))
+    write_json(cell.file(out), {**content, "sha256": digest(as_read)})
 
 
 def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:

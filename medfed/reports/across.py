@@ -15,6 +15,7 @@ from medfed.common.files import write_json
 from medfed.common.scores import interval, label_of, number, smaller_is_better
 from medfed.common.untrusted import read_json
 from medfed.records.folder import RunFolder
+from medfed.reports.charts import Picture
 from medfed.reports.methods import Comparison, Finding
 from medfed.reports.subsets import heat_map
 from medfed.reports.tables import Table
@@ -67,10 +68,10 @@ def find(comparison: Comparison) -> Finding:
     """Draws each method's models on all hospitals' patients, if its first run was measured."""
     paths = {m.name: m.runs[0].folder / "across_test.json" for m in comparison.methods}
     kind, metric = dict[str, dict[str, dict[str, float | None]]], comparison.metric
-    pictures = {
-        f"across_{name}": picture(read_json(path, kind), metric, f"{name}, test {label_of(metric)}")
-        for name, path in paths.items()
-        if path.is_file()
-    }
-    captions = dict.fromkeys(pictures, "Each model (row) on the test patients of each hospital.")
-    return Finding(pictures=pictures, captions=captions)
+    caption = "Each model (row) on the test patients of each hospital."
+    pictures = {}
+    for name, path in paths.items():
+        if path.is_file():
+            figure = picture(read_json(path, kind), metric, f"{name}, test {label_of(metric)}")
+            pictures[f"across_{name}"] = Picture(figure, caption)
+    return Finding(pictures=pictures)

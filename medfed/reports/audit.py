@@ -10,9 +10,8 @@ from medfed.common.console import say, shown, wide_console
 from medfed.common.files import write_json, write_text, writing
 from medfed.common.scores import interval
 from medfed.records.evaluations import Audit, Fingerprint, RowsFound
-from medfed.reports.charts import Row, forest
+from medfed.reports.charts import Picture, Row, forest
 from medfed.reports.page import rendered
-from medfed.reports.task_pictures import Picture
 
 _MOST = 40  # clients in a picture
 

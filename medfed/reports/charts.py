@@ -63,6 +63,20 @@ class Look(NamedTuple):
         return COLOURS[self.colour][0]
 
 
+class Picture(NamedTuple):
+    """A picture and its caption.
+
+    Attributes:
+        figure: The picture, or None for an image.
+        caption: The words below it.
+        source: Of an image, its content as an address.
+    """
+
+    figure: Figure | None
+    caption: str
+    source: str = ""
+
+
 INK, SOFT, LINE = Look("ink"), Look("soft"), Look("line")
 _SMALL: dict[str, Any] = {"color": SOFT.paper, "fontsize": 10}
 _KEY: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": "linecolor"}

@@ -64,9 +64,7 @@ class JudgedClaim:
 
     def plain(self) -> dict[str, Any]:
         """Returns it as JSON holds it."""
-        content = asdict(self)
-        del content["name"]
-        return content
+        return {key: value for key, value in asdict(self).items() if key != "name"}
 
     def table(self) -> Table:
         """Returns a line for each question: the statement, its task, the answer, the number."""

@@ -29,7 +29,7 @@ from medfed.reports.tables import Table
 
 # Modules of this folder with a function ``find`` from the comparison to a Finding, in the order of
 # the report.
-FINDINGS = ("lambda_path", "scores", "sweeps", "subsets", "across")
+FINDINGS = ("lambda_path", "task_pictures", "sweeps", "subsets", "across")
 STATISTICS = ("mean", "sd", "worst")
 _HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit into the width of a terminal
@@ -219,7 +219,7 @@ def to_markdown(comparison: Comparison, finding: Finding) -> str:
         table=_table(comparison, "**{}**").markdown(),
         said=in_markdown(said(comparison)),
         sentences=in_markdown(finding.sentences),
-        captions={name: in_markdown(finding.captions[name]) for name in finding.pictures},
+        captions={name: in_markdown(p.caption) for name, p in finding.pictures.items()},
         markdown=in_markdown,
     )
 
@@ -259,7 +259,7 @@ def compare_runs(
         write_text(folder / "comparison.md", to_markdown(comparison, finding))
         for name, text in finding.tables.items():
             write_text(folder / f"{name}.csv", text)
-        save_figures(folder, finding.pictures, kind)
+        save_figures(folder, {n: p.figure for n, p in finding.pictures.items()}, kind)
     console = wide_console()
     print_table(comparison, console)
     say(console, *finding.sentences, f"Report and pictures: {folder}")

@@ -14,13 +14,13 @@ from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.templates import filled
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
+from medfed.reports.charts import Picture
 from medfed.reports.decisions import card
 from medfed.reports.findings import Report
 from medfed.reports.page import page, place
 from medfed.reports.sentences import details
 from medfed.reports.tables import BRIEF, PAPER, latex_cell, latex_text, methods_table
 from medfed.reports.task_pictures import (
-    Picture,
     dial_pictures,
     looks_of,
     pictures_of,

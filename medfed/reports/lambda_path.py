@@ -21,7 +21,7 @@ from medfed.common.scores import label_of
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.compose import build
 from medfed.records.folder import Run
-from medfed.reports.charts import Look, curves, looks_in_order, panels
+from medfed.reports.charts import Look, Picture, curves, looks_in_order, panels
 from medfed.reports.methods import Comparison, Finding, sweeps
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def find(comparison: Comparison) -> Finding:
     path = lambda_path(comparison)
     if path is None:
         return Finding()
-    name, figure = "lambda_path", path.draw()
-    return Finding([path.describe()], {name: path.to_csv()}, {name: figure}, {name: _CAPTION})
+    name, picture = "lambda_path", Picture(path.draw(), _CAPTION)
+    return Finding([path.describe()], {name: path.to_csv()}, {name: picture})
 
 
 def read_solution(run: Run) -> tuple[Tensor, float]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from medfed.config.sections import select
 from medfed.records.folder import Run
+from medfed.reports.charts import Picture
 from medfed.reports.findings import Report, report_on
 from medfed.reports.runs import (
     check_same_patients,
@@ -55,6 +55,13 @@ class Cell(NamedTuple):
         return cls(float(np.mean(known)), float(np.std(known, ddof=1)) if spread else None)
 
 
+def _at(content: Mapping[str, Any], metric: str, place: str) -> float:
+    """A metric of a client, or a statistic over clients; NaN where there is none."""
+    if place in content["clients"]:
+        return float(content["clients"][place].get(metric, math.nan))
+    return float(content["federation"].get(metric, {}).get(place, math.nan))
+
+
 @dataclass(frozen=True)
 class Method:
     """Runs that differ only in the seed, one per seed."""
@@ -77,10 +84,7 @@ class Method:
 
     def scores(self, metric: str, place: str = "mean") -> list[float]:
         """Returns a test metric per seed: of a client, or ``mean``, ``sd`` or ``worst`` of all."""
-        summaries = [run.summary for run in self.runs]
-        if place in summaries[0]["clients"]:
-            return [float(s["clients"][place][metric]) for s in summaries]
-        return [float(s["federation"][metric][place]) for s in summaries]
+        return [_at(run.summary, metric, place) for run in self.runs]
 
     def score(self, metric: str, place: str = "mean") -> Cell:
         """Returns mean and spread over seeds of :meth:`scores`."""
@@ -88,10 +92,7 @@ class Method:
 
     def constant(self, name: str, metric: str, place: str = "mean") -> Cell:
         """Returns what a constant predictor reaches on the cases of these runs, as `score`."""
-        constants = [run.summary["constant"][name] for run in self.runs]
-        if place in constants[0]["clients"]:
-            return Cell.of([f["clients"][place].get(metric, math.nan) for f in constants])
-        return Cell.of([f["federation"].get(metric, {}).get(place, math.nan) for f in constants])
+        return Cell.of([_at(r.summary["constant"][name], metric, place) for r in self.runs])
 
     def ends(self, metric: str, place: str = "mean") -> tuple[float, float] | None:
         """Returns the interval of a client's metric, or of the mean, where there is one seed."""
@@ -144,14 +145,12 @@ class Finding:
     Attributes:
         sentences: For the terminal and the report.
         tables: CSV texts by the names of their files.
-        pictures: Figures by the names of their files, in the order of the report.
-        captions: What stands below them.
+        pictures: By the names of their files, in the order of the report.
     """
 
     sentences: Sequence[str] = ()
     tables: Mapping[str, str] = field(default_factory=dict)
-    pictures: Mapping[str, Figure] = field(default_factory=dict)
-    captions: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
 
     def __add__(self, other: Finding) -> Finding:
         """Returns both, this one first."""
@@ -159,7 +158,6 @@ class Finding:
             [*self.sentences, *other.sentences],
             {**self.tables, **other.tables},
             {**self.pictures, **other.pictures},
-            {**self.captions, **other.captions},
         )
 
 

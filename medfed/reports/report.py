@@ -6,24 +6,22 @@ Runs that differ in ``seed``, ``data.seed`` or ``data.fold`` alone are one metho
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError, few
+from medfed.common.errors import ConfigError, few
 from medfed.common.files import writing
 from medfed.records.folder import Run, RunFolder
 from medfed.reports.files import print_tables, write
 from medfed.reports.findings import Report, report_on
 from medfed.reports.page import GENERATOR
 from medfed.reports.runs import (
-    Place,
     check_same_patients,
     chosen_metric,
     common_folder,
     find_runs,
     folders_with,
-    place,
     pool,
     without_repeats,
 )
@@ -42,8 +40,7 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
         ConfigError: If the metric is unknown.
     """
     runs, notes = without_repeats([Run(folder) for folder in folders])
-    check_same_patients(runs)
-    _check_same_data(runs)
+    check_same_patients(runs, data=True)
     methods, more = pool(runs)
     report = report_on(methods, chosen_metric(runs, metric), pictures=True)
     report.notes += [
@@ -58,24 +55,6 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
     versions = runs[0].versions
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
-
-
-def _check_same_data(runs: Sequence[Run]) -> None:
-    """Checks that equal names of files are equal files, where runs say that splits are equal.
-
-    Raises:
-        CheckpointError: If not; the run and the file are named.
-    """
-    first: dict[Place, tuple[Run, Mapping[str, str]]] = {}
-    for run in runs:
-        files = run.splits["files"]
-        twin, known = first.setdefault(place(run), (run, files))
-        for name in files.keys() | known.keys():
-            if files.get(name) != known.get(name):
-                raise CheckpointError(
-                    f"{name} in the data of {run.folder} is not that of {twin.folder}; only runs "
-                    "on the same data can stand in one table."
-                )
 
 
 def _command(run: Run) -> str:

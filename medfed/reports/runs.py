@@ -130,11 +130,12 @@ def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
     return groups
 
 
-def check_same_patients(runs: Sequence[Run]) -> None:
+def check_same_patients(runs: Sequence[Run], data: bool = False) -> None:
     """Checks that runs at one place have the same patients in every split of every client.
 
     Args:
         runs: The runs.
+        data: Whether equal names of files must be equal files there, too.
 
     Raises:
         CheckpointError: If not, or if the clients themselves or the selection metric differ.
@@ -158,6 +159,13 @@ def check_same_patients(runs: Sequence[Run]) -> None:
                 raise CheckpointError(
                     f"The patients of {client} in {run.folder} are not those in {twin.folder}; "
                     "only runs on the same splits can be compared."
+                )
+        files, others = (r.splits["files"] if data else {} for r in (run, twin))
+        for name in files.keys() | others.keys():
+            if files.get(name) != others.get(name):
+                raise CheckpointError(
+                    f"{name} in the data of {run.folder} is not that of {twin.folder}; only runs "
+                    "on the same data can stand in one table."
                 )
 
 
@@ -328,7 +336,8 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", text)]
 
 
-_PASSES = {
+_SPENT = {
+    "steps": "Gradient steps per client differ",
     "gradient_passes": "Gradient passes per client, including those of the steps, differ",
     "forward_passes": "Forward-only passes per client differ",
 }
@@ -342,9 +351,9 @@ def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
         clients: Names of the clients.
     """
     return [
-        step_note(methods, clients),
+        *budget_notes(methods, clients, ("steps",)),
         *label_notes(next(iter(methods.values()))[0], clients),
-        *pass_notes(methods, clients),
+        *budget_notes(methods, clients, ("gradient_passes", "forward_passes")),
         *setting_notes(methods),
         *improving_notes(methods),
         *dict.fromkeys(score_notes(methods)),
@@ -372,22 +381,15 @@ def improving_notes(methods: Runs) -> Iterator[str]:
         )
 
 
-def step_note(methods: Runs, clients: Sequence[str]) -> str:
-    """Says whether every method took the same gradient steps on every client."""
-    steps = {n: [runs[0].summary["steps"][c] for c in clients] for n, runs in methods.items()}
-    spans = {n: span(s) for n, s in steps.items()}
-    if all(a == b for a, b in pairwise(steps.values())):
-        return f"Equal budgets: {next(iter(spans.values()))} gradient steps per client."
-    listed = ", ".join(f"{n} {t}" for n, t in spans.items())
-    return f"Gradient steps per client differ: {listed}."
-
-
-def pass_notes(methods: Runs, clients: Sequence[str]) -> Iterator[str]:
-    """Says where equal steps are not equal work: more gradients, or forward passes."""
-    for key, what in _PASSES.items():
+def budget_notes(methods: Runs, clients: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+    """Says where methods took other steps, or where equal steps are not equal work."""
+    for key in keys:
         counts = {n: [runs[0].summary[key][c] for c in clients] for n, runs in methods.items()}
         if any(a != b for a, b in pairwise(counts.values())):
-            yield f"{what}: {', '.join(f'{n} {span(s)}' for n, s in counts.items())}."
+            yield f"{_SPENT[key]}: {', '.join(f'{n} {span(s)}' for n, s in counts.items())}."
+        elif key == "steps":
+            same = span(next(iter(counts.values())))
+            yield f"Equal budgets: {same} gradient steps per client."
 
 
 def setting_notes(methods: Runs) -> list[str]:

@@ -6,9 +6,9 @@ How methods bear the loss of channels, of runs that ``medfed evaluate subsets=..
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,6 +22,7 @@ from medfed.common.scores import label_of, mean_of_known, number, smaller_is_bet
 from medfed.common.untrusted import read_rows, reading
 from medfed.records.evaluations import Subsets
 from medfed.records.folder import Run, RunFolder
+from medfed.reports.charts import Picture
 from medfed.reports.methods import Cell, Comparison, Finding
 from medfed.reports.tables import Table
 
@@ -154,12 +155,12 @@ class Line(NamedTuple):
     """What a client's model was worth on a subset.
 
     Attributes:
-        subset: The channels, joined by ``+``.
+        channels: Those of the subset, joined by ``+``.
         lost: How many more the client has.
         value: The metric.
     """
 
-    subset: str
+    channels: str
     lost: int
     value: float
 
@@ -178,42 +179,34 @@ def find(comparison: Comparison) -> Finding:
     every = [line for seeds in lines.values() for seed in seeds for line in seed]
     channels = next(iter(runs[0].preprocessing.values()))["channels"]
     with reading(runs[0].subsets_csv("test")):
-        subsets = sorted({x.subset for x in every}, key=lambda s: _rank(s, channels))
+        places = {s: [channels.index(c) for c in s.split("+")] for s in {x.channels for x in every}}
+        subsets = sorted(places, key=lambda s: (len(places[s]), places[s]))
     lost = sorted({x.lost for x in every})
-    by_subset = {
-        m: [_pooled(seeds, lambda x, s=s: x.subset == s) for s in subsets]  # type: ignore[misc]
-        for m, seeds in lines.items()
-    }
-    by_loss = {
-        m: [_pooled(seeds, lambda x, k=k: x.lost == k) for k in lost]  # type: ignore[misc]
-        for m, seeds in lines.items()
+    fields: dict[str, list[Any]] = {"lost": lost, "channels": subsets}
+    pooled = {
+        name: {m: [_pooled(s, name, v) for v in values] for m, s in lines.items()}
+        for name, values in fields.items()
     }
     table = [
         [method, kind, name, metric, cell.value, cell.sd]
-        for kind, names, cells in (("lost", lost, by_loss), ("channels", subsets, by_subset))
+        for kind, cells in pooled.items()
         for method, row in cells.items()
-        for name, cell in zip(names, row, strict=True)
+        for name, cell in zip(fields[kind], row, strict=True)
     ]
-    values = np.array([[cell.value for cell in row] for row in by_subset.values()])
+    values = np.array([[cell.value for cell in row] for row in pooled["channels"].values()])
     figure = heat_map(
         values,
-        [name.replace(" ", "\n") for name in by_subset],
+        [name.replace(" ", "\n") for name in pooled["channels"]],
         [s.split("+") for s in subsets],
         channels,
         f"test {label_of(metric)} with some channels, mean over clients and seeds",
         falls=smaller_is_better(metric),
     )
     return Finding(
-        [_sentence(method, lost, row, metric) for method, row in by_loss.items()],
+        [_sentence(method, lost, row, metric) for method, row in pooled["lost"].items()],
         {"missing_channels": csv_text(("method", "by", "name", "metric", "value", "sd"), table)},
-        {"missing_channels": figure},
-        {"missing_channels": _CAPTION},
+        {"missing_channels": Picture(figure, _CAPTION)},
     )
-
-
-def _rank(subset: str, channels: Sequence[str]) -> tuple[int, list[int]]:
-    places = [channels.index(c) for c in subset.split("+")]
-    return len(places), places
 
 
 def read_lines(run: Run, metric: str) -> list[Line]:
@@ -228,9 +221,12 @@ def read_lines(run: Run, metric: str) -> list[Line]:
         return [Line(row["channels"], int(row["missing"]), float(row[metric])) for row in rows]
 
 
-def _pooled(seeds: Sequence[Sequence[Line]], wanted: Callable[[Line], bool]) -> Cell:
-    """Returns the mean over seeds of the mean over the lines of each."""
-    values = [[x.value for x in s if wanted(x) and not math.isnan(x.value)] for s in seeds]
+def _pooled(seeds: Sequence[Sequence[Line]], name: str, wanted: object) -> Cell:
+    """Returns the mean over seeds of the mean over the lines of each with a value of a field."""
+    values = [
+        [x.value for x in s if getattr(x, name) == wanted and not math.isnan(x.value)]
+        for s in seeds
+    ]
     return Cell.of([math.fsum(v) / len(v) if v else math.nan for v in values])
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from medfed.common.files import csv_text
 from medfed.common.scores import label_of, smaller_is_better
 from medfed.records.folder import Run
-from medfed.reports.charts import curves, looks_in_order, panels
+from medfed.reports.charts import Picture, curves, looks_in_order, panels
 from medfed.reports.methods import Cell, Comparison, Finding, Method, sweeps
 
 _SHORTEST = 2  # values of the number that make a path
@@ -109,7 +109,9 @@ class Sweep:
         having = [m for m in comparison.methods if self.applies(m)]
         alike = sweeps(having, self.key, lambda key: key in self.along)
         groups = [g for g in alike if len(g) >= _SHORTEST]
-        names = [_shared_words([m.name for m in g]) for g in groups]
+        # The words that all names of a group have.
+        words = [[m.name.split() for m in g] for g in groups]
+        names = [" ".join(w for w in of[0] if all(w in name for name in of)) for of in words]
         return [
             self._path(name if names.count(name) == 1 else f"{name} {i + 1}", g, comparison.metric)
             for i, (name, g) in enumerate(zip(names, groups, strict=True))
@@ -205,16 +207,9 @@ class Sweep:
             for m in comparison.methods
             if not self.applies(m)
         }
-        table, figure = self.to_csv(paths), self.draw(paths, others)
+        picture = Picture(self.draw(paths, others), self.caption)
         sentences = [self.describe(path) for path in paths]
-        return Finding(
-            sentences, {self.name: table}, {self.name: figure}, {self.name: self.caption}
-        )
-
-
-def _shared_words(names: Sequence[str]) -> str:
-    """The name of methods that differ in one number."""
-    return " ".join(w for w in names[0].split() if all(w in name.split() for name in names))
+        return Finding(sentences, {self.name: self.to_csv(paths)}, {self.name: picture})
 
 
 BITS = Sweep(

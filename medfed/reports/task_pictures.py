@@ -6,7 +6,9 @@ import base64
 import io
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
@@ -16,6 +18,7 @@ from medfed.reports.charts import (
     SHAPES,
     SOFT,
     Look,
+    Picture,
     Point,
     Row,
     curves,
@@ -25,6 +28,7 @@ from medfed.reports.charts import (
     shares,
 )
 from medfed.reports.findings import Report
+from medfed.reports.methods import Comparison, Finding
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
@@ -41,20 +45,6 @@ if TYPE_CHECKING:
 
 _LINES = 7  # curves that a reader can follow
 _HOSPITALS = 40  # hospitals with a line each
-
-
-class Picture(NamedTuple):
-    """A picture and its caption.
-
-    Attributes:
-        figure: The picture, or None for an image.
-        caption: The words below it.
-        source: Of an image, its content as an address.
-    """
-
-    figure: Figure | None
-    caption: str
-    source: str = ""
 
 
 Looks = Mapping[str, Look]
@@ -321,3 +311,30 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
         figure = curves(lines, dial["dial"], label_of(metric), looks, evenly=True, crossed=crossed)
         pictures[suite] = Picture(figure, caption)
     return pictures
+
+
+def find(comparison: Comparison) -> Finding:
+    """Draws all methods of a comparison."""
+    looks = looks_of(comparison.report)
+    caption = "Test metric of each client under each method, with its range over seeds."
+    pictures = {"clients": Picture(_clients(comparison), caption)}
+    for task, verdicts in comparison.report.tasks:
+        pictures |= pictures_of(task, verdicts, looks)
+        if contours := contours_of(task, verdicts, len(comparison.clients)):
+            caption = "True and predicted contours in one test slice per client."
+            pictures["contours"] = Picture(contours, caption)
+    return Finding(pictures=pictures)
+
+
+def _clients(comparison: Comparison) -> Figure:
+    def over_seeds(values: list[float]) -> tuple[float, float, float]:
+        known = [v for v in values if math.isfinite(v)]
+        return (float(np.mean(known)), min(known), max(known)) if known else (math.nan,) * 3
+
+    metric, clients = comparison.metric, comparison.clients
+    series = {
+        method.name: [over_seeds(method.scores(metric, client)) for client in clients]
+        for method in comparison.methods
+    }
+    looks = looks_of(comparison.report)
+    return hospitals(clients, series, f"test {label_of(metric)}", looks, zero=False)

@@ -280,33 +280,20 @@ def in_one_place(verdicts: Verdicts) -> tuple[str, Difference]:
     return best, means.get(best, Difference(*[math.nan] * 6))
 
 
-def _plain_harm(harm: Harm) -> dict[str, Any]:
-    return {
-        "share": harm.share,
-        "low": harm.low,
-        "high": harm.high,
-        "clients": harm.clients,
-        "surely": harm.surely,
-        "gains": {c: (*g.difference[:3], g.verdict) for c, g in harm.gains.items()},
-    }
-
-
 def plain(verdict: Verdict) -> dict[str, Any]:
     """Returns a verdict as JSON holds it, without the scores of single splits."""
+    harm = verdict.harm
+    gains = {c: (*g.difference[:3], g.verdict) for c, g in harm.gains.items()} if harm else {}
     return {
         "mean": verdict.mean._asdict(),
         "worst_client": verdict.worst,
         "worst_decile": verdict.decile,
         "against": {
-            r: {
-                **a.difference._asdict(),
-                "p_holm": a.p,
-                "patients": a.patients,
-                "verdict": a.verdict,
-            }
+            r: a.difference._asdict()
+            | {"p_holm": a.p, "patients": a.patients, "verdict": a.verdict}
             for r, a in verdict.against.items()
         },
-        "harmed": None if verdict.harm is None else _plain_harm(verdict.harm),
+        "harmed": None if harm is None else {**vars(harm), "gains": gains},
         "bytes": {"up": verdict.scores.sent[0], "down": verdict.scores.sent[1]},
         "passes": verdict.scores.passes,
         "failed_splits": verdict.scores.failed,

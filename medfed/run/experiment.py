@@ -184,7 +184,8 @@ def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
         MedfedError: If the source cannot be used.
     """
     start, config = Start.read(config)
-    check_device(config)
+    if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise no_gpu(config.trainer.accelerator)
     return start, config
 
 
@@ -249,16 +250,6 @@ def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any
         default_root_dir=str(config.folder),
     )
     return trainer
-
-
-def check_device(config: RunDescription) -> None:
-    """Checks that this machine has a GPU if the run needs one.
-
-    Raises:
-        ConfigError: If it has none.
-    """
-    if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise no_gpu(config.trainer.accelerator)
 
 
 def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list[pl.Callback]:

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from medfed.common.console import caption
-from medfed.common.figures import legend_above, legend_right, stacked_bars
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.scores import ALARMS, Floats, sensitivities
@@ -25,6 +24,8 @@ from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import Examined, joined
 from medfed.run.memberships import Memberships, leaf_order, matched
 
+_RIGHT: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+_RIGHT |= {"frameon": False, "fontsize": 8}
 _MANY = 8  # number of clients from which on their lines are grey
 
 
@@ -69,7 +70,7 @@ def froc_curves(tested: Examined) -> Figure | None:
         ylim=(0, 1.02),
     )
     axes.grid(alpha=0.3)
-    legend_right(axes, title="mean sensitivity (CPM)", fontsize=8)
+    axes.legend(title="mean sensitivity (CPM)", **_RIGHT)
     return figure
 
 
@@ -111,7 +112,7 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     axes.set(xlabel="round", ylabel=f"validation {metric}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    legend_right(axes, fontsize=8)
+    axes.legend(**_RIGHT)
     return figure
 
 
@@ -130,16 +131,22 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     axes = figure.subplots()
     most = max(everyone.values())
     power, unit = next((p, u) for p, u in _UNITS if most >= p)
-    values = {
-        f"{part}, {arrows[way]}": {c: sums.get((c, way, part), 0) / power for c in shown}
-        for way, part in kinds
-    }
-    stacked_bars(axes, values, _PARTS)
+    ends = np.zeros(len(shown))
+    for k, (way, part) in enumerate(kinds):
+        lengths = np.array([sums.get((c, way, part), 0) / power for c in shown])
+        style: dict[str, Any] = {
+            "label": f"{part}, {arrows[way]}",
+            "color": _PARTS[k % len(_PARTS)],
+        }
+        axes.barh(range(len(shown)), lengths, left=ends, **style)
+        ends += lengths
+    axes.set_yticks(range(len(shown)), [caption(c) for c in shown])
     axes.invert_yaxis()
     note = f"\nthe {_MOST} of {len(clients):,} clients with most bytes; " if crowd else ""
     note += f"the others down to {min(left) / power:.2g}" if crowd else ""
     axes.set(xlabel=f"{unit} in the whole run{note}")
-    legend_above(axes, 2)
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    axes.legend(fontsize=8, ncols=2, frameon=False, **above)
     return figure
 
 

@@ -127,15 +127,16 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
     if keys is None:
         return
     name, up = type(method).__name__, federation.channel.links["up"]
+    unequal = "clients weigh unequally"
     fits = set(method.leaves) == set(method.averaged) and method.leaves and not method.pools
     _refuse(
         "client",
-        (not fits, f"{name} sends more than what is averaged over clients", "algorithm=fedavg"),
-        (method.weighting != "uniform", "clients weigh unequally", "algorithm.weighting=uniform"),
-        (method.mask_aware, "clients weigh unequally", "algorithm.mask_aware=false"),
-        (type(method.aggregation) is not Aggregation, "it bounds sums", "aggregation=mean"),
-        (up.feedback, "errors carry over to later rounds", "channel.up.feedback=false"),
-        (up.shift is not None, "shifts carry over to later rounds", "channel.up.shift=null"),
+        (not fits, f"{name} sends more than what is averaged over clients", "set algorithm=fedavg"),
+        (method.weighting != "uniform", unequal, "set algorithm.weighting=uniform"),
+        (method.mask_aware, unequal, "set algorithm.mask_aware=false"),
+        (type(method.aggregation) is not Aggregation, "it bounds sums", "set aggregation=mean"),
+        (up.feedback, "errors carry over to later rounds", "set channel.up.feedback=false"),
+        (up.shift is not None, "shifts carry over to later rounds", "set channel.up.shift=null"),
     )
     seed = None if across else config.seed
     federation.noise = ClientPrivacy(keys.clip, keys.sigma, seed)
@@ -226,24 +227,20 @@ def _check(
     # A class outside the file of its card may override any function of the card's class.
     declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
     touches = method.card.touches if declared.__module__ == type(method).__module__ else None
-    if touches != "gradients":
-        raise _refused("example", f"{name} {UNPROTECTED[touches]}", f"choose {ALTERNATIVES}")
-    if statistics:
-        sent = statistics[0]
-        reason = f"{sent.what} ({sent.key}) would be sent without noise"
-        raise _refused("example", reason, sent.remedy)
     weighted = config.model.get("class_weights") is not None
     mixes = local.model.normalises and config.buffers != "frozen"
     cancel = "class weights cancel in the loss of one patient, and balanced ones are counts"
-    unfrozen = f"{_norm_key(config)}, or buffers=frozen"
+    unfrozen = f"set {_norm_key(config)}, or buffers=frozen"
     half = str(config.trainer.precision).startswith("16")
     _refuse(
         "example",
-        (weighted, cancel, "model.class_weights=null"),
+        (touches != "gradients", f"{name} {UNPROTECTED.get(touches)}", f"choose {ALTERNATIVES}"),
+        *((True, f"{s.what} ({s.key}) would be sent without noise", s.remedy) for s in statistics),
+        (weighted, cancel, "set model.class_weights=null"),
         (mixes, "BatchNorm mixes the patients of a batch", unfrozen),
-        (config.local.budget == "paper", "each part may take all steps", "local.budget=equal"),
-        (config.local.compile, "draws differ in size", "local.compile=false"),
-        (half, "single gradients overflow in float16", "trainer.precision=32-true"),
+        (config.local.budget == "paper", "each part may take all steps", "set local.budget=equal"),
+        (config.local.compile, "draws differ in size", "set local.compile=false"),
+        (half, "single gradients overflow in float16", "set trainer.precision=32-true"),
     )
 
 
@@ -257,14 +254,10 @@ def _norm_key(config: RunDescription) -> str:
 
 
 def _refuse(key: str, *reasons: tuple[object, str, str]) -> None:
-    """Raises the first of some reasons that holds: whether it does, the reason, what to set."""
+    """Raises the first of some reasons that holds: whether it does, the reason, the remedy."""
     for wrong, reason, way in reasons:
         if wrong:
-            raise _refused(key, reason, f"set {way}")
-
-
-def _refused(key: str, reason: str, way: str) -> ConfigError:
-    return ConfigError(f"privacy.{key} cannot protect this run: {reason}; {way}.")
+            raise ConfigError(f"privacy.{key} cannot protect this run: {reason}; {way}.")
 
 
 def print_protections(config: RunDescription, planned: Mapping[str, Protection]) -> None:

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.errors import CheckpointError, ConfigError, few, first_line
 from medfed.common.files import sha256, write_json
 from medfed.common.seeding import torch_rng
 from medfed.common.templates import filled
@@ -123,7 +124,7 @@ class Account:
 
     def lines(self) -> list[str]:
         """Returns the account as sentences, without those that would only say that all is well."""
-        text = filled(Path(__file__).parent / "templates" / "start.txt", of=self, some=some)
+        text = filled(Path(__file__).parent / "templates" / "start.txt", of=self, few=few)
         return text.strip().split("\n")
 
     def record(self) -> dict[str, Any]:
@@ -211,7 +212,7 @@ def fit(
         missing,
         shapes,
         left,
-        [n for n in tensors if n not in used and best.stripped_of(n) not in known],
+        [n for n in tensors if n not in used and best.names.get(n, n) not in known],
         best.stripped,
         (len(instances), spread),
     )
@@ -259,7 +260,7 @@ def renamed(tensors: Mapping[str, Tensor], rename: Mapping[str, str]) -> Tensors
     """
     for old in rename:
         if not any(n.startswith(old) for n in tensors):
-            there = some(list(tensors))
+            there = few(list(tensors), _LISTED)
             raise ConfigError(f"init.rename: no name starts with {old!r}; there are {there}.")
     order = sorted(rename, key=len, reverse=True)
 
@@ -270,24 +271,20 @@ def renamed(tensors: Mapping[str, Tensor], rename: Mapping[str, str]) -> Tensors
     return {new(name): tensor for name, tensor in tensors.items()}
 
 
-@dataclass(frozen=True)
-class _Named:
+class _Named(NamedTuple):
     """Which tensor of a source fits which entry.
 
     Attributes:
         found: Names of tensors by entry.
         stripped: Prefixes that were removed, in order.
         plain: Whether the source is an ordinary network and this one has canonical parts.
+        names: Each tensor's name without the prefixes.
     """
 
     found: Mapping[str, str]
     stripped: tuple[str, ...] = ()
     plain: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    def stripped_of(self, name: str) -> str:
-        """Returns a tensor's name without the prefixes."""
-        return self.names.get(name, name)
+    names: Mapping[str, str] = MappingProxyType({})
 
 
 def _named(tensors: Mapping[str, Tensor], wanted: Mapping[str, str]) -> _Named:
@@ -309,17 +306,6 @@ def _places(network: nn.Module, entries: Iterable[str]) -> dict[str, str]:
     if not isinstance(network, Canonical):
         return {n: n for n in entries}
     return {n: plain for n in entries if (plain := network.ordinary(n)) is not None}
-
-
-def some(names: Sequence[str]) -> str:
-    """Names the first few of some names.
-
-    Example:
-        >>> some(["a", "b"]), some(list("abcdef"))
-        ('a, b', 'a, b, c, d and 2 more')
-    """
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 TASK = "model._target_"
@@ -410,7 +396,8 @@ class Start:
         )
         lines = account.lines()
         if not account.matched:
-            here, there = some(list(account.sizes)), some(list(self.weights.tensors))
+            both = (account.sizes, self.weights.tensors)
+            here, there = (few([*names], _LISTED) for names in both)
             raise CheckpointError(
                 f"init.weights={name} has no entry that fits: the network has {here}, the file "
                 f"{there}; choose the file's network, or set init.rename and init.part."

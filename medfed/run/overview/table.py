@@ -38,7 +38,7 @@ _EVENTS = ("no event", "event")
 _COLUMNS = 6  # classes with a column each; more share one column
 
 
-def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
+def count_labels(block: Block, num_classes: int) -> Tensor:
     """Counts the labels of a block.
 
     Args:
@@ -47,25 +47,24 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
         num_classes: K or R.
 
     Returns:
-        (K,) samples, (1,) samples with an outcome, or (R,) voxels, int64; and the number of all
-        samples or voxels.
+        (K,) samples, (1,) samples with an outcome, or (R,) voxels, int64.
 
     Example:
         >>> count_labels({"label": torch.tensor([0, 2, 2])}, 3)
-        (tensor([1, 0, 2]), 3)
+        tensor([1, 0, 2])
         >>> count_labels({"label": torch.tensor([[[[0, 1], [1, 1]]]])}, 1)
-        (tensor([3]), 4)
+        tensor([3])
     """
     label = label_of(block)
     if label.ndim == 1 and label.is_floating_point():
-        return torch.tensor([len(label)]), len(label)
+        return torch.tensor([len(label)])
     if label.ndim == 1:
-        return torch.bincount(label, minlength=num_classes), len(label)
+        return torch.bincount(label, minlength=num_classes)
     if is_survival(label.numpy()):
-        return torch.bincount(label[:, 1].long(), minlength=2), len(label)
+        return torch.bincount(label[:, 1].long(), minlength=2)
     if label.ndim == 2:
-        return (label == 1).sum(0), len(label)
-    return label.bool().transpose(0, 1).flatten(1).sum(dim=1), label[:, 0].numel()
+        return (label == 1).sum(0)
+    return label.bool().transpose(0, 1).flatten(1).sum(dim=1)
 
 
 def label_of(block: Block) -> Tensor:
@@ -74,19 +73,15 @@ def label_of(block: Block) -> Tensor:
     return label if isinstance(label, Tensor) else label.take(torch.arange(label.shape[0]))
 
 
-def changes_of(scanner: Scanner | None) -> dict[str, Any]:
-    """Returns the settings of a scanner that change images."""
-    settings = {} if scanner is None else scanner.record()
-    return {k: v for k, v in settings.items() if k in UNCHANGED and v != UNCHANGED[k]}
-
-
-def changes_text(changes: Mapping[str, float]) -> str:
-    """Lists the changes that a scanner makes.
+def changes_text(scanner: Scanner | None) -> str:
+    """Lists the settings of a scanner that change images.
 
     Example:
-        >>> changes_text({"gamma": 1.3, "noise": 0.125})
-        'gamma 1.3, noise 0.12'
+        >>> changes_text(Scanner("a", 0, gamma=1.3, noise=0.125)), changes_text(None)
+        ('gamma 1.3, noise 0.12', '')
     """
+    settings = {} if scanner is None else scanner.record()
+    changes = {k: v for k, v in settings.items() if v != UNCHANGED.get(k, v)}
     return ", ".join(f"{name} {value:.2g}" for name, value in changes.items())
 
 
@@ -288,7 +283,7 @@ def _label_counts(
         return client.label_counts[1:].numpy().astype(np.float64)
     if kind == "regions" and not isinstance(blocks, list):
         return np.empty(0)
-    counts = [count_labels(block, num_classes)[0].numpy() for block in blocks]
+    counts = [count_labels(block, num_classes).numpy() for block in blocks]
     total: Floats = np.sum([np.zeros(num_classes), *counts], axis=0)
     return total
 
@@ -318,7 +313,7 @@ def _notes(data: FederatedDataModule, client: ClientData, plan: ClientPlan) -> I
         yield f"{int(event.sum())} events, median follow-up {often}"
     if len(plan.patients["train"]) == 1:
         yield "trains on one patient"
-    if changes := changes_text(changes_of(plan.scanner)):
+    if changes := changes_text(plan.scanner):
         yield f"scanner: {changes}"
     if plan.label_order is not None:
         yield "labels renamed"
