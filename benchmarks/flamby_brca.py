@@ -65,8 +65,8 @@ def prepare(folder: Path, place: Path) -> tuple[str, ...]:
         writer.writeheader()
         writer.writerows(rows)
     (place / "splits.json").write_text(json.dumps({"clients": clients}))
-    table, split = place / "table.csv", place / "splits.json"
-    return f"data.path={table}", "partition=saved", f"partition.file={split}"
+    keys = (f"data.path={place / 'table.csv'}", "partition=saved")
+    return *keys, f"partition.file={place / 'splits.json'}"
 
 
 def run_of(keys: tuple[str, ...], seed: int) -> dict[str, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
@@ -71,6 +72,11 @@ class SurvivalTask(TaskModule):
         # Canonical models mix hazards, or logarithms of hazard ratios.
         self.activation = "identity" if self.cox else "sigmoid"
         super().__init__(*common, **more)
+        layers = [part for part in self.network.modules() if isinstance(part, nn.Linear)]
+        if layers and layers[-1].bias is not None and not self.cox:
+            # Hazards start near those of events that spread evenly, not at a half, from which the
+            # hazards of late intervals, which few patients reach, would hardly move.
+            nn.init.constant_(layers[-1].bias, -math.log(len(self.cuts)))
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the loss of logits and labels ``(B, 2)``."""

@@ -1,6 +1,7 @@
 """Pictures of one run: metrics over rounds, bytes sent, memberships in canonical models.
 
-A run on candidates also has an FROC picture: sensitivity against false positives per scan.
+A run on candidates also has an FROC picture: sensitivity against false positives per scan; one on
+survival has the curves of each client.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from medfed.common.console import caption
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.scores import ALARMS, Floats, sensitivities
+from medfed.functional.survival import SURVIVAL, kaplan_meier
 from medfed.records.predictions import read_predictions
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import Examined, joined
@@ -74,6 +76,42 @@ def froc_curves(tested: Examined) -> Figure | None:
     return figure
 
 
+def survival_curves(tested: Examined) -> Figure | None:
+    """Draws each client's Kaplan-Meier curve and its mean predicted survival, of the largest 12.
+
+    Both end where fewer than ten patients are at risk: beyond, single patients make the curve.
+
+    Args:
+        tested: The test cases.
+
+    Returns:
+        A figure; None if no survival is predicted.
+    """
+    parts = sorted(tested.cases.items(), key=lambda part: -len(part[1]["case"]))[:_PANELS]
+    named = {c: [n for n in cases if n.startswith(SURVIVAL[:-2])] for c, cases in parts}
+    if not any(named.values()):
+        return None
+    rows, width = -(-len(parts) // 4), min(len(parts), 4)
+    figure = Figure(figsize=(2.6 * width, 0.4 + 2.3 * rows), layout="constrained")
+    panels = figure.subplots(rows, width, squeeze=False, sharex=True, sharey=True).ravel()
+    for axes, (client, cases) in zip(panels, parts, strict=False):
+        ones = np.ones((1, len(cases["time"])))
+        times, at_risk, curve = kaplan_meier(cases["time"], cases["event"], ones)
+        shown = at_risk[0] >= _AT_RISK
+        axes.step([0, *times[shown]], [1, *curve[0][shown]], color="black", where="post")
+        alive = {float(n.rpartition("/")[2]): float(cases[n].mean()) for n in named[client]}
+        alive = {cut: s for cut, s in alive.items() if cut <= times[shown].max(initial=0)}
+        axes.plot([0, *alive], [1, *alive.values()], marker=".", color=_PARTS[3])
+        axes.set_title(caption(client), fontsize=8)
+        axes.set_ylim(0, 1.02)
+    for axes in panels[len(parts) :]:
+        axes.set_visible(False)
+    figure.supxlabel("time", fontsize=9)
+    figure.suptitle("survival: Kaplan-Meier (steps), mean prediction (points)", fontsize=9)
+    return figure
+
+
+_AT_RISK, _PANELS = 10, 12  # patients behind a curve; clients with one
 _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
 _UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (1, "bytes"))
 _NAMES = 45  # largest number of clients whose names are written
@@ -180,6 +218,7 @@ def draw_run(
     if len(federation.clients) == len(federation.ids):  # otherwise the server is elsewhere
         figures |= federation.pictures()
     figures["froc"] = froc_curves(examined(experiment))
+    figures["survival"] = survival_curves(examined(experiment))
     method = type(federation.algorithm).__name__.lower()
     if cases := read_predictions({method: experiment.folder}, federation.ids):
         figures["contours"] = experiment.task.picture(cases)

@@ -55,7 +55,8 @@ def write(path, only=None, cells=None, per=170):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("survival")
-    run(folder / "run", *TRAIN, f"data.path={write(folder / 'table.csv')}")
+    keys = (*TRAIN, f"data.path={write(folder / 'table.csv')}", "pictures.format=png")
+    run(folder / "run", *keys)
     return folder
 
 
@@ -78,6 +79,7 @@ def test_survival_is_learned_and_measured_within_hospitals(trained):
     (brier,) = (name for name in constant if name.startswith("brier"))
     assert constant["cindex"] == 0.5
     assert clients["a"][brier] < constant[brier]
+    assert (folder / "pictures" / "survival.png").is_file()
     compare_runs(str(folder), metric="cindex", out=trained / "comparison")
     assert "[0." in (trained / "comparison" / "comparison.md").read_text()
 
