@@ -289,7 +289,8 @@ def read_csv(
     gone = {*used, *sum(dates, ())}
     names = tuple(c for c in sheet.columns if c not in gone)
     if features is not None:
-        names = check_names("column", [*dict.fromkeys([*features, *years])], sheet.columns, where)
+        wanted = [*features, *(name for name in years if name not in features)]
+        names = check_names("column", wanted, sheet.columns, where)
     if unlabelled == "drop":
         for answer in answers.values():
             sheet = sheet.labelled(answer)
