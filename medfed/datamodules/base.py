@@ -23,7 +23,7 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import DataLoader
 
 from medfed.common.checks import check_fields
 from medfed.common.console import shown
@@ -38,8 +38,8 @@ from medfed.datamodules.client_data import (
     Block,
     ClientData,
     EvaluationBatches,
-    TrainingSamples,
     check_batch_sizes,
+    pooled,
 )
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
@@ -487,13 +487,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         Returns:
             A shuffled loader (its own seeded generator) of dict batches.
         """
-        clients = list(self.clients.values())
-        return DataLoader(
-            ConcatDataset([TrainingSamples(c) for c in clients]),
-            batch_size=clients[0].batch_size,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
+        samples = [(c, n) for c in self.clients.values() for n in range(c.num_samples)]
+        generator = torch.Generator().manual_seed(self.seed)
+        more: Any = {"shuffle": True, "collate_fn": pooled, "generator": generator}
+        return DataLoader(samples, self.batch_size, **more)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Validation batches of all clients, in fixed order."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, one_thread, torch_rng
@@ -96,6 +96,7 @@ def consecutive(values: Tensor | Rows, index: Tensor) -> Tensor:
     return values.take(index)
 
 
+Pick = Callable[[Tensor | Rows, Tensor], Tensor]
 _BESIDE = ("case", "scan", "spacing", "grid")  # the facts about its images in an evaluation batch
 
 
@@ -293,23 +294,21 @@ class ClientData:
             count = block["image"].shape[0]
             for start in range(0, count, self.eval_batch_size):
                 index = torch.arange(start, min(start + self.eval_batch_size, count))
-                names = [n for n in ("image", "label", "present") if n in block]
-                taken = {name: consecutive(block[name], index) for name in names}
                 more = {n: consecutive(block[n], index) for n in _BESIDE if n in block}
-                yield {**self._batch(**taken), **more}
+                yield {**self._batch(*self._picked(block, index, consecutive)), **more}
 
-    def _picked(self, block: Block, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _picked(
+        self, block: Block, index: Tensor, pick: Pick = gather
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Images, labels and the channels that are there, (B, C)."""
-        image, label = gather(block["image"], index), gather(block["label"], index)
+        image, label = pick(block["image"], index), pick(block["label"], index)
         if "present" in block:
-            return image, label, gather(block["present"], index)
+            return image, label, pick(block["present"], index)
         return image, label, self.channels.expand(len(image), -1)
 
-    def _batch(self, image: Tensor, label: Tensor, present: Tensor | None = None) -> Batch:
+    def _batch(self, image: Tensor, label: Tensor, present: Tensor) -> Batch:
         if label.ndim > 1 and label.dtype != torch.float32:
             label = label.float()  # stored as uint8: a quarter of the memory
-        if present is None:
-            present = self.channels.expand(image.shape[0], -1)
         batch = {"image": image, "label": label, "channels": present}
         if self.annotated is not None:
             batch["annotated"] = self.annotated.expand(image.shape[0], -1)
@@ -352,26 +351,18 @@ def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
         )
 
 
-class TrainingSamples(Dataset[Batch]):
-    """One client's training samples, one by one, for central training."""
-
-    def __init__(self, client: ClientData) -> None:
-        self.client = client
-
-    def __len__(self) -> int:
-        return self.client.num_samples
-
-    def __getitem__(self, index: int) -> Batch:
-        batch = self.client.samples(torch.tensor([index]))
-        return {name: values[0] for name, values in batch.items()}
+def pooled(picked: Sequence[tuple[ClientData, int]]) -> Batch:
+    """Makes one batch of training samples of any clients, for central training."""
+    batches = [client.samples(torch.tensor([number])) for client, number in picked]
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
+@dataclass(eq=False)
 class EvaluationBatches(IterableDataset[Batch]):
     """Every client's evaluation batches; ``case`` continues counting over the clients."""
 
-    def __init__(self, clients: Sequence[ClientData], split: Split) -> None:
-        self.clients = clients
-        self.split = split
+    clients: Sequence[ClientData]
+    split: Split
 
     def __iter__(self) -> Iterator[Batch]:
         offset = 0

@@ -59,21 +59,16 @@ def split_patients(
     for name, group in sorted(groups.items()):
         # A random stream per label: more patients of one label do not move the others.
         order = [group[i] for i in numpy_rng(seed, "split", name).permutation(len(group))]
-        if fold is not None:
-            k, parts_count = fold
-            tested = [i for n, i in enumerate(order, placed) if n % parts_count == k]
-            placed += len(order)
-            rest = [i for i in order if i not in set(tested)]
-            val = round(val_fraction * len(rest))
-            parts["test"] += tested
-            parts["val"] += rest[:val]
-            parts["train"] += rest[val:]
-            continue
         # For labels with few patients rounding may give none; `_fill_empty` fills empty splits.
-        test, val = round(test_fraction * len(group)), round(val_fraction * len(group))
-        parts["test"] += order[:test]
-        parts["val"] += order[test : test + val]
-        parts["train"] += order[test + val :]
+        tested, count = order[: round(test_fraction * len(group))], len(group)
+        if fold is not None:
+            tested = [i for n, i in enumerate(order, placed) if n % fold[1] == fold[0]]
+            placed, count = placed + len(order), len(order) - len(tested)
+        chosen, val = set(tested), round(val_fraction * count)
+        rest = [i for i in order if i not in chosen]
+        parts["test"] += tested
+        parts["val"] += rest[:val]
+        parts["train"] += rest[val:]
     wanted: dict[Split, bool] = {"train": True, "test": test_fraction > 0, "val": val_fraction > 0}
     _fill_empty(parts, wanted)
     return {split: sorted(ids) for split, ids in parts.items()}

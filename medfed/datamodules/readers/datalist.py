@@ -246,8 +246,6 @@ class DatalistReader(CaseReader):
                     f"{', '.join(folds) or 'none'}."
                 )
             listed = [(e, "test" if e.get("fold") == fold else None) for e, _ in listed]
-        elif {split for _, split in listed} == {"train"}:
-            listed = [(entry, None) for entry, _ in listed]
         else:
             # Splits without cases in the list get training cases.
             listed = [(entry, None if split == "train" else split) for entry, split in listed]
