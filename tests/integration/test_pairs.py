@@ -23,12 +23,13 @@ from medfed.models.classification import ClassificationTask, RiskTask
 from medfed.models.findings import FindingsTask
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
+from medfed.models.survival import SurvivalTask
 from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
 from tests.contract.names import experiment_yamls, load, model_yamls
 from tests.datamodules.picture_files import picture, write_index
 
-TASKS = (SegmentationTask, RegressionTask, RiskTask, ClassificationTask, FindingsTask)
+TASKS = (SegmentationTask, RegressionTask, RiskTask, ClassificationTask, FindingsTask, SurvivalTask)
 QUICK = ("folder=none", "local.steps=1", "rounds=1", "logger=none", "progress=false", "threads=1")
 QUICK += ("evaluation.every=1", "seed=1", "++canonical.count=2")
 PATCHES = ("data.patches_per_patient=2", "data.batch_size=2")
@@ -120,7 +121,13 @@ def made(tmp_path_factory) -> dict[str, tuple[str, ...]]:
         ill = np.arange(30) % 2
         lines = [",".join(map(str, [*row, y])) for row, y in zip(cells, ill, strict=True)]
         (tables / f"processed.{centre}.data").write_text("\n".join(lines) + "\n")
-    return {"image_masks": (f"data.path={pictures}",), "heart": (f"data.path={tables}",)}
+    rows = [f"{n},{'ab'[n % 2]},{n % 7},{10 + 7 * n},{n // 2 % 2}" for n in range(60)]
+    (tables / "survival.csv").write_text("\n".join(["pid,region,age,T,E", *rows]))
+    return {
+        "image_masks": (f"data.path={pictures}",),
+        "heart": (f"data.path={tables}",),
+        "csv": (f"data.path={tables / 'survival.csv'}",),
+    }
 
 
 @pytest.fixture(scope="module")
