@@ -184,7 +184,7 @@ def _computed(config: RunDescription, stage: Stage, shows: bool) -> dict[str, An
     best = evaluation.best_round()
     data, ledger = experiment.data, module.federation.ledger
     splits = data.splits()
-    steps = {c: n.gradient for c, n in module.gather_passes().items()}
+    steps = {c: n.gradient for c, (_, n) in module.spent().items()}
     result: dict[str, Any] = {
         "metric": list(evaluation.selection),
         "selected_round": best,

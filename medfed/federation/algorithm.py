@@ -35,7 +35,7 @@ from medfed.federation.split import (
     nothing_to_train,
     remainder,
 )
-from medfed.federation.wire.fixed_point import Summed
+from medfed.federation.wire.fixed_point import PhaseReplies
 from medfed.federation.wire.message import Message
 
 
@@ -236,11 +236,6 @@ class Algorithm(ABC):
         """Returns the algorithm adapted to this network and split; most need no change."""
         return self
 
-    @property
-    def keeps_whole(self) -> bool:
-        """Whether a client keeps more than its personal part."""
-        return any(vector != "personal" for vector in self.card.client)
-
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """Returns the lengths of the vectors in the method's card.
 
@@ -412,7 +407,7 @@ class Algorithm(ABC):
 
         It is what ``aggregation`` takes in its place, or what the channel has summed.
         """
-        if isinstance(replies, Summed):
+        if isinstance(replies, PhaseReplies) and part in replies.means:
             return replies.means[part]
         weights = self.weights(server, replies)
         if type(self.aggregation) is Aggregation and not self.mask_aware:

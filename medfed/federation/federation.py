@@ -28,7 +28,7 @@ from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
-from medfed.federation.wire.fixed_point import FEWEST, Summed
+from medfed.federation.wire.fixed_point import FEWEST, PhaseReplies
 from medfed.federation.wire.ledger import Direction, Entry, Ledger
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
@@ -231,24 +231,6 @@ LARGE = 256_000_000
 """Bytes of a phase's replies above which each is decoded when it is read."""
 
 
-class _Decoded(Mapping[str, Message]):
-    """Replies that are decoded whenever they are read."""
-
-    def __init__(self, clients: Sequence[str], decode: Callable[[str], Message]) -> None:
-        self._clients, self._decode = clients, decode
-
-    def __getitem__(self, client: str) -> Message:
-        if client not in self._clients:
-            raise KeyError(client)
-        return self._decode(client)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-
 class Round:
     """Drives the generator of one round through its phases.
 
@@ -330,14 +312,14 @@ class Round:
             message, after = decode(replies[client], "up", memory)
             return keep or message, after
 
-        decoded: Mapping[str, Message] = self._coded("up", decode_one)
-        if large:
-            decoded = _Decoded(
-                self.recipients, lambda c: decode(replies[c], "up", before.get(c))[0]
-            )
+        def again(client: str) -> Message:
+            return decode(replies[client], "up", before.get(client))[0]
+
+        kept = self._coded("up", decode_one)
+        decoded = PhaseReplies(self.recipients, again if large else kept.__getitem__)
         check(decoded)
         federation.far += far_parts(decoded, self.number, phase)
-        decoded = self._summed(decoded, replies)
+        decoded.means = self._means(replies)
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:
@@ -353,17 +335,15 @@ class Round:
         self._take(outbox)
         return True
 
-    def _summed(
-        self, decoded: Mapping[str, Message], replies: Mapping[str, Packet]
-    ) -> Mapping[str, Message]:
-        """Adds the means of the parts that are summed.
+    def _means(self, replies: Mapping[str, Packet]) -> Mapping[str, Tensors]:
+        """Returns the means of the parts that are summed.
 
         Raises:
             ValueError: If only some clients send such a part.
         """
+        means: dict[str, Tensors] = {}
         if (sums := self.federation.channel.sums) is None:
-            return decoded
-        means = {}
+            return means
         for name in sums.parts:
             senders = [c for c in self.recipients if name in replies[c].parts]
             if senders and (senders != self.recipients or len(senders) < FEWEST):
@@ -372,7 +352,7 @@ class Round:
                 parts = [replies[c].parts[name] for c in senders]
                 share = sum(map(self.federation.share, senders))
                 means[name] = sums.mean(parts, share, str(self.federation.channel.device))
-        return Summed(decoded, means)
+        return means
 
     def _take(self, outbox: Outbox) -> None:
         name = type(self.federation.algorithm).__name__

@@ -60,11 +60,11 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     federation = module.federation
     save_models(experiment)
     save_predictions(experiment)
-    steps, passes = module.gather_steps(), module.gather_passes()
+    known = module.spent()
     experiment.trainer.strategy.barrier("results")
     best = experiment.evaluation.best_round()
     federation.count_delivery(module.next_round)
-    spent = {c: (steps[c], passes[c]) for c in federation.ids}
+    spent = {c: known[c] for c in federation.ids}
     summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
     if rank() == 0:
         shown = None

@@ -145,13 +145,9 @@ class SitesModule(FederatedModule):
         """Returns the sites that say so: they know all digits of their losses."""
         return [c for c in metrics if c in self.coordinator.diverged]
 
-    def gather_steps(self) -> dict[str, int]:
-        """Returns the gradient steps of every client so far, as the sites report them."""
-        return {c: steps for c, (steps, _) in self.coordinator.progress.spent.items()}
-
-    def gather_passes(self) -> dict[str, Passes]:
-        """Returns the passes through the network of every client, as the sites report them."""
-        return {c: passes for c, (_, passes) in self.coordinator.progress.spent.items()}
+    def spent(self) -> dict[str, tuple[int, Passes]]:
+        """Returns every client's gradient steps and passes so far, as the sites report them."""
+        return self.coordinator.progress.spent
 
     def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         return {c: {} for c in self.federation.ids}
@@ -425,8 +421,8 @@ def write(
         raise SiteError("No site answered the test; resume the run when they are back.")
     best = evaluation.best_round()
     federation.count_delivery(module.next_round, tested)
-    steps, passes = module.gather_steps(), module.gather_passes()
-    spent = {c: (steps[c], passes[c]) for c in tested}
+    known = module.spent()
+    spent = {c: known[c] for c in tested}
     summary = summarise(config.name, module, evaluation, best, spent)
     if missing := [c for c in federation.ids if c not in tested]:
         summary["not_tested"] = missing

@@ -30,8 +30,7 @@ def outcome(module: FederatedModule) -> dict[str, Any]:
     return {
         "digests": {k: v for k, v in digests.items() if k in own},
         "ledger": module.federation.ledger.to_csv(),
-        "steps": module.gather_steps(),
-        "passes": {c: list(passes) for c, passes in module.gather_passes().items()},
+        "spent": {c: [steps, *passes] for c, (steps, passes) in module.spent().items()},
     }
 
 

@@ -77,7 +77,7 @@ def shape(name: str) -> Shape:
         tuple(len(method.phases(number)) for number in range(ROUNDS)),
         (
             *(method.mixes, method.pools, method.fresh_optimizer),
-            *(method.card.full_cohort, method.keeps_whole),
+            *(method.card.full_cohort, any(v != "personal" for v in method.card.client)),
         ),
         tuple(
             getattr(type(rules), rule)

@@ -40,8 +40,7 @@ def test_two_ranks_equal_one(name, cohort, two_ranks):
     seen: dict[str, str] = {}
     for result in (r[f"{name}/{cohort}"] for r in two_ranks):
         assert result["ledger"] == expected["ledger"]
-        assert result["steps"] == expected["steps"]
-        assert result["passes"] == expected["passes"]
+        assert result["spent"] == expected["spent"]
         assert result["digests"]["server"] == expected["digests"]["server"]
         assert result["history"] == json.loads(json.dumps(evaluation.history))
         assert result["losses"] == json.loads(json.dumps(evaluation.losses))
@@ -54,7 +53,7 @@ def test_two_ranks_resumed_equal_straight(name, two_ranks):
     digests: dict[str, dict[str, str]] = {"all": {}, "resumed": {}}
     for result in two_ranks:
         straight, resumed = result[f"{name}/all"], result[f"{name}/resumed"]
-        for key in ("ledger", "steps", "passes"):
+        for key in ("ledger", "spent"):
             assert resumed[key] == straight[key]
         for label, seen in digests.items():  # clients move to whichever rank has less to do
             seen |= result[f"{name}/{label}"]["digests"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from queue import SimpleQueue
 from threading import Thread
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -63,18 +63,14 @@ def pack(items: Mapping[str, bytes]) -> bytes:
         >>> unpack([pack({"a": b"12"}), pack({"b": b""})])
         {'a': b'12', 'b': b''}
     """
-    head = json.dumps([(name, len(data)) for name, data in items.items()]).encode()
-    return b"".join((len(head).to_bytes(8, "little"), head, *items.values()))
+    return msgspec.msgpack.encode(items)
 
 
 def unpack(payloads: Iterable[bytes]) -> dict[str, bytes]:
     """Returns the named byte strings of all payloads that :func:`pack` made."""
     items: dict[str, bytes] = {}
     for payload in payloads:
-        start = 8 + int.from_bytes(payload[:8], "little")
-        for name, size in json.loads(payload[8:start]):
-            items[name] = payload[start : start + size]
-            start += size
+        items |= msgspec.msgpack.decode(payload, type=dict[str, bytes])
     return items
 
 

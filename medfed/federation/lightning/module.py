@@ -420,11 +420,11 @@ class FederatedModule(pl.LightningModule):
         moved = [c for c in cohort if better[c] != self.owners[c]]
         if moved:
             states = self._gather_states([c for c in here if c in moved])
-            steps, passes = self.gather_steps(), self.gather_passes()
+            spent = self.spent()
             for client in moved:
                 local = self.federation.clients[client]
                 local.load_state_dict(states[client])
-                local.steps_done, local.passes = steps[client], passes[client]
+                local.steps_done, local.passes = spent[client]
             self.owners |= better
 
     def _count_time(self) -> None:
@@ -433,17 +433,12 @@ class FederatedModule(pl.LightningModule):
             self.seconds |= self._taken
         self._taken, self._warm = {}, True
 
-    def gather_steps(self) -> dict[str, int]:
-        """Returns the gradient steps of every client so far; a collective call."""
-        clients = self.federation.clients
-        steps = {c: str(clients[c].steps_done).encode() for c in self.owned}
-        return {c: int(n) for c, n in gather_named(steps, self.device).items()}
-
-    def gather_passes(self) -> dict[str, Passes]:
-        """Returns the passes through the network of every client so far; a collective call."""
-        clients = self.federation.clients
-        passes = {c: json.dumps(clients[c].passes).encode() for c in self.owned}
-        return {c: Passes(*json.loads(n)) for c, n in gather_named(passes, self.device).items()}
+    def spent(self) -> dict[str, tuple[int, Passes]]:
+        """Returns every client's gradient steps and passes so far; a collective call."""
+        here = {c: self.federation.clients[c] for c in self.owned}
+        known = {c: json.dumps([k.steps_done, *k.passes]).encode() for c, k in here.items()}
+        spent = {c: json.loads(n) for c, n in gather_named(known, self.device).items()}
+        return {c: (steps, Passes(*passes)) for c, (steps, *passes) in spent.items()}
 
     def _gather_states(self, clients: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Returns clients' states, by default of all clients of all ranks; a collective call.
@@ -462,15 +457,14 @@ class FederatedModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the server, every client of every rank and the ledger; a collective call."""
-        states = self._gather_states()
-        steps, passes = self.gather_steps(), self.gather_passes()
+        states, spent = self._gather_states(), self.spent()
         # The network holds the last client's weights, which are not part of the result.
         checkpoint["state_dict"] = {}
         checkpoint["federation"] = {
             "algorithm": type(self.federation.algorithm).__name__,
             "next_round": self.next_round,
-            "steps": {c: int(steps[c]) for c in self.federation.ids},
-            "passes": {c: tuple(passes[c]) for c in self.federation.ids},
+            "steps": {c: spent[c][0] for c in self.federation.ids},
+            "passes": {c: tuple(spent[c][1]) for c in self.federation.ids},
             "server": self.federation.server,
             "memory": self.federation.memory,
             "clients": {c: states[c] for c in self.federation.ids},

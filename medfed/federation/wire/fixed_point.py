@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,22 +134,26 @@ def read(part: EncodedPart) -> Whole:
     return np.frombuffer(part.data, "<u4", offset=_HEADER.size).astype(np.uint32, copy=False)
 
 
-class Summed(Mapping[str, Message]):
-    """Replies whose summed parts are known as their mean only.
+class PhaseReplies(Mapping[str, Message]):
+    """The replies of a phase, read one by one.
 
     Args:
-        replies: The replies without these parts.
-        means: The means by part.
+        clients: Who replies.
+        read: Returns the reply of a client, without the parts that are summed.
+
+    Attributes:
+        means: The means of the parts that are summed, by part.
     """
 
-    def __init__(self, replies: Mapping[str, Message], means: Mapping[str, Tensors]) -> None:
-        self._replies, self.means = replies, means
+    def __init__(self, clients: Sequence[str], read: Callable[[str], Message]) -> None:
+        self._clients, self._read = clients, read
+        self.means: Mapping[str, Tensors] = {}
 
     def __getitem__(self, client: str) -> Message:
-        return self._replies[client]
+        return self._read(client)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._replies)
+        return iter(self._clients)
 
     def __len__(self) -> int:
-        return len(self._replies)
+        return len(self._clients)
