@@ -123,12 +123,10 @@ class Row(NamedTuple):
             hover += f" [{self.low:{sign}.4f}, {self.high:{sign}.4f}]"
             ends = np.clip((self.low, self.high), left, right)
             axes.plot(ends, (y, y), color=self.look.paper, lw=1.6, clip_on=False)
-            for beyond, end, marker in (
-                (self.low < left, left, "<"),
-                (self.high > right, right, ">"),
-            ):
-                if beyond:
-                    _dot(axes, end, y, Look(self.look.colour, marker), hover, 3)
+            if self.low < left:
+                _dot(axes, left, y, self.look._replace(shape="<"), hover, 3)
+            if self.high > right:
+                _dot(axes, right, y, self.look._replace(shape=">"), hover, 3)
         _dot(axes, float(np.clip(self.value, left, right)), y, self.look, hover, radius)
 
 

@@ -7,6 +7,7 @@ grows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ class LambdaPath:
     scores: Floats
     metric: str
     clients: tuple[str, ...]
-    shares: Floats | None
+    shares: tuple[float | None, ...]
     p: float
 
     def is_consensus(self) -> bool:
@@ -86,11 +87,12 @@ class LambdaPath:
     def to_csv(self) -> str:
         """Returns a line per λ and client."""
         places, _ = self.places()
-        shares = [""] * len(self.clients) if self.shares is None else self.shares.tolist()
         rows = []
         for k, strength in enumerate(self.strengths.tolist()):
             scores = [float(self.coupling[k]), float(self.scores[k])]
-            for client, share, place in zip(self.clients, shares, places[k].tolist(), strict=True):
+            for client, share, place in zip(
+                self.clients, self.shares, places[k].tolist(), strict=True
+            ):
                 rows.append([strength, client, share, *place, *scores])
         head = ["strength", "client", "positive_share", "pc1", "pc2", "coupling"]
         return csv_text([*head, f"mean_test_{self.metric}"], rows)
@@ -107,10 +109,9 @@ class LambdaPath:
     def draw(self) -> Figure:
         """Draws the models in a plane, and coupling and metric against λ."""
         places, variance = self.places()
-        shares = [None] * len(self.clients) if self.shares is None else self.shares.tolist()
         names = [
             client if share is None else f"{client} {share:.0%}"
-            for client, share in zip(self.clients, shares, strict=True)
+            for client, share in zip(self.clients, self.shares, strict=True)
         ]
         lines = {name: [(x, y) for x, y in places[:, n].tolist()] for n, name in enumerate(names)}
         first, last = f"{self.strengths[0]:g}", f"{self.strengths[-1]:g}"
@@ -152,7 +153,7 @@ def lambda_path(comparison: Comparison) -> LambdaPath | None:
         np.array([m.score(comparison.metric).value for m in methods]),
         comparison.metric,
         comparison.clients,
-        positive_shares(runs[0]),
+        positive_shares(runs[0], comparison.clients),
         float(runs[0].config.algorithm.p),
     )
 
@@ -192,17 +193,15 @@ def read_solution(run: Run) -> tuple[Tensor, float]:
     return z, float(apart.sum())
 
 
-def positive_shares(run: Run) -> Floats | None:
+def positive_shares(run: Run, clients: Sequence[str]) -> tuple[float | None, ...]:
     """Returns each client's share of the last class, for tables with two classes."""
+    unknown = (None,) * len(clients)
     if not str(run.config.data._target_).endswith("TabularDataModule"):
-        return None
+        return unknown
     data: Any = build(run.config.data)
     data.setup()
     counts = np.stack([c.label_counts.numpy() for c in data.clients.values()]).astype(float)
-    if counts.shape[1] != 2:
-        return None
-    shares: Floats = counts[:, 1] / counts.sum(1)
-    return shares
+    return unknown if counts.shape[1] != 2 else tuple((counts[:, 1] / counts.sum(1)).tolist())
 
 
 def rising_steps(strengths: Floats, coupling: Floats) -> list[tuple[float, float]]:

@@ -226,56 +226,35 @@ def draw_run(
 
 
 def membership_figures(memberships: Memberships) -> dict[str, Figure]:
-    """Draws the memberships of the selected round, and their course."""
-    order = leaf_order(memberships.rows)
-    return {
-        "memberships": selected_heatmap(memberships, order),
-        "memberships_over_rounds": heatmap_over_rounds(memberships, order),
-    }
+    """Draws the memberships of the selected round, and their course.
 
-
-def selected_heatmap(memberships: Memberships, order: Sequence[int]) -> Figure:
-    """Draws a row per client, next to the true mixtures if they are known.
-
-    The memberships are those of the selected round, like those of the exported models.
-
-    Args:
-        memberships: The memberships.
-        order: Positions of the clients, top to bottom.
+    Of the selected round, whose models are exported, a row per client stands next to the true
+    mixtures if they are known. The course has a panel per canonical model: a row per client, a
+    column per round; a line marks the selected round if it is not the last one.
     """
-    panels = [(_title(memberships), memberships.rows)]
-    if memberships.truth is not None:
-        order_of = matched(memberships.rows, memberships.truth)
-        width = order_of.shape[1] - memberships.truth.shape[1]
-        panels = [
-            (f"learned ({panels[0][0]}),\nrenumbered", order_of),
-            ("true mixtures", np.pad(memberships.truth, ((0, 0), (0, width)))),
-        ]
+    order, title = leaf_order(memberships.rows), _title(memberships)
+    panels = [(title, memberships.rows)]
+    if (truth := memberships.truth) is not None:
+        rows = matched(memberships.rows, truth)
+        true = np.pad(truth, ((0, 0), (0, rows.shape[1] - truth.shape[1])))
+        panels = [(f"learned ({title}),\nrenumbered", rows), ("true mixtures", true)]
     models = panels[0][1].shape[1]
-    figure, row = _heatmaps(memberships, order, panels, 1.6 + len(panels) * (1.4 + 0.5 * models))
+    selected, row = _heatmaps(memberships, order, panels, 1.6 + len(panels) * (1.4 + 0.5 * models))
     for axes in row:
-        axes.set_xticks(range(models))
-        axes.set_xlabel("canonical model")
-    return figure
-
-
-def heatmap_over_rounds(memberships: Memberships, order: Sequence[int]) -> Figure:
-    """Draws a panel per canonical model: a row per client, a column per round.
-
-    A line marks the selected round if it is not the last one.
-    """
+        axes.set(xticks=range(models), xlabel="canonical model")
     models = memberships.rows.shape[1]
     panels = [(f"canonical model {k}", memberships.history[:, :, k].T) for k in range(models)]
-    figure, row = _heatmaps(memberships, order, panels, 2.6 + 2.1 * models)
+    course, row = _heatmaps(memberships, order, panels, 2.6 + 2.1 * models)
+    earlier = memberships.round != memberships.final
     for axes in row:
-        if memberships.round != memberships.final:
+        if earlier:
             axes.axvline(memberships.round, color="white", lw=2.6)
             axes.axvline(memberships.round, color="black", lw=1.2, ls="--")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    if memberships.round != memberships.final:
-        figure.suptitle(f"Memberships over rounds (dashed: {_title(memberships)})", fontsize=10)
-    return figure
+    if earlier:
+        course.suptitle(f"Memberships over rounds (dashed: {title})", fontsize=10)
+    return {"memberships": selected, "memberships_over_rounds": course}
 
 
 def _title(memberships: Memberships) -> str:

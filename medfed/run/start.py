@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,19 +73,6 @@ class Weights:
             for what, there in self.names.items()
             if what in here and list(there) != list(here[what])
         ]
-
-
-class Source(Protocol):
-    """The section ``init``; see :class:`medfed.delivery.start.pretrained.Pretrained`."""
-
-    weights: str | None
-    part: str | Sequence[str]
-    strict: bool
-    rename: Mapping[str, str]
-    spread: float
-
-    def read(self) -> Weights:
-        """Reads and checks the source."""
 
 
 # Prefixes of DataParallel, torch.compile, Lightning modules and medfed.
@@ -331,12 +318,10 @@ class Start:
     """The start of a run; random weights by default.
 
     Attributes:
-        source: The section ``init``; ``None`` if it names no weights or the run folder holds them.
-        weights: What the source holds.
+        weights: What the source holds; ``None`` if ``init`` names none or the run folder has them.
         folder: The folder of a run that is resumed or reopened, which holds its start.
     """
 
-    source: Source | None = None
     weights: Weights | None = None
     folder: Path | None = None
 
@@ -357,12 +342,12 @@ class Start:
             folder = Path(config.resume)
             adopted = read_json(RunFolder(folder).start_json, StartRecord).adopted
             return cls(folder=folder), adopt(config, adopted)[0]
-        source: Source = build(init)
-        weights = source.read()
+        # See medfed.delivery.start.pretrained.Pretrained.
+        weights: Weights = build(init).read()
         config, sentences = adopt(config, weights.adopted)
         if sentences and rank() == 0:
             say(wide_console(), f"From {init.weights}, by init.adopt: {'; '.join(sentences)}.")
-        return cls(source, weights), config
+        return cls(weights), config
 
     def begin(
         self,
@@ -383,9 +368,9 @@ class Start:
         """
         if self.folder is not None:
             restore(task.network, self.folder)
-        if self.source is None or self.weights is None:
+        if self.weights is None:
             return None
-        source, name = self.source, self.source.weights
+        source, name = config.init, config.init.weights
         account = fit(
             task.network,
             self.weights,
