@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import cycle
@@ -433,13 +434,16 @@ def svg(figure: Figure, label: str) -> str:
 
     text = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "medfed"}):
+    style = {"svg.fonttype": "none", "svg.hashsalt": "medfed"}
+    with rc_context(style), warnings.catch_warnings():
+        # The reader's browser has the letters that Matplotlib's font lacks.
+        warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
     drawn = text.getvalue()
     box = " ".join(re.findall('viewBox="[^"]*"', drawn))
     drawn = drawn[drawn.index("<g ") :]
-    drawn = re.sub(r'<g id="hover ([^"]*)">', r"<g><title>\1</title>", drawn)
-    drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn).replace("xlink:href", "href")
+    drawn = re.sub(r"<g id=([\"'])hover (.*?)\1>", r"<g><title>\2</title>", drawn)
+    drawn = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", drawn).replace("xlink:href", "href")
     for name, (light, _) in COLOURS.items():
         drawn = re.sub(rf"(fill|stroke): {light}", rf"\1: var(--{name})", drawn)
     drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", drawn)

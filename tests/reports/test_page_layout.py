@@ -7,10 +7,11 @@ import re
 import shutil
 import subprocess
 from html import escape
+from xml.etree import ElementTree
 
 import pytest
 
-from medfed.reports.charts import COLOURS
+from medfed.reports.charts import COLOURS, Row, forest, svg
 from medfed.reports.findings import judged
 from medfed.reports.page import page
 from medfed.reports.task_pictures import looks_of
@@ -49,6 +50,13 @@ def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("name", ['St. "Mary" & <b>', "St. Mary's $a$", "_医院"])
+def test_hovering_shows_any_name(name):
+    drawn = ElementTree.fromstring(svg(forest([Row(name, 0.5, 0.4, 0.6)], {}, "AUC"), name))
+    assert drawn.attrib["aria-label"] == name
+    assert {t.text for t in drawn.iter("title")} == {f"{name}: 0.5000 [0.4000, 0.6000]"}
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
