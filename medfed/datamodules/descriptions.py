@@ -7,7 +7,7 @@ have the floor of :mod:`medfed.common.floors`; all count patients, not samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -111,9 +111,7 @@ def _by_patient(rows: NDArray[Any], patients: Index, to: Any) -> NDArray[Any]:
     return np.array([to(rows[patients == one], axis=0) for one in np.unique(patients)])
 
 
-def _of_samples(
-    labels: NDArray[Any], patients: Index, names: Sequence[str], least: int
-) -> dict[str, Cells]:
+def _of_labels(labels: Any, patients: Index, names: Sequence[str], least: int) -> dict[str, Cells]:
     """Findings, each by itself and of the patients where it is known; or a continuous outcome."""
     if labels.ndim == 2:
         known = _by_patient(~np.isnan(labels), patients, np.any).sum(axis=0).tolist()
@@ -132,8 +130,8 @@ def _of_samples(
 def _of_table(data: TabularDataModule, plan: ClientPlan, least: int) -> dict[str, Cells]:
     table, samples = data.table, data.samples
     index, patients = samples.select(plan.patients["train"], plan.shares, 0)
-    labels = samples.labels[index]
-    tables = {} if samples.survival else _of_samples(labels, patients, table.classes, least)
+    labels = samples.labels[index].T[0] if samples.survival else samples.labels[index]
+    tables = _of_labels(labels, patients, table.classes, least)
     tables |= {MISSING: {}, MEANS: {}, DEVIATIONS: {}}
     for name, column in zip(table.names, table.features[index].T, strict=True):
         gaps = np.isnan(column)
@@ -154,10 +152,10 @@ def _of_table(data: TabularDataModule, plan: ClientPlan, least: int) -> dict[str
     return tables
 
 
-def _grey(names: Sequence[str], landmarks: Iterable[NDArray[Any]], least: int) -> dict[str, Cells]:
-    """Mean percentiles by channel, of (C, L) landmarks of each patient; NaN where it lacks one."""
-    every, tables = np.array(list(landmarks)), dict[str, Cells]()
-    for name, of in zip(names, every.transpose(1, 0, 2), strict=True):
+def _grey(names: Sequence[str], landmarks: NDArray[Any], least: int) -> dict[str, Cells]:
+    """Mean percentiles by channel, of (N, C, L) landmarks of patients; NaN where one lacks it."""
+    tables = dict[str, Cells]()
+    for name, of in zip(names, landmarks.transpose(1, 0, 2), strict=True):
         if len(known := of[~np.isnan(of).any(axis=1)]):
             values = dict(zip(map(str, PERCENTILES), known.mean(axis=0).tolist(), strict=True))
             tables[GREY + name] = _rounded(values, len(known), least)
@@ -167,13 +165,12 @@ def _grey(names: Sequence[str], landmarks: Iterable[NDArray[Any]], least: int) -
 def _of_images(data: ImageDataModule, plan: ClientPlan, least: int) -> dict[str, Cells]:
     samples, images = data.data.samples, data.data.images
     index, patients = samples.select(plan.patients["train"], plan.shares, 0)
-    tables = _of_samples(samples.labels[index], patients, data.class_names, least)
+    tables = _of_labels(samples.labels[index], patients, data.class_names, least)
     taken = np.linspace(0, len(index) - 1, min(len(index), _IMAGES)).astype(int)
     pixels = images[index[taken]].reshape(len(taken), images.shape[1], -1)
     percentiles = np.percentile(pixels, PERCENTILES, axis=-1).transpose(1, 2, 0)
-    return tables | _grey(
-        data.channel_names, _by_patient(percentiles, patients[taken], np.mean), least
-    )
+    means = _by_patient(percentiles, patients[taken], np.mean)
+    return tables | _grey(data.channel_names, means, least)
 
 
 def _of_volumes(data: SegmentationDataModule, plan: ClientPlan, least: int) -> dict[str, Cells]:
@@ -183,7 +180,7 @@ def _of_volumes(data: SegmentationDataModule, plan: ClientPlan, least: int) -> d
     landmarks, regions, there = [], [], []
     for case, _ in cases:
         image, label, present = data.unprepared(case, plan)
-        landmarks.append(landmarks_of(image, present))
+        landmarks.append(landmarks_of(image))
         regions.append(label.flatten(1).any(dim=1).numpy())
         there.append(present.numpy())
     count = len(np.unique(patients))
@@ -192,12 +189,10 @@ def _of_volumes(data: SegmentationDataModule, plan: ClientPlan, least: int) -> d
     outlined = plan.annotated or data.class_names
     spacings = [data.scans.spacing(data.cases[case]) for case, _ in cases]
     middle = dict(zip("xyz", np.median(spacings, axis=0).tolist(), strict=False))
-    named = zip(data.class_names, has, strict=True)
+    named, channels = zip(data.class_names, has, strict=True), data.channel_names
     return {
         LABELS: {name: share(n, count, least) for name, n in named if name in outlined},
-        MISSING: {
-            name: share(n, count, least) for name, n in zip(data.channel_names, lacks, strict=True)
-        },
+        MISSING: {c: share(n, count, least) for c, n in zip(channels, lacks, strict=True)},
         SPACING: _rounded(middle, count, least) if np.isfinite(spacings).all() else {},
-        **_grey(data.channel_names, _by_patient(np.array(landmarks), patients, np.mean), least),
+        **_grey(channels, _by_patient(np.array(landmarks), patients, np.mean), least),
     }

@@ -6,10 +6,10 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from medfed.common.checks import check_count, check_known, check_not_negative, within
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import sha256
+from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
@@ -45,11 +46,12 @@ from medfed.datamodules.plans import (
     labels_of_clients,
     match_files,
 )
-from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, rules_of
+from medfed.datamodules.preparation import PERCENTILES, Preparation, Rule, landmarks_of, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.readers.volumes import files_of, files_of_case, is_volume
 from medfed.datamodules.readers.volumes import read_volume as read_file
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
 from medfed.functional.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
@@ -181,6 +183,54 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         plain = chosen.keeps_grid and {rule.name for rule in rules} == {"zscore_nonzero"}
         return None if plain else chosen
 
+    @property
+    def _waits(self) -> bool:
+        """Whether clients have yet to agree on landmarks."""
+        prepared = self.preparation
+        return prepared is not None and prepared.rules[0] == Rule("landmarks")
+
+    def _tell(self, client: str) -> Generator[bytes, bytes, None]:
+        """A client's half: counts and sums of its z-scored training cases' landmarks."""
+        plan = self.plans[client]
+        cases = [case for case, _ in self.cases_among(plan.patients["train"])]
+        every = np.array(
+            [landmarks_of(_USUAL.rules[0].apply(self.unprepared(c, plan)[0])) for c in cases]
+        )
+        sums = {"count": (~np.isnan(every[..., 0])).sum(axis=0), "sum": np.nansum(every, axis=0)}
+        answer = yield packed({name: values.ravel().tolist() for name, values in sums.items()})
+        scale = unpacked(answer, {"scale": sums["sum"].size})["scale"]
+        rows = np.array(scale).reshape(sums["sum"].shape)
+        rules = tuple(Rule("landmarks", scale=tuple(row.tolist())) for row in rows)
+        assert self.preparation is not None
+        self.preparation = replace(self.preparation, rules=rules)
+
+    def _agree(self) -> None:
+        if self._waits:
+            if not self.plans:
+                self.plan()
+            halves = {c: self._tell(c) for c in self.plans if c not in self.keep_out}
+            _, self.exchanged = converse_here(self.merging(self.facts()), halves)
+
+    def agreeing(self) -> Generator[bytes, bytes, None]:
+        """See the base class: landmarks of grey values, if they are agreed."""
+        if self._waits:
+            yield from self._tell(next(iter(self.plans)))
+
+    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+        """See the base class."""
+        if self.normalize == "landmarks":
+            channels = len(facts["channels"])
+            form = {"count": channels, "sum": channels * len(PERCENTILES)}
+            every = [unpacked(content, form) for content in (yield b"")]
+            count, total = (np.sum([one[name] for one in every], axis=0) for name in form)
+            mean = total.reshape(channels, -1) / np.maximum(count, 1)[:, None]
+            yield packed({"scale": mean.ravel().tolist()})
+
+    def summaries(self, client: str) -> list[Statistic]:
+        """See the base class: landmarks."""
+        patients = len(self.plans[client].patients["train"])
+        return [Statistic(client, "the landmarks", "data.normalize", len(PERCENTILES), patients)]
+
     def facts(self) -> dict[str, Any]:
         """See the base class; also whether regions exclude each other."""
         return {**super().facts(), "exclusive": self.exclusive}
@@ -218,12 +268,12 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         self.channel_names = self.scans.channels
         self.class_names = self.scans.regions
         rules = self.preparation.rules if self.preparation else ()
-        if self.normalize is None and any(rule.name == "window" for rule in rules):
-            low, high = CT_WINDOW
+        windows = [(rule.low, rule.high) for rule in rules if rule.name == "window"]
+        if self.normalize is None and windows:
             log.info(
                 "CT: grey values from %g to %g HU, soft tissue, become 0 to 1; for lungs set "
                 "'data.normalize={window: [-1000, 400]}'.",
-                *(low, high),
+                *windows[0],
             )
 
     def preprocessing(self, client: str) -> dict[str, Any]:
@@ -261,10 +311,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def recipe(self) -> Recipe:
         """The cache's recipe: every patient's volume from the reader."""
         reader, path = self.scans, given_path(self.source).resolve()
-        prepared = self.preparation
         patients = list(self._patients.values()) or reader.patients()
         if not self.plans and any(case.lacks for p in patients for case in reader.cases_of(p)):
             self.plan()  # which refuses files that are missing
+        self._agree()
+        prepared = self.preparation
         cases = [case for patient in patients for case in reader.cases_of(patient)]
         files = [tuple(files_of_case(c.files.values())) for c in cases]
         pairs = zip(cases, files, strict=True)
@@ -299,15 +350,14 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def unprepared(self, case: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
         """Reads a case's image with its files' grey values, its label, and (C,) what is there."""
-        held, channels = self.cases[case], self.channel_names
-        plain = Preparation((Rule("none"),) * len(channels))
-        sample = self._as_in_files.prepared(held, plain)
-        return sample["image"], sample["label"], plan.channels & has_channels(held, channels)
-
-    @property
-    def _as_in_files(self) -> VolumeReader:
-        """The reader, if it normalises nothing by itself."""
-        return self.scans
+        reader: Any = copy.copy(self.scans)
+        if reader.normalize == "own":  # pictures: 0 for black, 1 for white
+            reader.normalization = "unit"
+        plain = Preparation((Rule("none"),) * len(self.channel_names))
+        sample = reader.prepared(self.cases[case], plain)
+        present = plan.channels & has_channels(self.cases[case], self.channel_names)
+        sample["image"][~present] = 0
+        return sample["image"], sample["label"], present
 
     def seen(self, case: str, plan: ClientPlan) -> Seen:
         """Prepares a case for a client's network."""
@@ -381,6 +431,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
+        self._agree()
         sizes: dict[Split, int] = {}
         for split in SPLITS:
             patients = [i for plan in plans.values() for i in plan.patients[split]]
@@ -593,13 +644,6 @@ class ImageMasksDataModule(SegmentationDataModule):
     def millimetres(self) -> bool:
         """See the base class: unknown."""
         return False
-
-    @property
-    def _as_in_files(self) -> VolumeReader:
-        """See the base class: 0 for black and 1 for white."""
-        plain: Any = copy.copy(self.scans)
-        plain.normalization = "unit"
-        return cast(VolumeReader, plain)
 
     @property
     def window(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from medfed.common.files import write_json, write_text, writing
 from medfed.common.scores import mean_of_known
 from medfed.common.untrusted import read_json
 from medfed.datamodules.descriptions import DEVIATIONS, GREY, MEANS, SPACING, Description
+from medfed.datamodules.preparation import PERCENTILES
 from medfed.reports.charts import Picture, curves, hospitals, looks_in_order
 from medfed.reports.page import rendered
 from medfed.reports.tables import Cell, Table
@@ -54,14 +55,11 @@ def write_look(descriptions: Sequence[Description], folder: Path) -> None:
         descriptions: Of the hospitals.
         folder: A new or empty folder.
     """
-    by_title, json = tables(descriptions), LookFile(hospitals=list(descriptions))
-    least = {d["hospital"]: d["least"] for d in descriptions if d["least"]}
-    seen = pictures(descriptions, by_title)
+    by_title, least = tables(descriptions), {d["hospital"]: d["least"] for d in descriptions}
+    seen = {"tables": by_title, "pictures": pictures(descriptions, by_title), "least": least}
     with writing(folder, "choose another folder by folder=FOLDER"):
-        write_json(folder / "look.json", json)
-        write_text(
-            folder / "look.html", rendered("look.html", tables=by_title, pictures=seen, least=least)
-        )
+        write_json(folder / "look.json", LookFile(hospitals=list(descriptions)))
+        write_text(folder / "look.html", rendered("look.html", **seen))
     for title, table in by_title.items():
         if not title.startswith(GREY):
             wide_console().print(table.printed(title))
@@ -75,11 +73,8 @@ def _grid(descriptions: Sequence[Description], title: str) -> tuple[list[str], l
     """Hospitals, names, and the cells of both; NaN where a hospital has none."""
     by_hospital = {d["hospital"]: d["tables"][title] for d in descriptions if title in d["tables"]}
     names = list(dict.fromkeys(name for cells in by_hospital.values() for name in cells))
-    return (
-        list(by_hospital),
-        names,
-        [[cells.get(name, math.nan) for name in names] for cells in by_hospital.values()],
-    )
+    grid = [[cells.get(name, math.nan) for name in names] for cells in by_hospital.values()]
+    return list(by_hospital), names, grid
 
 
 def tables(descriptions: Sequence[Description]) -> dict[str, Table]:
@@ -120,21 +115,21 @@ def pictures(descriptions: Sequence[Description], titles: Iterable[str]) -> dict
         if same or title in ("Patients", "Outcome", SPACING, DEVIATIONS):
             continue
         if title.startswith(GREY):
-            places = [float(name) for name in names]
-            lines = {h: list(zip(places, v, strict=True)) for h, v in zip(at, values, strict=True)}
-            figure = curves(lines, "percentile", title, looks)
+            pairs = [
+                (h, zip(PERCENTILES, v, strict=False)) for h, v in zip(at, values, strict=True)
+            ]
+            figure = curves({h: list(of) for h, of in pairs}, "percentile", title, looks)
             made[title] = Picture(figure, _CAPTIONS[GREY])
             continue
         spread, label = np.full_like(values, math.nan), "share of patients"
         if title == MEANS:
-            spread = np.array(_grid(descriptions, DEVIATIONS)[2], dtype=float)
+            beside = {d["hospital"]: d["tables"].get(DEVIATIONS, {}) for d in descriptions}
+            spread = np.array([[beside[h].get(n) for n in names] for h in at], dtype=float)
             unit, label = np.sqrt(mean_of_known(spread**2, 0)), "standard deviations"
             unit[~(unit > 0)] = 1.0
             values, spread = (values - mean_of_known(values, 0)) / unit, spread / unit
         ends = np.stack([values, values - spread, values + spread], -1)[:, :_MOST].tolist()
-        series = {
-            h: [(v, low, high) for v, low, high in of] for h, of in zip(at, ends, strict=True)
-        }
+        series = dict(zip(at, ends, strict=True))
         figure = hospitals(names[:_MOST], series, label, looks, zero=title == MEANS)
         made[title] = Picture(figure, _CAPTIONS.get(title, "Shares of patients, by hospital."))
     return made

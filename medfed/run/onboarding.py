@@ -14,6 +14,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.plans import first_patients
+from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.onboarding import rules_of
@@ -140,6 +141,8 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     data: FederatedDataModule = build(config.data)
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
         data.join(experiment.data)
+    if isinstance(experiment.data, SegmentationDataModule):  # whose clients agreed on landmarks
+        vars(data)["preparation"] = experiment.data.preparation
     data.balanced = experiment.data.balanced
     data.setup()
     for name in ("channel_names", "class_names"):
