@@ -186,7 +186,7 @@ def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
         >>> [rule.name for rule in rules_of(None, ["CT", "PET"])]
         ['window', 'zscore_nonzero']
         >>> rules_of({"window": [-1000, 400]}, ["CT"])
-    X
+        (Rule(name='window', low=-1000.0, high=400.0, scale=()),)
     """
     if setting is None:
         usual = Rule("zscore_nonzero")
