@@ -228,7 +228,7 @@ def spoilt(rng: random.Random, body: bytes) -> bytes:
     choices = [
         dataclasses.replace(packet, phase="other"),
         dataclasses.replace(packet, parts={**packet.parts, "secret": own}),
-        dataclasses.replace(packet, parts={part: dataclasses.replace(own, data=own.data[:-1])}),
+        dataclasses.replace(packet, parts={part: dataclasses.replace(own, content=own.data[:-1])}),
         dataclasses.replace(
             packet, parts={part: EncodedPart(own.kind, own.data, ((name, (9, *shape), dtype),))}
         ),

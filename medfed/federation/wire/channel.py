@@ -182,6 +182,17 @@ class Link:
             return "shift"
         return "residual" if self.feedback else "plain"
 
+    def unchanged(self, kind: Kind, dtype: torch.dtype) -> bool:
+        """Returns whether vectors of a type travel as they are, and nothing is remembered.
+
+        Example:
+            >>> Link().unchanged("state", torch.float32), Link().unchanged("state", torch.float64)
+            (True, False)
+        """
+        codec = self.codec  # a subclass of Dense may do anything else
+        same = type(codec) is Dense and codec.lossless and codec.dtype == dtype
+        return same and self.direct and self.zstd is None and self.mode(kind) == "plain"
+
     def encode(
         self,
         flat: Tensor,
@@ -637,6 +648,8 @@ def encode_part(
     coded, dense = sections(layout, link, buffers)
     if flat is None or dense:
         flat = _flat(tensors, coded)
+    if link.unchanged(kind, working_dtype(layout)):
+        return EncodedPart(kind, flat.to(working_dtype(layout)), layout), None
     data, received, after = b"", None, None
     if coded or not dense:
         data, received, after = link.encode(flat, coded, kind, memory, rng)
@@ -671,6 +684,8 @@ def decode_part(
             are not finite in the type of their tensor.
     """
     device = device or torch.device("cpu")
+    if isinstance(encoded.content, Tensor):
+        return _cut(encoded.content.to(device), encoded.layout), None
     coded, dense = sections(encoded.layout, link, buffers)
     least = dense_bytes(dense) if dense else 0
     data = encoded.data

@@ -116,7 +116,7 @@ class FixedPoint:
                 numbers = read(parts[name])
                 moved = numbers + whole[at : (at := at + len(numbers))]
                 data = _HEADER.pack(_MAGIC, len(moved)) + moved.astype("<u4").tobytes()
-                parts[name] = replace(parts[name], data=data)
+                parts[name] = replace(parts[name], content=data)
         return replace(packet, parts=parts)
 
 

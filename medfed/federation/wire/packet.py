@@ -9,12 +9,14 @@ from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor
 
 from medfed.common.errors import CodecError, first_line
 from medfed.common.schemas import Count, Number, parse_json
 from medfed.common.tensors import Layout, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
+from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
 
 Float = Literal["float32", "float64", "float16", "bfloat16"]
@@ -49,11 +51,12 @@ class Received(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """One part as bytes, with the layout that both ends know from the model.
+    """One part, with the layout that both ends know from the model.
 
     Attributes:
         kind: Weights or an update.
-        data: The bytes.
+        content: Its bytes. What no codec changes is instead the vector itself, ``(d,)``: a receiver
+            in the same process needs no bytes, and they are only counted.
         layout: Name, shape and dtype of each tensor.
         received: The other end's result, which a sender with memory has decoded itself. A receiver
             in the same process uses it instead of decoding again, so that both ends share one
@@ -61,9 +64,24 @@ class EncodedPart:
     """
 
     kind: Kind
-    data: bytes
+    content: bytes | Tensor = field(repr=False)
     layout: Layout
     received: Received | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes that travel."""
+        if isinstance(self.content, bytes):
+            return self.content
+        double = self.content.dtype == torch.float64
+        return Dense("float64" if double else "float32").encode(self.content)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that travel."""
+        if isinstance(self.content, bytes):
+            return len(self.content)
+        return HEADER_BYTES + self.content.nbytes
 
     @cached_property
     def dense_size(self) -> int:
@@ -82,14 +100,14 @@ class Packet:
     @property
     def size(self) -> int:
         """The bytes of all parts."""
-        return sum(len(encoded.data) for encoded in self.parts.values())
+        return sum(encoded.size for encoded in self.parts.values())
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes of each part, and its bytes as fp32.
 
         That is 12 of header and 4 per element; scalars travel as 8-byte numbers either way.
         """
-        sizes = {part: (len(e.data), e.dense_size) for part, e in self.parts.items()}
+        sizes = {part: (e.size, e.dense_size) for part, e in self.parts.items()}
         scalars = 8 * len(self.scalars)
         return sizes | ({"scalars": (scalars, scalars)} if scalars else {})
 
@@ -98,7 +116,7 @@ class Packet:
         head = {
             "phase": self.phase,
             "scalars": dict(self.scalars),
-            "parts": [(p, e.kind, e.layout, len(e.data)) for p, e in self.parts.items()],
+            "parts": [(p, e.kind, e.layout, e.size) for p, e in self.parts.items()],
         }
         text = json.dumps(head).encode()
         return b"".join(

@@ -8,7 +8,8 @@ import torch
 
 from medfed.common.errors import CodecError, NonFiniteError
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import CER, Channel, Link, Place, compress
+from medfed.federation.wire import channel as channel_module
+from medfed.federation.wire.channel import CER, Channel, Link, Place, compress, encode_part
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
@@ -115,15 +116,15 @@ def test_another_kind_is_coded_again() -> None:
 
 
 def test_ledger_of_a_run_is_what_was_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed over within the process counts as many bytes as it would travel in."""
     seen: list[int] = []
-    encode = Dense.encode
 
-    def counting(self: Dense, flat: torch.Tensor, rng: object = None) -> bytes:
-        data = encode(self, flat)
-        seen.append(len(data))
-        return data
+    def counting(*given: Any) -> Any:
+        part, after = encode_part(*given)
+        seen.append(len(part.data))
+        return part, after
 
-    monkeypatch.setattr(Dense, "encode", counting)
+    monkeypatch.setattr(channel_module, "encode_part", counting)
     _, federation, _ = toy_federation(FedAvg())
     run_reference(federation, 2)
     entries = federation.ledger.entries
@@ -132,6 +133,24 @@ def test_ledger_of_a_run_is_what_was_encoded(monkeypatch: pytest.MonkeyPatch) ->
     assert [e.bytes for e in entries] == seen[:1] * (2 * 2 * len(federation.ids))
     # Each round codes the broadcast once and a reply per client.
     assert len(seen) == 2 * (1 + len(federation.ids))
+
+
+@pytest.mark.parametrize("wire", [torch.float32, torch.float64])
+def test_what_is_handed_over_equals_its_bytes(wire: torch.dtype) -> None:
+    """Zeros of both signs, subnormal and extreme numbers keep their bits."""
+    numbers = torch.tensor([0.0, -0.0, 1e-45, torch.finfo(wire).max, -1.5], dtype=wire)
+    codec = Dense("float64" if wire is torch.float64 else "float32")
+    channel = Channel(codec, codec)
+    given = numbers.clone()
+    packet, _ = channel.encode(Message("fit", {"shared": {"w": given}}), "up")
+    assert isinstance(packet.parts["shared"].content, torch.Tensor)
+    travelled = Packet.from_bytes(packet.to_bytes())
+    assert isinstance(travelled.parts["shared"].content, bytes)
+    assert travelled.sizes() == packet.sizes()
+    given.zero_()
+    for each in (packet, travelled):
+        received = channel.decode(each, "up")[0].parts["shared"]["w"]
+        assert received.numpy().tobytes() == numbers.numpy().tobytes()
 
 
 def test_clients_of_fedavg_keep_no_model() -> None:
