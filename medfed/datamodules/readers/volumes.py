@@ -18,16 +18,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers import dicom, itk
 from medfed.datamodules.readers.itk import corrupt, missing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
@@ -185,6 +186,7 @@ def read_volume(
         DataError: See :func:`read_geometry`; also if the voxels are torn, no real numbers, or lack
             a channel.
     """
+    import torch  # here: the processes that cut patches need none of it
     from nibabel.orientations import apply_orientation
 
     geometry = geometry or read_geometry(path)
