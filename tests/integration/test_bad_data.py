@@ -298,7 +298,7 @@ def test_a_full_disk(tmp_path):
     write_table(tmp_path / "data")
     config = load(settings("csv", tmp_path / "data", tmp_path), "prepare")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
     try:
         with pytest.raises(
             MedfedError, match=r"Cannot write .*shown \(File too large\); make room"
