@@ -79,7 +79,7 @@ class Report:
                     "tested_patients": task.patients,
                     "splits": task.splits,
                     "overlap": task.overlap,
-                    "floor": dict(zip(("name", "value"), _raw(task, floor_of(task)), strict=True)),
+                    "floor": {"name": floor_of(task)[0], "value": task.raw(floor_of(task)[1])},
                     "in_one_place": _in_one_place(task, verdicts),
                     "methods": {name: plain(v) for name, v in verdicts.items()},
                     "left_out": task.notes,
@@ -90,10 +90,6 @@ class Report:
             "claims": {one.name: one.plain() for one in self.claims},
             "remark": "Means, intervals and differences have the sign by which larger is better.",
         }
-
-
-def _raw(task: Task, named: tuple[str, float]) -> tuple[str, float]:
-    return named[0], task.raw(named[1])
 
 
 def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:

@@ -95,16 +95,13 @@ def driver() -> str | None:
 def extras() -> list[Row]:
     """Returns which optional packages are there, and what they are for."""
     # The metadata of an older installation may list fewer packages than the code.
+    absent = "not installed (pip install 'medfed[{}]')"
     known = importlib.metadata.metadata("medfed").get_all("Provides-Extra") or ()
     return [
-        Row(f"medfed[{extra}]", f"{'installed' if there else _mend(extra)}: {use}")
+        Row(f"medfed[{extra}]", f"{'installed' if there else absent.format(extra)}: {use}")
         for extra, use in EXTRAS.items()
         for there in [extra in known and not wrong_packages(extra)]
     ]
-
-
-def _mend(extra: str) -> str:
-    return f"not installed (pip install 'medfed[{extra}]')"
 
 
 def wrong_packages(extra: str = "") -> list[str]:

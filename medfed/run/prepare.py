@@ -71,7 +71,8 @@ def prepare(config: RunDescription) -> FederatedDataModule:
         _log.info("These data need no preparation: training reads the files directly.")
     if shows:
         data.setup()
-        if _names_model(overrides):
+        roots = {key_of(o).split(".")[0].split("@")[0] for o in overrides}
+        if roots & {"model", "experiment", "algorithm", "canonical"}:
             show_split(config, data)
         saved = show(data, Path(config.folder), config.pictures)
         _log.info("Wrote the clients and pictures to %s", saved.parent)
@@ -96,12 +97,6 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
     (config, task), algorithm = task_for(config, data), build(config.algorithm)
     split = algorithm.split(task.network, task.personal, config.buffers)
     wide_console().print(split_tree(task.network, split, type(algorithm).__name__))
-
-
-def _names_model(overrides: Sequence[str]) -> bool:
-    """Whether the user chose a model, not only data."""
-    roots = {key_of(o).split(".")[0].split("@")[0] for o in overrides}
-    return bool(roots & {"model", "experiment", "algorithm", "canonical"})
 
 
 def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
