@@ -23,7 +23,7 @@ from medfed.functional.scores import (
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import ClassInference
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.networks.canonical import Activation
+from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule
 
 

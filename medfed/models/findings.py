@@ -14,7 +14,7 @@ from medfed.common.checks import check_known
 from medfed.functional.scores import Floats, finding_scores
 from medfed.models.inference import FindingInference
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.networks.canonical import Activation
+from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule
 
 _COLUMNS = ("case", "finding", "label", "probability")

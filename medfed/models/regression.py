@@ -21,7 +21,7 @@ from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import OutcomeInference
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.networks.canonical import Activation
+from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule
 
 

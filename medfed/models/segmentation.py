@@ -18,7 +18,7 @@ from medfed.functional.scores import Floats
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import RegionInference
 from medfed.models.meters import Batch, Columns
-from medfed.models.networks.canonical import Activation
+from medfed.models.networks.mixture import Activation
 from medfed.models.segmentation_meter import SegmentationMeter, overlap_scores
 from medfed.models.task import TaskModule
 

@@ -34,9 +34,9 @@ from medfed.models.meters import (
     check_metrics,
     try_metrics,
 )
-from medfed.models.networks.canonical import Activation
-from medfed.models.networks.outputs import heads, resized, shares
-from medfed.models.networks.personal_part import default_personal, last_counts
+from medfed.models.networks.mixture import Activation
+from medfed.models.networks.outputs import heads, last_counts, resized, shares
+from medfed.models.networks.personal_part import default_personal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,7 +162,7 @@ class TaskModule(pl.LightningModule):
         # Data are float32; a network in double precision gets double.
         image = image.to(next(network.parameters()).dtype)
         outputs = heads(network(image), image)
-        if len(outputs) > 1 and last_counts(getattr(network, "common", network)):
+        if len(outputs) > 1 and last_counts(network):
             return outputs[::-1]
         return outputs
 

@@ -14,7 +14,7 @@ from medfed.config.allowed import register
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
-from medfed.models.networks.canonical import Activation
+from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run

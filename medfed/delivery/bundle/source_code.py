@@ -53,6 +53,8 @@ CARRIED = (  # as well as medfed/delivery/bundle/scripts; they need what MONAI a
     "functional/grids",
     "models/inference",
     "models/networks/densenet",
+    "models/networks/mixture",
+    "models/networks/outputs",
     "models/networks/small",
     "models/networks/unet",
 )

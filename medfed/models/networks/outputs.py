@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError
 
@@ -55,6 +55,12 @@ def heads(output: object, image: Tensor) -> list[Tensor]:
     if main.ndim != image.ndim or main.ndim < 3:
         return [main]
     return [main, *(t for t in candidates[1:] if _is_head(t, main))]
+
+
+def last_counts(network: nn.Module) -> bool:
+    """Returns whether of several outputs the last one, the deepest, counts in evaluation."""
+    classes = type(getattr(network, "common", network)).__mro__  # common: of canonical models
+    return any(c.__qualname__ == "BasicUNetPlusPlus" for c in classes)
 
 
 def extras(output: object, image: Tensor) -> int:

@@ -15,7 +15,7 @@ added or multiplied (a scale, an embedding of positions) ends no path.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
 from medfed.federation.split import NORMALIZATION, aliases, match, nothing_personal
+from medfed.models.networks.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
 # Operations that change no value, or only the grid.
@@ -170,14 +171,6 @@ PERSONAL = {
     f"{_VISION}.vision_transformer.VisionTransformer": ("heads.*",),
 }
 
-# Their last output is the deepest, which counts; of all others the first.
-LAST_COUNTS = (f"{_MONAI}.basic_unetplusplus.BasicUNetPlusPlus",)
-
-
-def last_counts(network: nn.Module) -> bool:
-    """Returns whether of several outputs the last one is that which counts in evaluation."""
-    return any(f"{c.__module__}.{c.__qualname__}" in LAST_COUNTS for c in type(network).__mro__)
-
 
 def known_personal(network: nn.Module) -> tuple[str, ...]:
     """Returns the patterns of the table for a network's class, or one that it extends.
@@ -255,14 +248,6 @@ def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
     return list(root_of.values())
 
 
-def positions(network: nn.Module) -> dict[int, list[str]]:
-    """Returns all names of every layer, by its id; DynUNet has some of its layers twice."""
-    paths: dict[int, list[str]] = {}
-    for name, module in network.named_modules(remove_duplicate=False):
-        paths.setdefault(id(module), []).append(name)
-    return paths
-
-
 def _roots(
     module: nn.Module, name: str, matched: set[str], places: dict[int, list[str]]
 ) -> Iterator[str]:
@@ -286,51 +271,3 @@ def _closed(module: nn.Module, places: dict[int, list[str]]) -> bool:
     homes = tuple(home and f"{home}." for home in places[id(module)])
     inner = (m for m in module.modules() if m is not module)
     return all(name.startswith(homes) for m in inner for name in places[id(m)])
-
-
-def take(network: nn.Module, places: Iterable[str]) -> dict[str, nn.Module]:
-    """Removes layers from a network and returns them by name.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-        >>> take(net, ["1"]), [name for name, _ in net.named_parameters()]
-        ({'1': Linear(in_features=3, out_features=1, bias=True)}, ['0.weight', '0.bias'])
-    """
-    layers, slots = {}, {name: place(network, name) for name in places}
-    for name, slots_of_part in slots.items():
-        layers[name] = network.get_submodule(name)
-        for children, leaf in slots_of_part:
-            children[leaf] = None
-    return layers
-
-
-def place(network: nn.Module, name: str) -> list[tuple[dict[str, nn.Module | None], str]]:
-    """Returns where a layer is kept: its parents' children, and its name among them.
-
-    Example:
-        >>> ((children, leaf),) = place(nn.Sequential(nn.Linear(2, 3)), "0")
-        >>> children[leaf]
-        Linear(in_features=2, out_features=3, bias=True)
-    """
-    slots = {}
-    for path in positions(network)[id(network.get_submodule(name))]:
-        parent, _, leaf = path.rpartition(".")
-        children = network.get_submodule(parent)._modules
-        slots[id(children), leaf] = (children, leaf)
-    return list(slots.values())
-
-
-def remainder(network: nn.Module, places: Sequence[str], name: str = "") -> Iterator[nn.Module]:
-    """Yields the largest layers that hold none of the places.
-
-    Example:
-        >>> net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh(), nn.Linear(3, 1)))
-        >>> list(remainder(net, ["1.1"]))
-        [ReLU(), Tanh()]
-    """
-    prefix = f"{name}." if name else ""
-    for child, layer in network.named_children():
-        if any(p.startswith(f"{prefix}{child}.") for p in places):
-            yield from remainder(layer, places, prefix + child)
-        elif prefix + child not in places:
-            yield layer

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medfed.models.networks.outputs import heads, last_counts
+
 FORMAT, VERSION = "medfed-bundle", 1
 
 
@@ -63,20 +65,11 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def only_logits(network: nn.Module) -> nn.Module:
-    """Lets a network that answers several things answer the first one alone, and returns it.
+    """Lets a network answer the output alone that counts in evaluation, and returns it."""
+    place = -1 if last_counts(network) else 0
 
-    Of a mapping that is ``out`` or ``logits``, if it has them; of BasicUNetPlusPlus the last. One
-    axis more than the image has is a stack of answers.
-    """
-    place = -1 if any(k.__name__ == "BasicUNetPlusPlus" for k in type(network).__mro__) else 0
-
-    def first(_: nn.Module, given: Any, answer: Any) -> Any:
-        while isinstance(answer, Mapping | tuple | list):
-            if isinstance(answer, Mapping):
-                names = [*(n for n in ("out", "logits") if n in answer), *answer]
-                answer = [answer[names[0]]]
-            answer = list(answer)[place]
-        return answer[:, place] if answer.ndim == given[0].ndim + 1 else answer
+    def first(_: nn.Module, given: Any, answer: Any) -> Tensor:
+        return heads(answer, given[0])[place]
 
     network.register_forward_hook(first)
     return network
