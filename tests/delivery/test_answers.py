@@ -6,8 +6,8 @@ import torch
 from monai.networks.nets import BasicUNetPlusPlus
 from torch import Tensor, nn
 
-from medfed.delivery.bundle.scripts.decode import only_logits
 from medfed.models.classification import ClassificationTask
+from medfed.models.networks.outputs import only_logits
 from medfed.models.segmentation import SegmentationTask
 
 

@@ -362,7 +362,7 @@ DAMAGES = {
     r"metadata\.json cannot be read": lambda f: (f / METADATA).write_text("{"),
     "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
     "has version 7, but this program reads version 6 alone": lambda f: change(f, format_version=7),
-    "lacks network": lambda f: change(f, network=None),
+    "network: expected object, got null": lambda f: change(f, network=None),
     "has no hash of models/model.pt": lambda f: change_hashes(f),
     "model.pt is missing": lambda f: (f / MODEL).unlink(),
     "is not the file that was exported": lambda f: (f / MODEL).write_bytes(b"x"),

@@ -144,7 +144,7 @@ sys.modules["medfed"] = None
 import json, torch
 from monai.bundle import ConfigParser
 sys.path.insert(0, ".")
-from scripts.decode import load
+from scripts.networks import load
 config = json.load(open("configs/inference.json"))
 parser = ConfigParser({"network_def": config["network_def"]})
 network = load(parser.get_parsed_content("network_def"), "models/model.pt")

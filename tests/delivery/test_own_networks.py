@@ -23,10 +23,10 @@ from medfed.delivery.bundle.networks import (
     describe,
 )
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, OnnxNetwork, save_onnx
-from medfed.delivery.bundle.scripts.decode import only_logits
 from medfed.delivery.bundle.source_code import PLUGINS, describe_code
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
+from medfed.models.networks.outputs import only_logits
 from tests.delivery.hospitals import Hospital, make_hospital, run_by_monai
 from tests.toys import assert_alike
 
@@ -310,7 +310,7 @@ def test_a_bundle_goes_without_what_cannot_be_traced(made, tmp_path, monkeypatch
 
 class Several(torch.nn.Module):
     def forward(self, x, how):
-        return {"tuple": (x, [x, x]), "dict": {"out": x, "aux": 0}, "list": [[x]]}[how]
+        return {"tuple": (x, [x, x]), "dict": {"out": x, "aux": 0}, "list": [x, [x]]}[how]
 
 
 @pytest.mark.parametrize("how", ["tuple", "dict", "list"])

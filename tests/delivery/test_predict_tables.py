@@ -261,14 +261,12 @@ def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
     del facts["medfed"]["channels"]
     metadata.write_text(json.dumps(facts))
     write_manifest(bundle)
-    refused("metadata.json lacks channels; export the bundle anew")
+    refused("metadata.json: channels is missing; export the bundle anew")
     facts = json.loads(text)
     facts["medfed"]["input"]["kind"] = "smells"
     metadata.write_text(json.dumps(facts))
     write_manifest(bundle)
-    refused(
-        "input must be an object whose kind is volumes, pictures, images, ct_patches, table, not"
-    )
+    refused("metadata.json: input.kind: invalid value 'smells'; export the bundle anew")
     with pytest.raises(CheckpointError, match="is no bundle"):
         made.predict(bundle=tmp_path / "nothing", input=source, output=output)
     assert not output.exists()

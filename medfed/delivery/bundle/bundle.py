@@ -57,9 +57,10 @@ from medfed.delivery.bundle.networks import (
     is_known,
 )
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx, trace_shape
-from medfed.delivery.bundle.scripts.decode import fill, only_logits
+from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.source_code import INIT, PLUGINS, carried
 from medfed.delivery.bundle.weights import MODEL, Codebook
+from medfed.models.networks.outputs import only_logits
 
 MANIFEST = "configs/manifest.json"
 FOLDERS = ("configs", "models", "scripts", "docs")

@@ -59,19 +59,20 @@ is checked before a prediction goes by it. Bundles of other versions are not rea
 from __future__ import annotations
 
 import math
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from medfed.common.errors import CheckpointError
 from medfed.common.schemas import fit
 from medfed.datamodules.preparation import Preparation, rules_from
-from medfed.datamodules.tables.columns import Columns
+from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.bundle.networks import ordinary
 from medfed.delivery.bundle.source_code import has_modules
 
@@ -185,7 +186,6 @@ def further(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: known for name, known in every.items() if name not in ("monai", "numpy")}
 
 
-_REQUIRED = ("task", "network", "channels", "present", "labels", "input")
 Text = Annotated[str, Meta(min_length=1)]
 Names = Annotated[list[Text], Meta(min_length=1)]
 Length = Annotated[float, Meta(gt=0)]
@@ -198,38 +198,7 @@ Color = Literal["rgb", "grey"]
 _LARGEST = 1 << 27  # voxels or pixels of one window, image or patch
 
 
-def _distinct(names: Sequence[str]) -> bool:
-    return len(set(names)) == len(names)
-
-
-def _fits_memory(size: Sequence[int]) -> bool:
-    return math.prod(size) <= _LARGEST
-
-
-def _ascending(ends: Sequence[float]) -> bool:
-    return ends[0] < ends[1]
-
-
-_TASK = Literal["segmentation", "classification", "findings", "risk", "regression", "survival"]
-_KIND = Literal["volumes", "pictures", "images", "ct_patches", "table"]
-_SIZE = "two or three whole numbers above 0, of a size that fits into memory"
-_DIFFERENT = "a list of different names"
-_REGIONS = "lists of label values by region"
-
-
-class Kind(TypedDict):
-    """What every input says."""
-
-    kind: _KIND
-
-
-class Sized(TypedDict):
-    """What is said of patches."""
-
-    size: Size
-
-
-class Code(TypedDict):
+class Code(Struct):
     """Source of a network; see `source_code.describe_code`."""
 
     files: Annotated[dict[str, str], Meta(min_length=1)]
@@ -237,147 +206,89 @@ class Code(TypedDict):
     require: dict[str, str]
 
 
-class Facts(TypedDict):
-    """The entries of every bundle: a type, what the sentence calls it, what else must be true."""
-
-    task: Annotated[_TASK, f"one of {', '.join(get_args(_TASK))}"]
-    client: Annotated[Text | None, "a name"]
-    method: Annotated[Text | None, "a name"]
-    network: Annotated[dict[str, Any], "an object"]
-    spatial_dims: Annotated[Literal[2, 3, None], "2, 3 or null"]
-    slices: Annotated[bool | None, "true or false"]
-    channels: Annotated[Names, _DIFFERENT, _distinct]
-    present: Annotated[Names, _DIFFERENT, _distinct]
-    channels_of_cases: Annotated[
-        dict[str, tuple[int, int]] | None, "two numbers of cases by channel, or null"
-    ]
-    labels: Annotated[Names, _DIFFERENT, _distinct]
-    annotated: Annotated[Names | None, f"{_DIFFERENT}, or null", _distinct]
-    normalization: Annotated[dict[str, Any] | None, "an object or null"]
-    input: Annotated[Kind, f"an object whose kind is {', '.join(get_args(_KIND))}"]
-    code: Annotated[Code | None, "files of Python with their hashes, or null", has_modules]
-    packages: Annotated[dict[str, Text] | None, "versions by package, or null"]
-    orientation: Annotated[Text | None, "a text or null"]
-    spacing: Annotated[Lengths | None, "three lengths or null"]
-    spacing_range: Annotated[
-        tuple[Lengths, Lengths] | None,
-        "least and greatest of three lengths, or null",
-        lambda ends: all(low <= high for low, high in zip(*ends, strict=True)),
-    ]
-    patch_size: Annotated[Size | None, f"null, or {_SIZE}", _fits_memory]
-    overlap: Annotated[Share | None, "a number in [0, 1) or null"]
-    window_batch: Annotated[Above0 | None, "a whole number above 0, or null"]
-    threshold: Annotated[Share | None, "a number in [0, 1) or null"]
-    calibration: Annotated[tuple[Length, float] | None, "two numbers, the first above 0, or null"]
-    activation: Annotated[Literal["sigmoid", "softmax", None], "sigmoid, softmax or null"]
-    outcome_scale: Annotated[tuple[float, Length] | None, "a mean and a deviation above 0, or null"]
-    card: Annotated[dict[str, Any] | None, "an object or null"]
-    largest_part: Annotated[Names | None, f"{_DIFFERENT}, or null", _distinct]
-    bits: Annotated[
-        dict[str, Annotated[int, Meta(ge=1, le=8)]], "whole numbers from 1 to 8 by name"
-    ]
-    sizes: Annotated[dict[str, Annotated[int, Meta(ge=0, le=1 << 60)]], "bytes by name"]
-    test_metrics: Annotated[dict[str, float | None] | None, "numbers by name, or null"]
-    run_test_metrics: Annotated[dict[str, float | None] | None, "numbers by name, or null"]
-
-
-class Volumes(TypedDict):
+class Volumes(Struct, tag_field="kind", tag="volumes"):
     """The entry ``input`` of volumes."""
 
-    files: Annotated[dict[str, Text | Names] | None, "patterns of file names by channel, or null"]
-    file_channels: Annotated[Names | None, _DIFFERENT, _distinct]
-    adjacent_slices: Annotated[
-        Annotated[int, Meta(ge=1, le=99)] | None,
-        "an odd number of slices, or null",
-        lambda count: count % 2 == 1,
-    ]
-    regions: Annotated[dict[str, Codes] | None, _REGIONS]
+    files: dict[str, Text | Names] | None = None
+    file_channels: Names | None = None
+    adjacent_slices: Annotated[int, Meta(ge=1, le=99)] | None = None
+    regions: dict[str, Codes] | None = None
 
 
-class Pictures(TypedDict):
+class Pictures(Struct, tag_field="kind", tag="pictures"):
     """The entry ``input`` of pictures."""
 
-    color: Annotated[Color, "rgb or grey"]
-    scale: Annotated[Annotated[float, Meta(gt=0, le=1)], "a number in (0, 1]"]
-    regions: Annotated[Annotated[dict[str, Codes], Meta(min_length=1)], _REGIONS]
+    color: Color
+    scale: Annotated[float, Meta(gt=0, le=1)]
+    regions: Annotated[dict[str, Codes], Meta(min_length=1)]
 
 
-class Images(TypedDict):
+class Images(Struct, tag_field="kind", tag="images"):
     """The entry ``input`` of images."""
 
-    size: Annotated[Size, _SIZE, _fits_memory]
-    color: Annotated[Color, "rgb or grey"]
-    converted: Annotated[bool | None, "true or false"]
+    size: Size
+    color: Color
+    converted: bool | None = None
 
 
-class CTPatches(TypedDict):
+class Sized(Struct):
+    """What is said of patches."""
+
+    size: Size
+
+
+class CTPatches(Struct, tag_field="kind", tag="ct_patches"):
     """The entry ``input`` of CT patches."""
 
-    patches: Annotated[Sized, f"an object whose size is {_SIZE}", lambda p: _fits_memory(p["size"])]
+    patches: Sized
 
 
-class Table(TypedDict):
+class Table(Struct, tag_field="kind", tag="table"):
     """The entry ``input`` of a table."""
 
-    features: Annotated[Names, _DIFFERENT, _distinct]
-    categories: Annotated[
-        dict[str, list[Text]] | None,
-        "lists of different names by column",
-        lambda lists: all(map(_distinct, lists.values())),
-    ]
-    indicators: Annotated[list[Text] | None, _DIFFERENT, _distinct]
+    features: Names
+    categories: dict[str, list[Text]] | None = None
+    indicators: list[Text] | None = None
+    lowest: list[float | None] | None = None
+    highest: list[float | None] | None = None
 
 
-_INPUTS = {
-    "volumes": Volumes,
-    "pictures": Pictures,
-    "images": Images,
-    "ct_patches": CTPatches,
-    "table": Table,
-}
-_ENDS = tuple[float, float], "two numbers, the lower one first", _ascending
-_NORMALIZATIONS: dict[str, dict[str, Any]] = {
-    "pictures": {"name": Annotated[Literal["zscore", "unit"], "zscore or unit"]},
-    "images": {"range": Annotated[_ENDS]},
-    "ct_patches": {"hu": Annotated[_ENDS]},
-}
+class Facts(Struct, kw_only=True):
+    """The entries of every bundle that a prediction goes by."""
 
-
-def _of_columns(count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a table with so many columns of numbers says of all of them, and in its input."""
-    row = Annotated[list[float], Meta(min_length=count, max_length=count)]
-    ends = Annotated[list[float | None], Meta(min_length=count, max_length=count)]
-    slopes: Any = dict[Literal[tuple(map(str, range(count)))], row] if count else dict[str, row]  # type: ignore[misc]
-
-    def scales(scaling: Mapping[str, Any]) -> bool:
-        standard = scaling.get("name") == "standard"
-        names = ("low", "high", "median", "mean", "sd") if standard else ("minimum", "maximum")
-        low, high, *rest = (fit(scaling[name], row) for name in names)
-        fit(scaling.get("slopes", {}), slopes)
-        ordered = all(a <= b for a, b in zip(low, high, strict=True))
-        return ordered and (not standard or min(rest[-1], default=1) > 0)
-
-    what = f"null, or minimum and maximum of {count} numbers each"
-    scaling = Annotated[dict[str, Any] | None, f"{what}, or low, high, median, mean and sd", scales]
-    end = Annotated[ends | None, f"{count} numbers or nulls"]
-    return {"normalization": scaling}, {"lowest": end, "highest": end}
-
-
-def _of_volumes(count: int) -> dict[str, Any]:
-    """What was done to volumes of so many channels."""
-    return {
-        "normalization": Annotated[
-            dict[str, Any] | None,
-            f"the normalisation of {count} channels",
-            lambda record: len(rules_from(record, count)) == count,
-        ],
-        "resampled_to": Annotated[
-            list[float] | None,
-            "two or three lengths in mm, or null",
-            lambda mm: bool(Preparation((), tuple(mm))),
-        ],
-        "crop_foreground": Annotated[bool | None, "true or false"],
-    }
+    task: Literal["segmentation", "classification", "findings", "risk", "regression", "survival"]
+    network: dict[str, Any]
+    channels: Names
+    present: Names
+    labels: Names
+    input: Volumes | Pictures | Images | CTPatches | Table
+    bits: dict[str, Annotated[int, Meta(ge=1, le=8)]]
+    sizes: dict[str, Annotated[int, Meta(ge=0, le=1 << 60)]]
+    client: Text | None = None
+    method: Text | None = None
+    spatial_dims: Literal[2, 3, None] = None
+    slices: bool | None = None
+    channels_of_cases: dict[str, tuple[int, int]] | None = None
+    annotated: Names | None = None
+    normalization: dict[str, Any] | None = None
+    code: Code | None = None
+    packages: dict[str, Text] | None = None
+    orientation: Text | None = None
+    spacing: Lengths | None = None
+    spacing_range: tuple[Lengths, Lengths] | None = None
+    resampled_to: list[float] | None = None
+    crop_foreground: bool | None = None
+    patch_size: Size | None = None
+    overlap: Share | None = None
+    window_batch: Above0 | None = None
+    threshold: Share | None = None
+    calibration: tuple[Length, float] | None = None
+    activation: Literal["sigmoid", "softmax", None] = None
+    outcome_scale: tuple[float, Length] | None = None
+    card: dict[str, Any] | None = None
+    largest_part: Names | None = None
+    test_metrics: dict[str, float | None] | None = None
+    run_test_metrics: dict[str, float | None] | None = None
 
 
 def check_facts(facts: Mapping[str, Any], path: Path) -> None:
@@ -390,89 +301,93 @@ def check_facts(facts: Mapping[str, Any], path: Path) -> None:
     Raises:
         CheckpointError: Naming the file and the first entry that cannot be used.
     """
-    for key in _REQUIRED:
-        if facts.get(key) is None:
-            raise CheckpointError(f"{path} lacks {key}; export the bundle anew.")
-    _check(facts, get_type_hints(Facts, include_extras=True), "", path)
-    source, kind = facts["input"], facts["input"]["kind"]
-    _check(source, get_type_hints(_INPUTS[kind], include_extras=True), "input.", path)
-    if kind == "table":
-        _refuse(_misfits(source), path)
-        scaling, ends = _of_columns(len(Columns.from_facts(source).numeric))
-        _check(facts, scaling, "", path)
-        _check(source, ends, "input.", path)
-    elif kind == "volumes":
-        _check(facts, _of_volumes(len(facts["channels"])), "", path)
-    else:
-        _check(facts.get("normalization") or {}, _NORMALIZATIONS[kind], "normalization.", path)
-    _refuse(_contradictions(facts, kind), path)
+    try:
+        wrong = next((what for holds, what in _rules(fit(facts, Facts)) if not holds), None)
+    except ValueError as error:
+        wrong = str(error)
+    if wrong:
+        raise CheckpointError(f"{path}: {wrong}; export the bundle anew.")
 
 
-def _check(entries: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str, path: Path) -> None:
-    """Refuses an entry that is not of its type, or of which a rule does not hold; null has none."""
-    for key, hint in wanted.items():
-        notes = hint.__metadata__  # of nested annotations, too: they are flattened
-        what = next(note for note in notes if isinstance(note, str))
-        rules = [note for note in notes if callable(note)]
-        value = entries.get(key)
-        try:
-            fit(value, hint)
-            right = value is None or all(rule(value) for rule in rules)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            right = False
-        if not right:
-            shown = reprlib.repr(value).replace("\n", " ")
-            raise CheckpointError(
-                f"{path}: {prefix}{key} must be {what}, not {shown}; export the bundle anew."
-            )
+def _rules(facts: Facts) -> Iterator[tuple[bool, str]]:
+    """What entries say together: whether it holds, and what is wrong where it does not."""
+    source, channels, labels = facts.input, facts.channels, facts.labels
+    inside = {f"input.{name}": value for name, value in asdict(source).items()}
+    for name, value in (asdict(facts) | inside).items():
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            yield len({*value}) == len(value), f"{name} names something twice"
+    for size in (facts.patch_size, getattr(getattr(source, "patches", source), "size", None)):
+        yield math.prod(size or ()) <= _LARGEST, f"a size of {size} does not fit into memory"
+    ends = zip(*(facts.spacing_range or ()), strict=True)
+    yield all(low <= high for low, high in ends), "spacing_range has its greatest lengths first"
+    yield facts.code is None or has_modules(facts.code.files), "code.files are not Python's alone"
+    yield {*facts.present} <= {*channels}, "present names what channels does not"
+    yield {*(facts.largest_part or ())} <= {*labels}, "largest_part names what labels does not"
+    numbers = columns = len(channels)
+    if isinstance(source, Table):
+        categories = source.categories or {}
+        for name, named in (("categories", categories), ("indicators", source.indicators or ())):
+            yield {*named} <= {*source.features}, f"input.{name} names what features does not"
+        holds = all(len({*texts}) == len(texts) for texts in categories.values())
+        yield holds, "input.categories names a category twice"
+        known = Columns.from_facts(asdict(source))
+        columns, numbers = len(known.inputs()), len(known.numeric)
+        for name, each in (("lowest", source.lowest), ("highest", source.highest)):
+            yield each is None or len(each) == numbers, f"input.{name} must be {numbers} numbers"
+    yield columns == len(channels), f"{columns} columns have {len(channels)} channels"
+    try:
+        prepared = _is_prepared(facts, numbers)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        prepared = False
+    yield prepared, "normalization or resampled_to is not as medfed export writes it"
+    yield from _rules_of_network(facts)
 
 
-def _refuse(contradictions: Sequence[tuple[bool, str]], path: Path) -> None:
-    for wrong, what in contradictions:
-        if wrong:
-            raise CheckpointError(f"{path}: {what}; export the bundle anew.")
-
-
-def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str]]:
-    """What entries say about each other."""
-    segments, channels = facts["task"] == "segmentation", facts["channels"]
-    source, inner = facts["input"], ordinary(facts["network"])
-    table = kind == "table"
-    columns = len(Columns.from_facts(source).inputs()) if table else len(channels)
-    seen = len(channels) * (source.get("adjacent_slices") or 1)
-    exclusive = facts.get("activation") == "softmax"
-    wanted = len(facts["labels"]) + exclusive  # the background has an output of its own
-    masked = kind in ("volumes", "pictures")
+def _rules_of_network(facts: Facts) -> Iterator[tuple[bool, str]]:
+    task, source, inner = facts.task, facts.input, ordinary(facts.network)
+    segments, exclusive = task == "segmentation", facts.activation == "softmax"
+    masked = isinstance(source, Volumes | Pictures)
+    yield segments == masked, f"a model of {task} does not take {_kind(source)}"
+    yield not segments or facts.threshold is not None, "threshold is missing"
+    yield segments or not exclusive, f"a model of {task} has no activation"
+    scaled = facts.outcome_scale is not None
+    yield task == "regression" or not scaled, f"a model of {task} has no outcome_scale"
+    wanted = len(facts.labels) + exclusive  # the background has an output of its own
     # Of the user's own networks only those that name them as MONAI does.
     single = str(inner.get("_target_")).endswith(".LinearRegression")
-    outputs, inputs = (
-        inner.get("out_channels", 1 if single else wanted),
-        inner.get("in_channels", seen),
-    )
-    return [
-        (not set(facts["present"]) <= set(channels), "present names what channels does not"),
-        (
-            not {*(facts.get("largest_part") or ())} <= {*facts["labels"]},
-            "largest_part names what labels does not",
-        ),
-        (segments != masked, f"a model of {facts['task']} does not take {kind}"),
-        (segments and facts.get("threshold") is None, "threshold is not given"),
-        (exclusive and not segments, f"a model of {facts['task']} has no activation"),
-        (
-            bool(facts.get("outcome_scale")) and facts["task"] != "regression",
-            f"a model of {facts['task']} has no outcome_scale",
-        ),
-        (outputs != wanted, f"{outputs} outputs have {len(facts['labels'])} labels"),
-        (inputs != seen, f"{inputs} inputs have {seen} channels"),
-        (columns != len(channels), f"{columns} columns have {len(channels)} channels"),
-    ]
+    outputs = inner.get("out_channels", 1 if single else wanted)
+    yield outputs == wanted, f"{outputs!r:.40} outputs have {len(facts.labels)} labels"
+    slices = (source.adjacent_slices if isinstance(source, Volumes) else None) or 1
+    yield slices % 2 == 1, "input.adjacent_slices must be an odd number"
+    seen = slices * len(facts.channels)
+    inputs = inner.get("in_channels", seen)
+    yield inputs == seen, f"{inputs!r:.40} inputs have {seen} channels"
 
 
-def _misfits(source: Mapping[str, Any]) -> list[tuple[bool, str]]:
-    """What the entries of a table's input say of columns that there are none of."""
-    names = {*source["features"]}
-    categories, indicators = source.get("categories") or {}, source.get("indicators") or []
-    return [
-        (not {*categories} <= names, "input.categories names what features does not"),
-        (not {*indicators} <= names, "input.indicators names what features does not"),
-    ]
+def _kind(source: Struct) -> str:
+    return str(source.__struct_config__.tag)
+
+
+def _is_prepared(facts: Facts, count: int) -> bool:
+    """Whether normalisation and resampling are of so many channels or columns of numbers."""
+    record, source = facts.normalization, facts.input
+    if isinstance(source, Volumes):
+        mm = None if facts.resampled_to is None else tuple(facts.resampled_to)
+        rules = () if record is None else rules_from(record, count)
+        return bool(Preparation(rules, mm)) and len(rules) in (0, count)
+    if isinstance(source, Table):
+        if record is None:
+            return True
+        scaling = from_facts(record)
+        low, high, *rest = (v for v in vars(scaling).values() if isinstance(v, np.ndarray))
+        slopes: Mapping[int, np.ndarray[Any, Any]] = getattr(scaling, "slopes", {})
+        columns = (low, high, *rest, *slopes.values())
+        numbers = all(v.shape == (count,) and v.dtype.kind in "fi" for v in columns)
+        ordered = numbers and {*slopes} <= {*range(count)} and bool((low <= high).all())
+        return ordered and (not rest or bool(rest[-1].min(initial=1) > 0))
+    if record is None:
+        return False
+    if isinstance(source, Pictures):
+        return record["name"] in ("zscore", "unit")
+    ends = fit(record["range" if isinstance(source, Images) else "hu"], list[float])
+    return ends[0] < ends[1] and len(ends) == 2

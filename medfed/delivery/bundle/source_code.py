@@ -144,15 +144,14 @@ def describe_code(targets: Sequence[str]) -> tuple[dict[str, Any], dict[str, Pat
     return {"files": hashes, "hash": digest(hashes), "require": required}, paths
 
 
-def has_modules(code: Mapping[str, Any]) -> bool:
-    """Says whether source is files of Python that hide no module of others.
+def has_modules(files: Iterable[str]) -> bool:
+    """Says whether files are of Python and hide no module of others.
 
     Example:
-        >>> has_modules({"files": {"a/net.py": "12"}}), has_modules({"files": {"../net.py": "12"}})
+        >>> has_modules(["a/net.py"]), has_modules(["../net.py"])
         (True, False)
     """
-    names = code["files"]
-    return all(_FILE.fullmatch(n) and re.split(r"[/.]", n)[0] not in _TAKEN for n in names)
+    return all(_FILE.fullmatch(n) and re.split(r"[/.]", n)[0] not in _TAKEN for n in files)
 
 
 def check_accepted(code: Mapping[str, Any], accepted: Sequence[str], folder: Path) -> None:

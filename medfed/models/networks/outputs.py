@@ -13,6 +13,7 @@ Other outputs, such as the hidden states of MONAI's ViT, are not heads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,6 +62,17 @@ def last_counts(network: nn.Module) -> bool:
     """Returns whether of several outputs the last one, the deepest, counts in evaluation."""
     classes = type(getattr(network, "common", network)).__mro__  # common: of canonical models
     return any(c.__qualname__ == "BasicUNetPlusPlus" for c in classes)
+
+
+def only_logits(network: nn.Module) -> nn.Module:
+    """Lets a network answer the output alone that counts in evaluation, and returns it."""
+    place = -1 if last_counts(network) else 0
+
+    def first(_: nn.Module, given: Any, answer: Any) -> Tensor:
+        return heads(answer, given[0])[place]
+
+    network.register_forward_hook(first)
+    return network
 
 
 def extras(output: object, image: Tensor) -> int:

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medfed.models.networks.outputs import heads, last_counts
-
 FORMAT, VERSION = "medfed-bundle", 1
 
 
@@ -62,19 +60,3 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     tied = {n: given[id(t)] for n, t in names.items() if id(t) in given}
     network.load_state_dict({**counters, **tied, **weights})
     return network.eval()
-
-
-def only_logits(network: nn.Module) -> nn.Module:
-    """Lets a network answer the output alone that counts in evaluation, and returns it."""
-    place = -1 if last_counts(network) else 0
-
-    def first(_: nn.Module, given: Any, answer: Any) -> Tensor:
-        return heads(answer, given[0])[place]
-
-    network.register_forward_hook(first)
-    return network
-
-
-def load(network: nn.Module, path: str | Path) -> nn.Module:
-    """Puts the weights of a file into a network and returns it."""
-    return only_logits(fill(network, decode(path)))

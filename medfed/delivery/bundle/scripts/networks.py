@@ -1,14 +1,17 @@
-"""What a bundle needs to mix several instances of a part of a network."""
+"""A bundle's network with its weights, and the mixture of several instances of a part of one."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from medfed.delivery.bundle.scripts.decode import decode, fill
 from medfed.models.networks.mixture import Activation, Mixture, take
+from medfed.models.networks.outputs import only_logits
 
 
 class CanonicalMixture(Mixture):
@@ -28,3 +31,8 @@ class CanonicalMixture(Mixture):
         further = [copy.deepcopy(taken.layers) for _ in range(count - 1)]
         super().__init__(taken, [taken.layers, *further], activation)
         self.register_buffer("membership", torch.full((count,), 1 / count))
+
+
+def load(network: nn.Module, path: str | Path) -> nn.Module:
+    """Puts the weights of a file into a network and returns it."""
+    return only_logits(fill(network, decode(path)))
