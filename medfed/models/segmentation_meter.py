@@ -252,27 +252,14 @@ class SegmentationMeter:
         also where the data do not say the spacing of their voxels. A region that no case annotates
         is NaN, too, and counts in no mean.
         """
-        self._close_stack()
-        # Without a case every number is NaN.
-        nowhere = torch.full((1, len(self.regions), 3), math.nan)
-        cases = torch.stack([*self.counts.values()]) if self.counts else nowhere
-        known = torch.stack([*self.known.values()]) if self.known else cases[..., 0] != 0
-        # Of cases that annotate a region: their voxels together, and the mean over them.
-        pooled = (cases * known[..., None]).sum(0)
-        iou, dice = (torch.where(known.any(0), v, math.nan) for v in iou_and_dice(pooled))
-        values = {"iou": iou, "dice": dice, "dice_case": _mean(iou_and_dice(cases)[1], known)}
-        if self.tolerances is not None:
-            # (cases, 2, R)
-            surfaces = [self._surfaces_of(case) for case in self.surfaces]
-            of_cases = torch.stack(surfaces or [nowhere[0, :, :2].T])
-            values |= {n: _mean(of_cases[:, k], known) for k, n in enumerate(_SURFACE)}
-        out = {"loss": self.loss_sum / self.images if self.images else math.nan}
-        for name, per_region in values.items():
-            scores = per_region.tolist()
-            some = [v for v, k in zip(scores, known.any(0).tolist(), strict=True) if k]
-            out[name] = math.fsum(some) / len(some) if some else math.nan
-            out |= {f"{name}/{r}": v for r, v in zip(self.regions, scores, strict=True)}
-        return out
+        rows = self.cases()
+        kinds = ("iou", "dice", "dice_case", *(_SURFACE if self.tolerances is not None else ()))
+        names = [n for kind in kinds for n in (kind, *(f"{kind}/{r}" for r in self.regions))]
+        if not rows:
+            return dict.fromkeys(("loss", *names), math.nan)
+        table = {column: np.array([row[column] for row in rows]) for column in rows[0]}
+        scores = overlap_scores(table, self.regions, np.ones((1, len(rows))))
+        return {"loss": self.loss_sum / self.images, **{n: float(scores[n][0]) for n in names}}
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns a row per case and region: its voxels, and what overlaps and surfaces give."""
@@ -288,13 +275,6 @@ class SegmentationMeter:
                 size = self.voxels[case]
                 rows.append({"case": case, "region": self.regions[r], "voxels": size, **values})
         return rows
-
-
-def _mean(values: Tensor, known: Tensor) -> Tensor:
-    """Returns the means (R,) of values (cases, R) over the cases where they are known."""
-    if bool(known.all()):
-        return values.mean(0)
-    return torch.where(known, values, 0).sum(0) / known.sum(0)
 
 
 def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> dict[str, Floats]:

@@ -289,9 +289,7 @@ class TaskModule(pl.LightningModule):
         """Opens the meter of the test split."""
         self._meter = self._new_meter(test=True)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds a batch to the meter."""
-        self._meter.update(self.logits(batch).float(), batch)
+    test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
         """Logs the metrics as ``test/…``."""

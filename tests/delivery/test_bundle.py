@@ -112,7 +112,9 @@ def test_scripts_need_torch_and_monai_alone(script):
 
 
 def test_no_script_takes_the_place_of_another():
-    assert len(carried()) == len(CARRIED) + len([*Path(bundle_scripts.__path__[0]).glob("*.py")])
+    assert len(carried()) == sum(map(len, CARRIED.values())) + len(
+        [*Path(bundle_scripts.__path__[0]).glob("*.py")]
+    )
 
 
 def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):

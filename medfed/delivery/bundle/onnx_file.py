@@ -146,7 +146,6 @@ def save_onnx(
     """
     onnx = import_extra("onnx")
     model = onnx.load_from_string(_trace(network, shape))
-    _shorten(model.graph)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
     if find_spec("onnxruntime"):
@@ -207,17 +206,3 @@ def _trace(network: nn.Module, shape: tuple[int, ...]) -> bytes:
             f"the network cannot be traced for ONNX ({first_line(error)})"
         ) from error
     return memory.getvalue()
-
-
-def _shorten(graph: Any) -> None:
-    """Leaves out sources and long names of the nodes; weights, input and output keep theirs."""
-    kept = {INPUT, OUTPUT, *(t.name for t in graph.initializer)}
-    produced = [n for node in graph.node for n in node.output if n and n not in kept]
-    short = {name: f"v{i}" for i, name in enumerate(produced)}
-    for node in graph.node:
-        node.ClearField("name")
-        node.ClearField("doc_string")
-        del node.metadata_props[:]
-        for names in (node.input, node.output):
-            names[:] = [short.get(n, n) for n in names]
-    del graph.value_info[:]

@@ -37,27 +37,16 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # its files import each other
 '''
-CARRIED = (  # as well as medfed/delivery/bundle/scripts; they need what MONAI and Pillow need
-    "common/checks",
-    "common/errors",
-    "common/files",
-    "common/seeding",
-    "datamodules/ct_patches",
-    "datamodules/preparation",
-    "datamodules/readers/csv_files",
-    "datamodules/readers/dicom",
-    "datamodules/readers/itk",
-    "datamodules/readers/pictures",
-    "datamodules/readers/volumes",
-    "datamodules/tables/columns",
-    "functional/grids",
-    "models/inference",
-    "models/networks/densenet",
-    "models/networks/mixture",
-    "models/networks/outputs",
-    "models/networks/small",
-    "models/networks/unet",
-)
+# As well as medfed/delivery/bundle/scripts; they need what MONAI and Pillow need.
+CARRIED = {
+    "common": ("checks", "errors", "files", "seeding"),
+    "datamodules": ("ct_patches", "preparation"),
+    "datamodules/readers": ("csv_files", "dicom", "itk", "pictures", "volumes"),
+    "datamodules/tables": ("columns",),
+    "functional": ("grids",),
+    "models": ("inference",),
+    "models/networks": ("densenet", "mixture", "outputs", "small", "unet"),
+}
 _OF_MEDFED = re.compile(r"^( *)from medfed((?:\.\w+)*) import", re.MULTILINE)
 _PREFIX = "sha256-"
 _LEAST = 8  # digits of a hash that a person must have copied
@@ -77,7 +66,8 @@ def carried() -> dict[str, str]:
     """
     folder = Path(scripts.__path__[0])
     root = folder.parents[2]
-    paths = [*folder.glob("*.py"), *(root / f"{name}.py" for name in CARRIED)]
+    paths = [root / place / f"{name}.py" for place, names in CARRIED.items() for name in names]
+    paths += folder.glob("*.py")
     files = {path.name: path for path in sorted(paths, key=lambda path: path.name)}
 
     def renamed(line: re.Match[str]) -> str:

@@ -31,6 +31,7 @@ from medfed.datamodules.readers.csv_files import read_features
 from medfed.datamodules.readers.pictures import (
     arrays_of,
     channels_first,
+    opened,
     read_image,
     unit_range,
 )
@@ -455,12 +456,9 @@ def _as_seen(pixels: NDArray[np.uint8], source: object, predictor: Predictor) ->
 
 def _check_image(file: Path, size: list[int], color: str) -> None:
     """Refuses what training never saw, where training took the images as they were."""
-    try:
-        with Image.open(file) as image:
-            pixels, grey = [image.height, image.width], image.mode in _GREY
-            coloured = not grey and _has_colour(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return  # the reader says what is wrong with it
+    with opened(file) as image:
+        pixels, grey = [image.height, image.width], image.mode in _GREY
+        coloured = not grey and _has_colour(image)
     if pixels != size:
         raise DataError(
             f"{file} has {pixels[0]} × {pixels[1]} pixels, but the model was trained on "
