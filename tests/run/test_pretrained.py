@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -131,23 +130,6 @@ def test_canonical_instances_get_the_weights_and_stay_distinct(mix, parts):
     # A source of canonical models gives each instance its own.
     fit(again, Weights({n: t.detach() for n, t in entries.items()}, "", {}), spread=0.1, seed=1)
     assert digest(float_entries(again)) == digest(entries)
-
-
-def test_a_monai_bundle_as_folder_and_as_zip(tmp_path):
-    folder = tmp_path / "bundle"
-    (folder / "configs").mkdir(parents=True)
-    (folder / "models").mkdir()
-    (folder / "configs" / "metadata.json").write_text(json.dumps({"version": "0.1.0"}))
-    torch.save(small().state_dict(), folder / "models" / "model.pt")
-    found = [Pretrained(weights=str(folder)).read()]
-    path = tmp_path / "bundle.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(folder.rglob("*.*")):
-            archive.write(file, file.relative_to(tmp_path))  # in a folder of the bundle's name
-    found.append(Pretrained(weights=str(path)).read())
-    assert {digest(w.tensors) for w in found} == {digest(small().state_dict())}
-    assert {w.kind for w in found} == {"a MONAI Bundle"}
-    assert found[1].files == {str(path): sha256(path)}
 
 
 def test_a_run_starts_from_a_run(first, second):

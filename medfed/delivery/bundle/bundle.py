@@ -307,7 +307,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     facts = metadata.get("medfed") if isinstance(metadata, dict) else None
     if not isinstance(facts, dict):
         raise CheckpointError(
-            f"{folder} is a bundle of another origin; only those of scripts/export.py are read."
+            f"{folder} is a bundle of another origin; only those of medfed export are read."
         )
     number = facts.get("format_version")
     if number != FORMAT_VERSION or isinstance(number, bool):

@@ -42,11 +42,13 @@ MAX_BITS = 8
 
 
 def check_archive(path: Path, size: int) -> None:
-    """Refuses an archive that grows when it is unpacked; PyTorch writes none."""
+    """Refuses an archive that grows when it is unpacked, as PyTorch writes none, and programs."""
     with zipfile.ZipFile(path) as archive:
         inside = archive.infolist()
     if sum(e.file_size for e in inside) > size or any(e.compress_type for e in inside):
         raise ValueError("it is compressed")
+    if any(e.filename.endswith("/constants.pkl") for e in inside):
+        raise ValueError("it is TorchScript")
 
 
 class Packed(TypedDict):

@@ -9,12 +9,10 @@ training data were prepared; ``init.adopt`` takes this over as keys of a configu
 from __future__ import annotations
 
 import math
-import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,11 +21,10 @@ from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, first_line
 from medfed.common.files import sha256
-from medfed.common.schemas import fit, parse_json
+from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors
-from medfed.common.untrusted import read_checkpoint, read_tensors, reading
-from medfed.delivery.bundle.bundle import COPY_AGAIN, read_bundle
-from medfed.delivery.bundle.metadata import METADATA
+from medfed.common.untrusted import read_checkpoint, read_tensors
+from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.weights import check_archive
 from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
@@ -101,20 +98,20 @@ def read_file(path: Path) -> Tensors:
     Raises:
         CheckpointError: If it holds something else, would run code, or is damaged.
     """
+    is_ours = False
     if path.suffix == ".safetensors":
-        return _safetensors(path)
-    try:
-        if is_zip_of(path, "constants.pkl"):
-            raise ValueError("TorchScript")
-        if zipfile.is_zipfile(path):
-            check_archive(path, path.stat().st_size)
-        with torch.serialization.safe_globals(_numbers()):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever PyTorch raises on bad bytes
-        raise CheckpointError(_why(path, str(error), error)) from error
-    tensors = _tensors(content)
+        tensors = read_tensors(path)
+    else:
+        try:
+            if zipfile.is_zipfile(path):
+                check_archive(path, path.stat().st_size)
+            with torch.serialization.safe_globals(_numbers()):
+                content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever PyTorch raises on bad bytes
+            raise CheckpointError(_why(path, str(error), error)) from error
+        tensors, is_ours = _tensors(content), isinstance(content, dict) and "federation" in content
     if not tensors:
-        what = "a medfed checkpoint: name the run folder" if _is_ours(content) else "no weights"
+        what = "a medfed checkpoint: name the run folder" if is_ours else "no weights"
         raise CheckpointError(
             f"{path} holds {what}; init.weights takes a state_dict (.pt, .pth, .safetensors), a "
             "bundle or a run folder."
@@ -125,16 +122,6 @@ def read_file(path: Path) -> Tensors:
             raise CheckpointError(
                 f"{path} is damaged: {name} is larger than what the file holds of it."
             )
-    return tensors
-
-
-def _safetensors(path: Path) -> Tensors:
-    from safetensors.torch import load_file
-
-    with reading(path, "copy it again"):
-        tensors: Tensors = load_file(path)
-    if not tensors:
-        raise CheckpointError(f"{path} holds no weights.")
     return tensors
 
 
@@ -159,10 +146,6 @@ def _tensors(content: Any) -> Tensors:
     return next((inner for inner in inside if inner), tensors)
 
 
-def _is_ours(content: Any) -> bool:
-    return isinstance(content, Mapping) and "federation" in content
-
-
 def _numbers() -> list[Any]:
     """NumPy's plain numbers, which checkpoints hold with the weights: a best score, an epoch."""
     import numpy as np
@@ -172,17 +155,7 @@ def _numbers() -> list[Any]:
     return [multiarray.scalar, np.dtype, *(getattr(np.dtypes, f"{k}DType") for k in kinds)]
 
 
-def is_zip_of(path: Path, name: str) -> bool:
-    """Returns whether a file is an archive with a file of that name, in any folder."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(PurePosixPath(n).match(name) for n in archive.namelist())
-    except zipfile.BadZipFile:
-        return False
-
-
 _ADOPTED = {"network": "model.", "data": "data."}
-_GROWTH = 20  # weights hardly compress; what unpacks to more than so many times its size is none
 
 
 @dataclass(frozen=True)
@@ -240,74 +213,22 @@ class Pretrained:
                 f"init.client={self.client} is for run folders; {path} is none. Leave it at null."
             )
         elif path.is_dir():
-            weights = read_bundle_folder(path, bool(self.adopt))
-        elif is_zip_of(path, METADATA):
-            with unpacked(path) as folder:
-                weights = read_bundle_folder(folder, bool(self.adopt))
-            weights = replace(weights, files=_hashes(path))
+            bundle = read_bundle(path)
+            hashes = bundle.hashes.items()
+            files = {str((path / n).resolve()): h for n, h in hashes if n.startswith("models/")}
+            adopted = of_training(bundle.facts.get("training_config")) if self.adopt else {}
+            names = {key: bundle.facts[key] for key in ("channels", "labels")}
+            weights = Weights(bundle.state, "a bundle of medfed", files, adopted, names)
         else:
             weights = Weights(read_file(path), "a file of weights", _hashes(path))
-        if self.adopt and not weights.adopted:
-            raise ConfigError(
-                f"init.adopt is for bundles of medfed export and run folders; {path} is neither. "
-                "Set init.adopt=[], the network by model and the preparation by data."
-            )
+            if self.adopt:
+                raise ConfigError(
+                    f"init.adopt is for bundles of medfed export and run folders; {path} is "
+                    "neither. Set init.adopt=[], the network by model and the preparation by data."
+                )
         starts = tuple(_ADOPTED[what] for what in self.adopt)
-        adopted = {k: v for k, v in weights.adopted.items() if k.startswith(starts)}
-        return replace(weights, adopted=adopted)
-
-
-def read_bundle_folder(folder: Path, adopt: bool = False) -> Weights:
-    """Reads the weights of a bundle, medfed's own or any other in MONAI's layout.
-
-    Args:
-        folder: The bundle.
-        adopt: Whether to read its network and preprocessing, too.
-
-    Raises:
-        CheckpointError: If it is no bundle, changed since it was written, or has no weights.
-    """
-    if not (folder / METADATA).is_file():
-        raise CheckpointError(
-            f"{folder} is neither a run folder (it has no config.yaml) nor a bundle (it has no "
-            f"{METADATA})."
-        )
-    with reading(folder / METADATA, COPY_AGAIN):
-        metadata = parse_json(folder / METADATA)
-    if isinstance(metadata, dict) and isinstance(metadata.get("medfed"), dict):
-        bundle = read_bundle(folder)
-        files = {str((folder / n).resolve()): h for n, h in bundle.hashes.items() if "models/" in n}
-        facts = bundle.facts
-        trained = of_training(facts.get("training_config")) if adopt else {}
-        names = {key: facts[key] for key in ("channels", "labels")}
-        return Weights(bundle.state, "a bundle of medfed", files, trained, names)
-    known = ("model.safetensors", "model.pt", "model.pth")
-    path = next((p for n in known if (p := folder / "models" / n).is_file()), None)
-    if path is None:
-        raise CheckpointError(
-            f"{folder} has no models/model.pt, in which MONAI Bundles keep their weights; name its "
-            "file of weights by init.weights."
-        )
-    return Weights(read_file(path), "a MONAI Bundle", _hashes(path))
-
-
-@contextmanager
-def unpacked(path: Path) -> Iterator[Path]:
-    """Unpacks a zipped bundle for as long as it is read.
-
-    Yields:
-        The bundle's folder, which may lie in another one.
-
-    Raises:
-        CheckpointError: If it is damaged, or grows beyond what weights do.
-    """
-    with reading(path, "copy it again"), zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-        if size > max(_GROWTH * path.stat().st_size, 10_000_000):
-            raise ValueError("it unpacks to more than weights do")
-        with tempfile.TemporaryDirectory(prefix="medfed-") as made:
-            archive.extractall(made)  # names that lead elsewhere lose what leads there
-            yield min(Path(made).rglob(METADATA), key=lambda p: len(p.parts)).parents[1]
+        kept = {k: v for k, v in weights.adopted.items() if k.startswith(starts)}
+        return replace(weights, adopted=kept)
 
 
 def read_run(folder: Path, client: str | None) -> Weights:
