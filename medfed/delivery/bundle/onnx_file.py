@@ -76,8 +76,13 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(logits)
 
 
-def import_extra(name: str) -> ModuleType:
-    """Imports ``onnx`` or ``onnxruntime``, which are an extra.
+def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> ModuleType:
+    """Imports a package that is an extra, such as ``onnx``.
+
+    Args:
+        name: The package.
+        what: What needs it, for the error.
+        source: What pip installs; empty: the package.
 
     Raises:
         ConfigError: If it is not installed.
@@ -85,7 +90,7 @@ def import_extra(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"ONNX files need the package {name}: pip install {name}.") from error
+        raise ConfigError(f"{what} the package {name}: pip install {source or name}.") from error
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from medfed.common.checks import check_fields, check_not_negative, check_positive
+from medfed.common.checks import check_fields, check_known, check_not_negative, check_positive
 from medfed.common.console import file_names, say, shown, size, wide_console
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError
 from medfed.common.files import csv_text, write_text
 from medfed.common.scores import mean_of_known
 from medfed.config.compose import build
@@ -28,12 +28,6 @@ from medfed.delivery.export.run_record import RunRecord, finite
 from medfed.reports.tables import Table
 
 _log = logging.getLogger(__name__)
-_NAMES = {
-    "trained": "trained",
-    "kmeans": "k-means",
-    "statistics": "statistics",
-    "finetuned": "finetuned",
-}
 _TEST = ("trained", "bundle")
 Facts = Mapping[str, Any]
 """The part ``medfed`` of the metadata of one exported bundle."""
@@ -170,11 +164,7 @@ def _regions(wanted: str | Sequence[str] | None, facts: Mapping[str, Any]) -> li
         known if wanted == "all" else [wanted] if isinstance(wanted, str) else [*map(str, wanted)]
     )
     for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"largest_part names {name}{did_you_mean(name, known)}; the regions are "
-                f"{', '.join(known)}."
-            )
+        check_known("largest_part", name, known)
     return list(dict.fromkeys(names))
 
 
@@ -207,7 +197,7 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
         s for s in STAGES if s != "statistics" or any(_scores(r)[s] is not None for r in rows)
     ]
     head = ["client", "bits", "model.pt", "fp32", "ratio", "entropy bound"]
-    head += [f"val {metric}\n{_NAMES[name]}" for name in stages]
+    head += [f"val {metric}\n{name.replace('kmeans', 'k-means')}" for name in stages]
     head += [f"test {metric}\n{name}" for name in _TEST]
     lines = []
     for row in rows:

@@ -46,7 +46,7 @@ from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import Codebook, with_codebooks
 from medfed.delivery.export.client_model import ClientModel, quantise
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.split import ParameterSplit, aliases, float_entries
+from medfed.federation.split import ParameterSplit, aliases
 from medfed.models.meters import Batch
 from medfed.models.networks.outputs import only_logits
 
@@ -62,7 +62,7 @@ def measured_statistics(
     """Measures the running statistics of BatchNorm under given weights.
 
     Args:
-        network: Of these weights; it is left with them.
+        network: The network, which is left as it is.
         weights: All float entries.
         data: The client's data.
         seed: Of the order of its batches.
@@ -71,11 +71,10 @@ def measured_statistics(
         All entries with the mean statistics of :data:`BATCHES` training batches; None where the
         network keeps no statistics.
     """
-    fill(network, weights)
+    network = fill(copy.deepcopy(network), weights)
     layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not layers:
         return None
-    momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None  # the mean over all batches
@@ -83,10 +82,8 @@ def measured_statistics(
     with torch.no_grad():
         for batch in islice(_batches(data, seed), BATCHES):
             network(batch["image"].to(next(network.parameters())))
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-    network.eval()
-    return {n: t.detach().clone() for n, t in float_entries(network).items()}
+    state = network.state_dict()
+    return {name: state[name] for name in weights}
 
 
 def distil(

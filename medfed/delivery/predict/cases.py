@@ -87,48 +87,45 @@ class OutputFolder:
             finally:
                 self._write()
 
-    def is_done(self, case: str, inputs: Iterable[Path], targets: Iterable[Path]) -> bool:
+    def is_done(self, case: Case) -> bool:
         """Whether a case was predicted from the files as they are now, and the results are here."""
-        row = self._rows.get(case)
+        row = self._rows.get(case.name)
         if row is None or row["error"] or self.overwrite:
             return False
-        size, changed = _state(inputs)
-        return (row["bytes"], row["modified"]) == (size, changed) and all(
-            t.is_file() for t in targets
-        )
+        try:
+            same = (row["bytes"], row["modified"]) == _state(case.inputs())
+        except (MedfedError, OSError):
+            return False  # the error is reported when the case is predicted
+        return same and all(target.is_file() for target in case.targets)
 
     def replaceable(self, name: str) -> bool:
         """Whether files that are there may be replaced: the case has left them unfinished."""
         row = self._rows.get(name)
         return row is not None and bool(row["error"] and row["output"])
 
-    @contextmanager
-    def case(
-        self, name: str, source: Path, inputs: Sequence[Path], targets: Sequence[Path]
-    ) -> Iterator[dict[str, object]]:
+    def predict(self, case: Case, inputs: Sequence[Path]) -> Mapping[str, float | str]:
         """Predicts a case: its row is added when its files are whole.
 
         Args:
-            name: The case.
-            source: Its scan.
-            inputs: The files of the scan.
-            targets: The files that are written, none of which is there before or must be kept.
+            case: The case, of whose targets none is there before or must be kept.
+            inputs: The files that it is made of.
 
-        Yields:
-            What was measured, to be filled in by column.
+        Returns:
+            What was measured, by column.
         """
-        place, (size, changed) = targets[0].relative_to(self.folder), _state(inputs)
-        begun = dict(zip(_BEFORE, (name, source.resolve(), place, size, changed), strict=True))
-        self._add(name, {**begun, "error": _INTERRUPTED})
-        sizes: dict[str, object] = {}
-        yield sizes
-        self._add(name, {**begun, **{k: _text(v) for k, v in sizes.items()}})
+        place = case.targets[0].relative_to(self.folder)
+        values = (case.name, case.source.resolve(), place, *_state(inputs))
+        begun = dict(zip(_BEFORE, values, strict=True))
+        self._add(case.name, {**begun, "error": _INTERRUPTED})
+        sizes = case.write()
+        self._add(case.name, {**begun, **{k: _text(v) for k, v in sizes.items()}})
+        return sizes
 
-    def failed(self, name: str, source: Path, sentence: str) -> None:
+    def failed(self, case: Case, sentence: str) -> None:
         """Adds the row of a case that could not be predicted."""
+        name, source = case.name, case.source.resolve()
         left = self._rows[name]["output"] if self.replaceable(name) else ""
-        row = {"case": name, "input": source.resolve(), "output": left, "error": sentence}
-        self._add(name, row)
+        self._add(name, {"case": name, "input": source, "output": left, "error": sentence})
 
     def _begin(self) -> None:
         record, summary = self.folder / RECORD, self.folder / SUMMARY
@@ -281,7 +278,7 @@ def segment_cases(
         record = None
         if options.into_folder:
             record = stack.enter_context(OutputFolder(options, bundles, named).open())
-        waiting = [c for c in cases if record is None or not _is_done(record, c)]
+        waiting = [c for c in cases if record is None or not record.is_done(c)]
         if len(waiting) < len(cases):
             kept = len(cases) - len(waiting)
             say(console, f"{kept} of {len(cases)} {what} were predicted before; they stay.")
@@ -291,12 +288,7 @@ def segment_cases(
             inputs = case.inputs()
             replaced = options.overwrite or bool(record and record.replaceable(case.name))
             check_targets(case.targets, replaced, inputs)
-            if record is None:
-                sizes = case.write()
-            else:
-                with record.case(case.name, case.source, inputs, case.targets) as row:
-                    sizes = case.write()
-                    row.update(sizes)
+            sizes = case.write() if record is None else record.predict(case, inputs)
             left_out += len(table.rows) == _SHOWN
             if len(table.rows) < _SHOWN:
                 shown = (f"{sizes[n]:.{_DIGITS[_kind(n)]}f}" for n in named if _kind(n) in _DIGITS)
@@ -310,12 +302,8 @@ def segment_cases(
             if record is not None:
                 say(console, f"Summary: {record.folder / SUMMARY}")
 
-        def failed(case: Case, sentence: str) -> None:
-            if record is not None:
-                record.failed(case.name, case.source, sentence)
-
-        again = _AGAIN if record else "nothing was written; run it again."
-        attempt(waiting, one, lambda case: case.name, what, report, failed, again)
+        folder = (record.failed, _AGAIN) if record else ()
+        attempt(waiting, one, lambda case: case.name, what, report, *folder)
 
 
 _DIGITS = {"ml": 1, "percent": 2, "dice": 3}
@@ -352,10 +340,3 @@ def _table(committee: Committee, unit: str, what: str) -> Table:
         column.justify = "right"
     table.columns[-1].overflow = "fold"  # a path is to be copied
     return table
-
-
-def _is_done(record: OutputFolder, case: Case) -> bool:
-    try:
-        return record.is_done(case.name, case.inputs(), case.targets)
-    except (MedfedError, OSError):
-        return False  # the error is reported when the case is predicted

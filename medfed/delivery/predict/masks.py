@@ -31,6 +31,7 @@ from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
 from medfed.datamodules.readers import dicom, pictures
 from medfed.datamodules.readers.volumes import as_stored
+from medfed.delivery.bundle.onnx_file import import_extra
 from medfed.delivery.bundle.scripts.masks import SEG
 from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.bundle.scripts.scans import (
@@ -56,12 +57,7 @@ def highdicom() -> ModuleType:
     Raises:
         ConfigError: If it is not installed.
     """
-    try:
-        module = import_module("highdicom")
-    except ImportError as error:
-        raise ConfigError(
-            "DICOM SEG needs the package highdicom: pip install medfed[dicom]."
-        ) from error
+    module = import_extra("highdicom", "DICOM SEG needs", "medfed[dicom]")
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it reports every copied attribute
     return module
 

@@ -175,16 +175,12 @@ def _once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def remembering(*inputs: Any) -> Any:
         for known, output in seen:
-            if len(known) == len(inputs) and all(map(_is, known, inputs)):
+            if [*map(id, known)] == [*map(id, inputs)]:
                 return output
         seen.append((inputs, function(*inputs)))
         return seen[-1][1]
 
     return remembering
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def positions(network: nn.Module) -> dict[int, list[str]]:
