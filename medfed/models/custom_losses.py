@@ -108,19 +108,12 @@ input size (torch.Size([2, 2])).
     name = f"model.loss={name_of(loss)}"
     if isinstance(loss, nn.Module):
         _check_module(loss, name, tried)
-    size = len(tried.target)
+    called = partial(_called, loss, name, tried)
     with seeded():
-        free = tried.right.clone().requires_grad_()
-        value = _called(loss, name, tried, free, tried.target)
-        right, *wrong = (
-            _called(loss, name, tried, p.detach(), tried.target).mean()
-            for p in (free, *tried.wrong)
-        )
-        worst = tried.wrong[0]
-        twice = _called(
-            loss, name, tried, torch.cat([worst, worst]), torch.cat([tried.target, tried.target])
-        )
-    if weighted and not (value.ndim and len(value) == size):
+        value = called(tried.right.clone().requires_grad_())
+        right, *wrong = (called(p).mean() for p in (tried.right, *tried.wrong))
+        twice = called(*(torch.cat([t, t]) for t in (tried.wrong[0], tried.target)))
+    if weighted and not (value.ndim and len(value) == len(tried.target)):
         raise ConfigError(
             f"model.class_weights weighs samples, but {name} gives one number for all; add "
             "reduction: none to it, or give it the weights itself."
@@ -139,31 +132,19 @@ input size (torch.Size([2, 2])).
             f"worse, so it does not take what this task gives: {tried.what}."
         )
     if tried.activation in ("sigmoid", "softmax"):
-        _check_logits(loss, name, tried)
+        _check_logits(called, name, tried)
 
 
-def _check_logits(loss: CustomLoss, name: str, tried: Tried) -> None:
+def _check_logits(called: Callable[[Tensor], Tensor], name: str, tried: Tried) -> None:
     """Checks that the loss reads logits: 0 is undecided, and regions are independent."""
     right = tried.right
     halves = (right.clamp(min=0), right.clamp(max=0))  # undecided on what is not, on what is there
+    points = (right, 2 * right, 4 * right, right + 3, right / 8, *halves, *(h / 8 for h in halves))
     with seeded():
-        one, two, four, moved, mild, *others = (
-            _called(loss, name, tried, p, tried.target).mean()
-            for p in (
-                right,
-                2 * right,
-                4 * right,
-                right + 3,
-                right / 8,
-                *halves,
-                *(h / 8 for h in halves),
-            )
-        )
+        one, two, four, moved, mild, *others = (called(p).mean() for p in points)
     # Smoothed labels make the certain no better, distances the hardly certain; no loss both.
-    odd = [
-        not (one < sure or mild < hardly)
-        for sure, hardly in zip(others[:2], others[2:], strict=True)
-    ]
+    pairs = zip(others[:2], others[2:], strict=True)
+    odd = [not (one < sure or mild < hardly) for sure, hardly in pairs]
     endless = (two - four) > 1.8 * (one - two) > 1e-3
     if endless or any(odd):
         raise ConfigError(
@@ -176,9 +157,14 @@ def _check_logits(loss: CustomLoss, name: str, tried: Tried) -> None:
 
 
 def _called(
-    loss: CustomLoss, name: str, tried: Tried, prediction: Tensor, target: Tensor
+    loss: CustomLoss,
+    name: str,
+    tried: Tried,
+    prediction: Tensor,
+    target: Tensor | None = None,
 ) -> Tensor:
     """The loss's result, checked."""
+    target = tried.target if target is None else target
     try:
         value = loss(prediction, target)
     except Exception as error:  # all errors of the user's code

@@ -66,7 +66,7 @@ def test_a_tensor_of_centres_is_found_again(count):
     book = from_centers(tensor, centers)
     assert torch.equal(book.dense(), tensor)
     assert book.bits == max(1, math.ceil(math.log2(count)))
-    assert torch.equal(unpack(book.planes(), 105), book.indices)
+    assert torch.equal(unpack(pack(book.indices, book.bits), 105), book.indices)
 
 
 def test_entropy_is_that_of_scipy():

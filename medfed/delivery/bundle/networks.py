@@ -171,10 +171,8 @@ def packages_of(plain: Any) -> dict[str, str]:
         >>> list(packages_of({"_target_": "monai.networks.nets.SegResNet"}))
         ['monai']
     """
-    modules = []
-    for node in _nodes(plain):
-        if not str(node[_TARGET]).startswith(f"{PACKAGE}."):
-            modules.append(import_module(_found(node[_TARGET]).__module__))
+    targets = [t for node in _nodes(plain) if not (t := str(node[_TARGET])).startswith(PACKAGE)]
+    modules = [import_module(_found(target).__module__) for target in targets]
     held = [value for module in modules for value in vars(module).values()]
     names = [str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in held]
     tops = {name.partition(".")[0] for name in [*names, *(m.__name__ for m in modules)]}
@@ -226,10 +224,8 @@ not among those that are built: networks of MONAI and PyTorch, and the bundle's 
     try:
         for node in nodes:
             if is_library(node[_TARGET]):
-                check_targets({k: v for k, v in node.items() if not _is_node(v)}, found=True)
-    except ConfigError as error:
-        raise CheckpointError(f"The bundle's network cannot be built: {error}") from error
-    try:
+                plain_values = {k: v for k, v in node.items() if not isinstance(v, Mapping | list)}
+                check_targets(plain_values, found=True)
         if not bundled_targets(plain) or folder is None:
             return _called(plain)  # type: ignore[no-any-return]
         if code is None:
@@ -355,10 +351,6 @@ def _called(value: Any) -> Any:
         return arguments
     thing = _found(str(value[_TARGET]))
     return partial(thing, **arguments) if value.get(_MODE) == "callable" else thing(**arguments)
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Mapping | list)
 
 
 def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -45,10 +45,10 @@ def check_archive(path: Path, size: int) -> None:
     """Refuses an archive that grows when it is unpacked, as PyTorch writes none, and programs."""
     with zipfile.ZipFile(path) as archive:
         inside = archive.infolist()
-    if sum(e.file_size for e in inside) > size or any(e.compress_type for e in inside):
-        raise ValueError("it is compressed")
     if any(e.filename.endswith("/constants.pkl") for e in inside):
         raise ValueError("it is TorchScript")
+    if sum(e.file_size for e in inside) > size or any(e.compress_type for e in inside):
+        raise ValueError("it is compressed")
 
 
 class Packed(TypedDict):
@@ -123,10 +123,6 @@ class Codebook:
     def dense(self) -> Tensor:
         """Returns the tensor, in the type of the centres."""
         return self.centers.index_select(0, self.indices).reshape(self.shape)
-
-    def planes(self) -> Tensor:
-        """Returns the indices as bit planes ``(bits, ceil(n / 8))``; see `pack`."""
-        return pack(self.indices, self.bits)
 
     def entropy(self) -> float:
         """Returns the entropy of the indices in bits per element.
@@ -255,7 +251,7 @@ def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Co
         dense: Tensors that stay as they are, by name.
         books: Quantised tensors, by name.
     """
-    planes = _together({n: b.planes() for n, b in books.items()})
+    planes = _together({n: pack(b.indices, b.bits) for n, b in books.items()})
     centers = _together({n: b.centers for n, b in books.items()})
     packed = {
         n: {"planes": planes[n], "centers": centers[n], "shape": list(b.shape)}
