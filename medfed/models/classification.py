@@ -96,13 +96,7 @@ class ClassificationTask(TaskModule):
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the loss of logits ``(B, K)`` and class indices ``(B,)``."""
-        weight = self._class_weights(logits)
-        if callable(self.custom_loss):
-            each = None if weight is None else weight[label]
-            return value_of(self.custom_loss, logits, label, each)
-        if self.custom_loss == "focal":
-            return focal_loss(logits, label, gamma=self.focal_gamma, weight=weight)
-        return F.cross_entropy(logits, label, weight=weight, label_smoothing=self.label_smoothing)
+        return self._loss(logits, label, self._class_weights(logits))
 
     def training_criterion(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns the loss of a training batch, with the weights of its client if configured.
@@ -118,13 +112,21 @@ class ClassificationTask(TaskModule):
                 "model.class_weights=balanced needs batches with class_weights; give the weights "
                 "as a list, or set balanced=True of the data module before its setup."
             )
-        weights = batch["class_weights"].to(logits)
+        return self._loss(logits, label, batch["class_weights"].to(logits))
+
+    def _loss(self, logits: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        """The loss with the weight of each class, ``(K,)`` or by sample ``(B, K)``."""
         if callable(self.custom_loss):
-            each = weights.gather(1, label[:, None]).squeeze(1)
+            each = None
+            if weight is not None:
+                rows = weight.expand(len(label), -1)
+                each = rows.gather(1, label[:, None]).squeeze(1)
             return value_of(self.custom_loss, logits, label, each)
         if self.custom_loss == "focal":
-            return focal_loss(logits, label, gamma=self.focal_gamma, weight=weights)
-        return weighted_cross_entropy(logits, label, weights, self.label_smoothing)
+            return focal_loss(logits, label, gamma=self.focal_gamma, weight=weight)
+        if weight is not None and weight.ndim > 1:
+            return weighted_cross_entropy(logits, label, weight, self.label_smoothing)
+        return F.cross_entropy(logits, label, weight=weight, label_smoothing=self.label_smoothing)
 
     def output_shape(self, image: Tensor) -> tuple[int, ...]:
         """See the base class."""

@@ -231,13 +231,11 @@ def with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:
         >>> sizes
         [torch.Size([1, 1, 4, 4])]
     """
-    more = [-side % multiple for side in image.shape[2:]]
-    if not any(more):
+    size = [side + -side % multiple for side in image.shape[2:]]
+    if size == [*image.shape[2:]]:
         return network(image)
-    ends = [end for side in reversed(more) for end in (side // 2, side - side // 2)]
-    outputs = network(F.pad(image, ends))
-    for axis, (side, over) in enumerate(zip(image.shape[2:], more, strict=True), start=2):
-        outputs = outputs.narrow(axis, over // 2, side)
+    outputs = sliding_window_inference(image, size, len(image), network)
+    assert isinstance(outputs, Tensor)
     return outputs
 
 

@@ -13,7 +13,7 @@ from monai.losses import DiceLoss
 from torch import Tensor
 
 from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import RegionInference
@@ -266,11 +266,7 @@ def _tolerances(
     """Mm by region, checked."""
     given = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(regions, tolerance)
     for name, mm in given.items():
-        if name not in regions:
-            hint = did_you_mean(str(name), regions)
-            raise ConfigError(
-                f"model.tolerance names the region {name}{hint}; there are {', '.join(regions)}."
-            )
+        check_known("model.tolerance", name, regions)
         if not 0 <= mm < math.inf:
             raise ConfigError(f"model.tolerance={mm} must be mm, 0 or more.")
     if missing := [name for name in regions if name not in given]:

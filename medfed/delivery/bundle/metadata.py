@@ -262,8 +262,6 @@ class Facts(Struct, kw_only=True):
     present: Names
     labels: Names
     input: Volumes | Pictures | Images | CTPatches | Table
-    bits: dict[str, Annotated[int, Meta(ge=1, le=8)]]
-    sizes: dict[str, Annotated[int, Meta(ge=0, le=1 << 60)]]
     client: Text | None = None
     method: Text | None = None
     spatial_dims: Literal[2, 3, None] = None
@@ -273,7 +271,6 @@ class Facts(Struct, kw_only=True):
     normalization: dict[str, Any] | None = None
     code: Code | None = None
     packages: dict[str, Text] | None = None
-    orientation: Text | None = None
     spacing: Lengths | None = None
     spacing_range: tuple[Lengths, Lengths] | None = None
     resampled_to: list[float] | None = None
@@ -285,10 +282,7 @@ class Facts(Struct, kw_only=True):
     calibration: tuple[Length, float] | None = None
     activation: Literal["sigmoid", "softmax", None] = None
     outcome_scale: tuple[float, Length] | None = None
-    card: dict[str, Any] | None = None
     largest_part: Names | None = None
-    test_metrics: dict[str, float | None] | None = None
-    run_test_metrics: dict[str, float | None] | None = None
 
 
 def check_facts(facts: Mapping[str, Any], path: Path) -> None:

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.common.errors import CheckpointError
 from medfed.common.tensors import Tensors
 from medfed.delivery.bundle.networks import build_network, describe_mixture
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
-from medfed.federation.split import aliases, float_entries
+from medfed.federation.split import aliases, float_entries, match
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
 
@@ -216,15 +215,8 @@ def choose_bits(
             check_bits(value, name, ", or 32 for none")
     chosen = dict.fromkeys(weights[1:-1], bits)
     for pattern, value in (layers or {}).items():
-        matched = [n for n in weights if fnmatchcase(n, pattern)]
-        if not matched:
-            layer_names = [f"{n.rpartition('.')[0]}.*" for n in weights]
-            hint = did_you_mean(pattern, [*weights, *layer_names])
-            raise ConfigError(
-                f"The pattern {pattern!r} of layers matches no weight of a convolution or linear "
-                f"layer{hint or '; they are ' + ', '.join(weights[:6])}."
-            )
-        chosen.update(dict.fromkeys(matched, value))
+        missing = "The pattern {!r} of layers matches no weight of a convolution or linear layer"
+        chosen.update(dict.fromkeys(match([pattern], weights, missing), value))
     return {n: chosen[n] for n in weights if chosen.get(n, FULL) != FULL}
 
 

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -129,22 +129,21 @@ class OutputFolder:
 
     def _begin(self) -> None:
         record, summary = self.folder / RECORD, self.folder / SUMMARY
-        before = None
+        now, before = digest(self._said), None
         if record.exists():
             with reading(record, _OTHERWISE):
-                before = parse_json(record, Made)
+                before = parse_json(record, dict[str, Any])["said"]
         if before is None and summary.exists() and not self.overwrite:
             raise ConfigError(
                 f"{summary} is there already, and no prediction's; choose another output, or set "
                 "overwrite=true to replace it."
             )
-        same = before is not None and before["said"] == digest(self._said)
-        if before is not None and not same and not self.overwrite:
+        if before not in (None, now) and not self.overwrite:
             raise ConfigError(
                 f"{self.folder} holds predictions of other bundles or settings ({RECORD}); choose "
                 "another output, or set overwrite=true to replace them."
             )
-        if same:
+        if before == now:
             self._rows = self._read()
         else:
             if before is not None:
@@ -154,10 +153,10 @@ class OutputFolder:
                     self.folder,
                     SUMMARY,
                 )
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            made = {"begun": now, "medfed": version("medfed")}
+            begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            made = {"begun": begun, "medfed": version("medfed"), "said": now}
             with writing(record, _OTHERWISE):
-                write_json(record, {**self._said, **made, "said": digest(self._said)})
+                write_json(record, {**self._said, **made})
         self._write()
 
     def _read(self) -> dict[str, dict[str, str]]:
@@ -166,17 +165,11 @@ class OutputFolder:
             return {}
         with reading(path, _OTHERWISE):
             text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]  # the last row of a process that was killed
-        rows = csv.DictReader(io.StringIO(whole, newline=""))
-        if [original(name) for name in rows.fieldnames or ()] != self.header:
-            raise ConfigError(
-                f"{path} has other columns than this prediction; choose another output, or set "
-                "overwrite=true to replace it."
-            )
-        texts = (
-            {c: original(v or "") for c, v in zip(self.header, r.values(), strict=False)}
-            for r in rows
-        )
+            whole = text[: text.rfind("\n") + 1]  # the last row of a process that was killed
+            header, *rows = csv.reader(io.StringIO(whole, newline=""))
+            if [*map(original, header)] != self.header:
+                raise ValueError("it has other columns than this prediction")
+            texts = [dict(zip(self.header, map(original, row), strict=True)) for row in rows]
         return {row["case"]: row for row in texts}
 
     def _unlock(self) -> None:
@@ -215,12 +208,6 @@ def _state(files: Iterable[Path]) -> tuple[str, str]:
 
 def _text(value: object) -> object:
     return f"{value:.8g}" if isinstance(value, float) else value
-
-
-class Made(TypedDict):
-    """What is read of ``prediction.json``: the hash of all that results depend on."""
-
-    said: str
 
 
 _log = logging.getLogger(__name__)
