@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -42,14 +42,6 @@ class Meter(Protocol):
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches so far."""
-
-
-@runtime_checkable
-class HasCases(Protocol):
-    """A meter that also has the results of each case."""
-
-    def cases(self) -> list[dict[str, float | str]]:
-        """Returns rows of a table; ``case`` is the index of the patient in the split."""
 
 
 @dataclass(eq=False)
@@ -136,7 +128,7 @@ class FiniteOnly:
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns the rows of the meter, if it has any; a failed model gets the worst values."""
-        rows = self.meter.cases() if isinstance(self.meter, HasCases) else []
+        rows: list[dict[str, float | str]] = getattr(self.meter, "cases", list)()
         if self.failed:
             for row in rows:
                 numbers = {n: v for n, v in row.items() if isinstance(v, float) and n != "time"}
@@ -266,8 +258,6 @@ class CustomMetrics:
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Adds one batch."""
-        if not self.metrics:
-            return
         prediction, target = (t.detach().cpu() for t in self.inputs(logits, batch))
         if not self.cases:
             self.waiting.append((prediction, target))

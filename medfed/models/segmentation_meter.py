@@ -235,10 +235,6 @@ class SegmentationMeter:
         self.surfaces.setdefault(case, []).append(self._surface_metrics(pred, truth, spacing))
         self._slices, self._stack = [], None
 
-    def _surfaces_of(self, case: int) -> Tensor:
-        """(2, R) of a case, the mean over its scans."""
-        return torch.stack(self.surfaces[case]).mean(0)
-
     def _surface_metrics(self, pred: Tensor, truth: Tensor, spacing: Sequence[float]) -> Tensor:
         assert self.tolerances is not None
         return torch.stack(surface_metrics(pred, truth, spacing, self.tolerances))
@@ -269,7 +265,8 @@ class SegmentationMeter:
             columns: dict[str, Tensor] = dict(zip(_COUNTS, counts.T, strict=True))
             columns |= dict(zip(("iou", "dice"), iou_and_dice(counts), strict=True))
             if self.tolerances is not None:
-                columns |= dict(zip(_SURFACE, self._surfaces_of(case), strict=True))
+                mean = torch.stack(self.surfaces[case]).mean(0)  # over the scans of a case
+                columns |= dict(zip(_SURFACE, mean, strict=True))
             for r in self.known[case].nonzero().flatten().tolist():
                 values = {name: column[r].item() for name, column in columns.items()}
                 size = self.voxels[case]

@@ -421,6 +421,18 @@ class RunFolder(Places):
         """The pictures' files by name."""
         return {p.stem: p for p in sorted(self.pictures_folder.glob("*.png"))}
 
+    def check_client(self, client: str) -> None:
+        """Refuses the name of a client that the run does not have.
+
+        Raises:
+            ConfigError: With the names that it has.
+        """
+        if client not in self.clients:
+            raise ConfigError(
+                f"The run in {self.folder} has no client {client}"
+                f"{did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
+            )
+
     def model(self, client: str) -> nn.Module:
         """Returns a client's personal network, in evaluation mode.
 
@@ -432,11 +444,7 @@ class RunFolder(Places):
         from medfed.federation.split import aliases, float_entries
         from medfed.records.tasks import build_task
 
-        if client not in self.clients:
-            raise ConfigError(
-                f"The run in {self.folder} has no client {client}"
-                f"{did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
-            )
+        self.check_client(client)
         path = self.files("models", self.clients)[client]
         weights = read_tensors(path)
         config, mixes = self.config, optional(self.config, "canonical")

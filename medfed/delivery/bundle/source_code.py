@@ -17,9 +17,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module, invalidate_caches
-from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions, version
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,7 +94,8 @@ def source_files(module: str) -> dict[str, Path]:
     """
     top = module.partition(".")[0]
     spec = find_spec(top)
-    origin = None if spec is None else spec.origin or next(iter(_places(spec)), None)
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    origin = next((place for place in places if place), None)
     if origin is None or not Path(origin).exists():
         raise ConfigError(f"The network's module {module} has no file that a bundle could hold.")
     root = Path(origin)
@@ -215,10 +215,6 @@ def _taken_out(tops: Iterable[str]) -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in known}
 
 
-def _places(spec: ModuleSpec) -> list[str]:
-    return list(spec.submodule_search_locations or ())
-
-
 def _module_of(target: str) -> str:
     """The module in a dotted name; what it holds may be nested in a class."""
     name = target.rpartition(".")[0]
@@ -242,17 +238,14 @@ def _files_of(root: Path, module: str) -> list[Path]:
 
 def _imported(path: Path, name: str) -> list[str]:
     """Dotted names that a file imports; relative ones in full."""
-    package = name.removesuffix(".py").removesuffix("/__init__").split("/")
-    if not name.endswith("__init__.py"):
-        package = package[:-1]
+    package = name.rpartition("/")[0].replace("/", ".")
     modules: list[str] = []
     for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            around = package[: len(package) + 1 - node.level] if node.level else []
-            base = ".".join([*around, *([node.module] if node.module else [])])
-            modules += [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            modules += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     tops = {module.partition(".")[0] for module in modules}
     if "medfed" in tops:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError
 from medfed.common.files import digest, sha256
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
@@ -85,16 +85,11 @@ class RunRecord(RunFolder):
         Raises:
             ConfigError: If a client is unknown.
         """
-        known = list(self.clients)
         if wanted == "all":
-            return known
+            return list(self.clients)
         names = wanted.split(",") if isinstance(wanted, str) else [str(n) for n in wanted]
         for name in names:
-            if name not in known:
-                raise ConfigError(
-                    f"The run in {self.folder} has no client {name}{did_you_mean(name, known)}; it "
-                    f"has {', '.join(known)}."
-                )
+            self.check_client(name)
         return list(dict.fromkeys(names))
 
     def task(self) -> TaskModule:
@@ -146,6 +141,10 @@ class RunRecord(RunFolder):
         dims = ordinary(network).get("spatial_dims") or config.get("spatial_dims")
         dims = None if kind == "table" else dims
         segments = task == "segmentation"
+        chosen = None
+        if segments:  # older runs did not write it down
+            wanted, exclusive = model.get("activation", "auto"), model.get("exclusive")
+            chosen = chosen_activation(wanted, len(model["regions"]), exclusive)
         point = self.summary.get("points", {}).get(client, {})
         inference = ("patch_size", "overlap", "window_batch", "threshold")
         return {
@@ -163,7 +162,7 @@ class RunRecord(RunFolder):
             **{key: model[key] if segments else None for key in inference},
             **({} if segments else {"threshold": point.get("threshold")}),
             "calibration": [point["slope"], point["shift"]] if "slope" in point else None,
-            "activation": activation_of(model) if segments else None,
+            "activation": chosen,
             "outcome_scale": model.get("scale") if task == "regression" else None,
             "data_hash": data_hash(self.splits, client),
             "test_metrics": metrics,
@@ -225,19 +224,6 @@ class RunRecord(RunFolder):
             began = read_json(account, StartRecord).files
             hashes |= {f"Start, {Path(file).name}": sha for file, sha in began.items()}
         return hashes
-
-
-def activation_of(model: Mapping[str, Any]) -> str:
-    """Returns the activation of a segmentation, which older runs did not write down.
-
-    Example:
-        >>> activation_of({"regions": ["a", "b"]})
-        'sigmoid'
-        >>> activation_of({"regions": ["a", "b"], "activation": "auto", "exclusive": True})
-        'softmax'
-    """
-    wanted, exclusive = model.get("activation", "auto"), model.get("exclusive")
-    return chosen_activation(wanted, len(model["regions"]), exclusive)
 
 
 def data_hash(splits: Mapping[str, Any], client: str) -> str:

@@ -278,7 +278,8 @@ def segment_cases(
             sizes = case.write() if record is None else record.predict(case, inputs)
             left_out += len(table.rows) == _SHOWN
             if len(table.rows) < _SHOWN:
-                shown = (f"{sizes[n]:.{_DIGITS[_kind(n)]}f}" for n in named if _kind(n) in _DIGITS)
+                digits = {n: _UNITS[_kind(n)][0] for n in named if _kind(n) in _UNITS}
+                shown = (f"{sizes[n]:.{count}f}" for n, count in digits.items())
                 table.add_row(cell(case.name), *shown, escape(str(case.targets[0])))
 
         def report() -> None:
@@ -293,8 +294,8 @@ def segment_cases(
         attempt(waiting, one, lambda case: case.name, what, report, *folder)
 
 
-_DIGITS = {"ml": 1, "percent": 2, "dice": 3}
-_UNITS = {"ml": "ml", "percent": "% of pixels", "dice": "Dice between bundles"}
+_UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels"), "dice": (3, "Dice between bundles")}
+"""Digits and words of what the terminal shows."""
 
 
 def columns(committee: Committee, unit: str) -> list[str]:
@@ -316,11 +317,11 @@ def _kind(column: str) -> str:
 
 
 def _table(committee: Committee, unit: str, what: str) -> Table:
-    named = columns(committee, unit)
+    kinds = {name: _kind(name) for name in columns(committee, unit)}
     shown = [
-        f"{cell(name.removesuffix(f'_{kind}'))} ({_UNITS[kind]})"
-        for name in named
-        if (kind := _kind(name)) in _DIGITS
+        f"{cell(name.removesuffix(f'_{kind}'))} ({_UNITS[kind][1]})"
+        for name, kind in kinds.items()
+        if kind in _UNITS
     ]
     table = Table(what.removesuffix("s"), *shown, "mask")
     for column in table.columns[1:-1]:

@@ -103,7 +103,7 @@ def save_segments(
                     _description(hd, n, name) for n, name in enumerate(masks, start=1)
                 ],
                 series_instance_uid=hd.UID(),
-                series_number=_next_number(slices),
+                series_number=int(getattr(slices[0], "SeriesNumber", None) or 0) + 1000,
                 sop_instance_uid=hd.UID(),
                 instance_number=1,
                 manufacturer="medfed",
@@ -136,12 +136,6 @@ def _description(hd: ModuleType, number: int, name: str) -> Any:
             name="medfed", version=version("medfed"), family=learnt
         ),
     )
-
-
-def _next_number(slices: list[Any]) -> int:
-    """A number for the new series: after that of the scan."""
-    number = getattr(slices[0], "SeriesNumber", None)
-    return int(number) + 1000 if number is not None else 1000
 
 
 def mask_cases(committee: Committee) -> tuple[list[Case], str, str]:

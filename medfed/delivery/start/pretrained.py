@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, first_line
+from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.files import sha256
 from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors
@@ -245,11 +245,8 @@ def read_run(folder: Path, client: str | None) -> Weights:
     """
     run = RunFolder(folder)
     clients = list(run.clients)
-    if client is not None and client not in clients:
-        raise ConfigError(
-            f"init.client={client}: the run in {folder} has no such client"
-            f"{did_you_mean(client, clients)}; it has {', '.join(clients)}."
-        )
+    if client is not None:
+        run.check_client(client)
     read = clients if client is None else [client]
     files = run.files("models", clients)
     paths = {c: files[c] for c in read}

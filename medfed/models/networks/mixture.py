@@ -157,17 +157,15 @@ def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
     This saves time; dropout is then the same for all instances, and BatchNorm counts a batch once.
     """
     # An instance's own forward is found before that of its class.
-    kept = [(layer.__dict__, layer.__dict__.get("forward")) for layer in layers]
+    kept = [(held, {n: held[n] for n in held if n == "forward"}) for held in map(vars, layers)]
     for layer in layers:
         layer.__dict__["forward"] = _once(layer.forward)
     try:
         yield
     finally:
-        for held, forward in kept:
-            if forward is None:
-                del held["forward"]
-            else:
-                held["forward"] = forward
+        for held, before in kept:
+            held.pop("forward")
+            held.update(before)
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:

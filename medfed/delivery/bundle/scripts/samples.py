@@ -256,7 +256,7 @@ def predict_table(
             find_images(source),
             lambda file: images.extend(rows_of_image(file, root, models)),
             "images",
-            lambda: save_images(images, models.columns, output),
+            lambda: write_csv(output, ["image", *models.columns], images) if images else None,
         )
     else:
         if candidates is None:
@@ -293,11 +293,10 @@ class ScanCandidates:
         self.chances = np.full((len(self.points.row), len(models.columns)), np.nan)
 
     def _one_scan(self, path: Path) -> dict[str, Path]:
-        if not path.exists():
-            raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
-        if path.suffix.lower() not in (".mhd", ".mha"):
+        if not path.is_file() or path.suffix.lower() not in (".mhd", ".mha"):
             raise DataError(
-                f"{path} is no MetaImage scan (.mhd, .mha), in which LUNA16 has its CTs."
+                f"{path} is no MetaImage scan (.mhd, .mha), in which LUNA16 has its CTs; name a "
+                "scan, or a folder of scans, in input."
             )
         series = path.name[: -len(path.suffix)]
         if series not in self.points.series:
@@ -376,12 +375,6 @@ def rows_of_image(file: Path, root: Path, models: Models) -> list[list[object]]:
             models.classify(partial(_of_array, images, f"{file}, {key}"), file).tolist()
         )
     ]
-
-
-def save_images(rows: Sequence[Sequence[object]], columns: Sequence[str], output: Path) -> None:
-    """Writes the rows of images; no file without rows."""
-    if rows:
-        write_csv(output, ["image", *columns], rows)
 
 
 def read_pixels(file: Path, predictor: Predictor) -> Tensor:
