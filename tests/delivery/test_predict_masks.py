@@ -346,7 +346,7 @@ BAD = {
     "channels": r"scan.nii.gz has 2 channels, but the model needs 4 \(FLAIR, T1w, T1gd, T2w\)",
     "spacing": r"scan.nii.gz has voxels of 12 × 14.4 × 21.6 mm, but the model was trained on 8 × ",
     "nan": r"scan.nii.gz: channel T1w has NaN or infinite voxels; repair the file",
-    "flat": r"scan.nii.gz has shape \(24, 20\); a volume needs three dimensions",
+    "flat": r"scan.nii.gz has shape \(24, 20\); a volume has three axes",
     "empty": r"scan.nii.gz has only zero voxels; export the scan again",
     "five": r"scan.nii.gz has shape \(24, 20, 10, 4, 1\); a volume has three axes, or four",
 }
