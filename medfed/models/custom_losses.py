@@ -157,11 +157,7 @@ def _check_logits(called: Callable[[Tensor], Tensor], name: str, tried: Tried) -
 
 
 def _called(
-    loss: CustomLoss,
-    name: str,
-    tried: Tried,
-    prediction: Tensor,
-    target: Tensor | None = None,
+    loss: CustomLoss, name: str, tried: Tried, prediction: Tensor, target: Tensor | None = None
 ) -> Tensor:
     """The loss's result, checked."""
     target = tried.target if target is None else target

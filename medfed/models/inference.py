@@ -27,11 +27,7 @@ class Inference(ABC):
     """From images to logits to probabilities."""
 
     def logits(
-        self,
-        network: Network,
-        image: Tensor,
-        grids: Tensor | None = None,
-        size: Sequence[int] = (),
+        self, network: Network, image: Tensor, grids: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
         """Returns the logits of images, which may be larger than training patches.
 
@@ -146,11 +142,7 @@ class RegionInference(Inference):
     _fits: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, compare=False)
 
     def logits(
-        self,
-        network: Network,
-        image: Tensor,
-        grids: Tensor | None = None,
-        size: Sequence[int] = (),
+        self, network: Network, image: Tensor, grids: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
         """See the base class: blended from overlapping windows if images are larger than a window.
 

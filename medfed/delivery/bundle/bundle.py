@@ -50,12 +50,7 @@ from medfed.delivery.bundle.metadata import (
     input_size,
     monai_metadata,
 )
-from medfed.delivery.bundle.networks import (
-    bounded,
-    build_network,
-    check_state,
-    is_known,
-)
+from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx, trace_shape
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.source_code import INIT, PLUGINS, carried

@@ -130,10 +130,7 @@ _BATCH = 2  # a batch of 1 would be traced as a constant
 
 
 def save_onnx(
-    path: Path,
-    network: nn.Module,
-    shape: tuple[int, ...],
-    any_size: bool = True,
+    path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bool = True
 ) -> None:
     """Writes an ONNX file, and compares it with PyTorch where ONNX Runtime is installed.
 

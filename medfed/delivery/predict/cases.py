@@ -37,12 +37,7 @@ from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.scripts.masks import check_apart
 from medfed.delivery.bundle.scripts.scans import RECORD
 from medfed.delivery.predict.committee import Committee
-from medfed.delivery.predict.options import (
-    PredictOptions,
-    attempt,
-    check_place,
-    check_targets,
-)
+from medfed.delivery.predict.options import PredictOptions, attempt, check_place, check_targets
 
 SUMMARY, _LOCK, _INTERRUPTED = "summary.csv", ".lock", "interrupted"
 _OTHERWISE = "choose another output"

@@ -194,8 +194,7 @@ def make_committee(bundles: Sequence[Bundle], options: PredictOptions) -> Commit
 
 def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:
     """Refuses bundles whose answers do not mean the same."""
-    what = ((_what(first.facts), _what(other.facts)), (_kind(first.facts), _kind(other.facts)))
-    for this, that in what:
+    for this, that in zip(_kinds(first.facts), _kinds(other.facts), strict=True):
         if this != that:
             raise ConfigError(
                 f"{other.folder} is {that}, but {first.folder} is {this}; only bundles of one "
@@ -236,13 +235,10 @@ def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:
 _WORDS = {"sigmoid": "decided one by one", "softmax": "exclusive"}
 
 
-def _what(facts: Mapping[str, Any]) -> str:
+def _kinds(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """What a model's task and inputs are called."""
     task = "classification" if facts["task"] == "risk" else facts["task"]
-    return f"a model of {task}"
-
-
-def _kind(facts: Mapping[str, Any]) -> str:
-    return f"a model of {facts['input']['kind'].replace('_', ' ')}"
+    return f"a model of {task}", f"a model of {facts['input']['kind'].replace('_', ' ')}"
 
 
 @dataclass(frozen=True)

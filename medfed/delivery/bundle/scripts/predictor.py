@@ -211,11 +211,7 @@ class Predictor:
 
     @torch.no_grad()
     def answer(
-        self,
-        image: Tensor,
-        source: object,
-        grid: Tensor | None = None,
-        size: Sequence[int] = (),
+        self, image: Tensor, source: object, grid: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
         """Computes the probabilities of a batch, or its outcomes.
 
