@@ -13,9 +13,10 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from medfed.common.files import write_text, writing
 from medfed.config import compose, description, sections, spelling
 from medfed.datamodules.readers import case_folders, cases, csv_files, pictures, volumes
 from medfed.datamodules.segmentation import SegmentationDataModule
-from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
+from medfed.datamodules.tables.columns import HOSPITAL, PATIENT, leaks
+from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.prepare import LIKE
 
 USAGE = "medfed init FOLDER [yes=true] [name=NAME] [into=FOLDER] [KEY=VALUE ...]"
@@ -46,6 +48,7 @@ _OTHER = {
 }
 _MANY = 10  # different numbers of a label above which it is a measurement
 _FIRST = 10  # cases that are looked into
+_SOME = 100  # pictures whose channels are compared
 
 
 @dataclass
@@ -184,6 +187,16 @@ def tried(guess: Guess, given: Mapping[str, Any], name: str, yes: bool) -> list[
         guess.took.append(("voxels, mm", size, "sure: the first case"))
         for case in every[:2]:
             data.scans.prepared(case, data.preparation)
+    if isinstance(data, TabularDataModule) and data.outcome == "classes":
+        table = data.table
+        alone, _ = leaks(table.names, table.categories, table.features, table.labels)
+        if alone:
+            known = few([*alone.values()], 8)
+            question = f"Columns that alone predict the label (AUROC): {known}. Leave them out?"
+            before = guess.keys.get("data.drop") or []
+            guess.asks["data.drop"] = (question, [*before, *alone], ["null: no"])
+            guess.answer(given, yes)
+            data = guess.module(name)
     data.plan()
     patients = list(data.patients.values())
     centres = Counter(p.centre for p in patients if p.centre is not None and not p.invented)
@@ -268,6 +281,10 @@ def _table(path: Path, given: Mapping[str, Any]) -> Guess:
     label = given.get(key, alike[0] if len(alike) == 1 else None)
     choices = alike or [c for c in sheet.columns if 2 <= len(kinds[c]) <= _MANY]
     guess.asks[key] = ("Which column is the label?", label, choices)
+    others = [c for c in sheet.columns if c not in (label, *named.values())]
+    if odd := [c for c in others if _mixed(sheet, kinds[c])]:
+        question = f"Numbers and texts are mixed in {few(odd, 12)}. Leave these columns out?"
+        guess.asks["data.drop"] = (question, odd, ["null: no"])
     texts = kinds.get(str(label), set())
     if files or not texts:
         return guess
@@ -275,6 +292,13 @@ def _table(path: Path, given: Mapping[str, Any]) -> Guess:
         guess.keys |= {"data.outcome": "continuous", "model": "linear"}
         guess.took.append(("outcome", "continuous", "probably: many different numbers"))
     return guess
+
+
+def _mixed(sheet: csv_files.Sheet, texts: Collection[str]) -> bool:
+    """Whether only some cells are numbers, and not all are dates."""
+    numbers = [csv_files.as_number(t) < float("inf") for t in sheet.with_points([*texts])]
+    some = any(map(csv_files.like_a_number, texts))
+    return some and not all(numbers) and not all(map(csv_files.is_date, texts))
 
 
 def _is_picture(path: Path) -> bool:
@@ -286,6 +310,14 @@ def _colors(guess: Guess, files: Sequence[Path]) -> None:
     heads = [pictures.picture_header(file) for file in files[:_FIRST]]
     guess.reads(color="rgb" if any(color == "rgb" for _, _, color in heads) else "grey")
     guess.took.append(("first picture", heads[0], "sure: its header"))
+    compared = guess.data == "image_masks" and guess.keys["data.reader.color"] == "rgb"
+    some, pairs = files[:: 1 + len(files) // _SOME] if compared else [], Counter[str]()
+    for file in some:
+        of = zip(("red", "green", "blue"), pictures.read_picture(file, "rgb")[0], strict=True)
+        pairs.update(f"{a} = {b}" for (a, x), (b, y) in combinations(of, 2) if (x == y).all())
+    if pairs:
+        equal = f"{few([f'{pair} in {n}' for pair, n in pairs.items()])} of {len(some)} pictures"
+        guess.took.append(("equal channels", equal, "perhaps a copy for a contrast not taken"))
 
 
 def _regions(guess: Guess, files: Sequence[Path]) -> None:

@@ -261,9 +261,39 @@ def test_mixed_columns_are_named(tmp_path):
     lines = path.read_text().splitlines()
     rows = [f"{line},{'<5' if n % 4 else n}" for n, line in enumerate(lines[1:])]
     path.write_text("\n".join([f"{lines[0]},crp", *rows]) + "\n")
-    assert "leave it out by 'data.drop=[crp]'" in refused(tmp_path, path, "yes=true")
-    config = guess(path, tmp_path / "into", "yes=true", "data.drop=[crp]")
+    said = refused(tmp_path, path, "data.label=outcome")
+    assert said.startswith("Numbers and texts are mixed in crp. Leave these columns out?")
+    said = refused(tmp_path, path, "yes=true", "data.drop=[age]")
+    assert "leave it out by 'data.drop=[crp]'" in said
+    config = guess(path, tmp_path / "into", "yes=true")
     assert (config.data.drop, config.data.label) == (["crp"], "outcome")
+
+
+def test_columns_that_tell_the_label_are_left_out(tmp_path):
+    path = table(tmp_path)
+    lines = path.read_text().splitlines()
+    rows = [f"{line},{n % 3 == 0:d}" for n, line in enumerate(lines[1:])]
+    path.write_text("\n".join([f"{lines[0]},autopsy", *rows]) + "\n")
+    said = refused(tmp_path, path, "data.label=outcome")
+    assert said.startswith("Columns that alone predict the label (AUROC): autopsy (1.000). Leave")
+    rows = [f"{row},{'<5' if n % 4 else n}" for n, row in enumerate(rows)]
+    path.write_text("\n".join([f"{lines[0]},autopsy,crp", *rows]) + "\n")
+    config = guess(path, tmp_path / "into", "yes=true")
+    assert config.data.drop == ["crp", "autopsy"]
+    kept = guess(path, tmp_path / "kept", "yes=true", "data.drop=[crp]")
+    assert kept.data.drop == ["crp"]
+
+
+def test_a_contrast_that_copies_another_is_noticed(tmp_path, capsys):
+    for n in range(6):
+        image, mask = picture(np.random.default_rng(n))
+        image = image[..., 0]
+        pixels = np.stack([image, image if n < 4 else image[:, ::-1], image[::-1]], -1)
+        for name, of in (("images", pixels), ("masks", np.where(mask, 255, 0))):
+            (tmp_path / "own" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(of.astype(np.uint8)).save(tmp_path / "own" / name / f"head_{n}.png")
+    guess(tmp_path / "own", tmp_path / "into", "yes=true")
+    assert "red = green in 4 of 6 pictures" in capsys.readouterr().out
 
 
 def test_no_data_get_one_sentence(tmp_path):

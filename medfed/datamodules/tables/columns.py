@@ -20,7 +20,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -487,18 +487,7 @@ def leak_remarks(
 Leave out those that are none of a patient's measurements: 'data.drop=[mrn]'.
     """
     rows, classes = np.concatenate(list(train.values())), np.concatenate(list(labels.values()))
-    alone: dict[str, str] = {}
-    numbered = []
-    for name, column in zip(names, rows.T, strict=True):
-        known = ~np.isnan(column)
-        cells = column[known]
-        if (found := _auroc(cells, classes[known], name in categories)) >= _TELLS:
-            alone[name] = f"{name} ({found:.3f})"
-        elif (found := _auroc(known.astype(float), classes, False)) >= _TELLS:
-            alone[name] = f"whether {name} is missing ({found:.3f})"
-        different = len(np.unique(cells)) == len(cells) >= _ROWS and (cells % 1 == 0).all()
-        if different and name not in categories:
-            numbered.append(name)
+    alone, numbered = leaks(names, categories, rows, classes)
     said = []
     if alone:
         said.append(
@@ -513,6 +502,32 @@ Leave out those that are none of a patient's measurements: 'data.drop=[mrn]'.
             f"'data.drop=[{','.join(numbered)}]'."
         )
     return said
+
+
+def leaks(
+    names: Sequence[str], categories: Collection[str], rows: Array, classes: Array
+) -> tuple[dict[str, str], list[str]]:
+    """Finds the columns that alone predict the label, in words, and those like identifiers.
+
+    Args:
+        names: F columns.
+        categories: Those that have categories.
+        rows: (N, F).
+        classes: (N,).
+    """
+    alone: dict[str, str] = {}
+    numbered = []
+    for name, column in zip(names, rows.T, strict=True):
+        known = ~np.isnan(column)
+        cells = column[known]
+        if (found := _auroc(cells, classes[known], name in categories)) >= _TELLS:
+            alone[name] = f"{name} ({found:.3f})"
+        elif (found := _auroc(known.astype(float), classes, False)) >= _TELLS:
+            alone[name] = f"whether {name} is missing ({found:.3f})"
+        different = len(np.unique(cells)) == len(cells) >= _ROWS and (cells % 1 == 0).all()
+        if different and name not in categories:
+            numbered.append(name)
+    return alone, numbered
 
 
 def _auroc(cells: Array, classes: Array, categorical: bool) -> float:
