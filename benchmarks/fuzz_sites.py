@@ -50,6 +50,7 @@ from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedrep import FedRep
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
+from medfed.sites.policy import NO_LIMITS
 from medfed.sites.site import Site
 from medfed.sites.wire import HEAD_LIMIT, Facts, Greeting, Reply, Request, framed
 
@@ -111,7 +112,7 @@ class Desk:
     """What a site is made of."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.policy = name, NO_LIMITS
 
     @property
     def rounds(self) -> int:
@@ -132,9 +133,6 @@ class Desk:
         return Facts(data(self.name).num_samples, digest(weights), {"shape": [3]})
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
-        """See :class:`medfed.sites.site.Workplace`."""
-
-    def check_across(self, sends: bool) -> None:
         """See :class:`medfed.sites.site.Workplace`."""
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:

@@ -48,7 +48,6 @@ _OTHER = {
 }
 _MANY = 10  # different numbers of a label above which it is a measurement
 _FIRST = 10  # cases that are looked into
-_SOME = 100  # pictures whose channels are compared
 
 
 @dataclass
@@ -191,10 +190,9 @@ def tried(guess: Guess, given: Mapping[str, Any], name: str, yes: bool) -> list[
         table = data.table
         alone, _ = leaks(table.names, table.categories, table.features, table.labels)
         if alone:
-            known = few([*alone.values()], 8)
-            question = f"Columns that alone predict the label (AUROC): {known}. Leave them out?"
-            before = guess.keys.get("data.drop") or []
-            guess.asks["data.drop"] = (question, [*before, *alone], ["null: no"])
+            question = f"Columns that alone predict the label (AUROC): {few([*alone.values()], 8)}."
+            drop = [*(guess.keys.get("data.drop") or []), *alone]
+            guess.asks["data.drop"] = (f"{question} Leave them out?", drop, ["null: no"])
             guess.answer(given, yes)
             data = guess.module(name)
     data.plan()
@@ -311,7 +309,7 @@ def _colors(guess: Guess, files: Sequence[Path]) -> None:
     guess.reads(color="rgb" if any(color == "rgb" for _, _, color in heads) else "grey")
     guess.took.append(("first picture", heads[0], "sure: its header"))
     compared = guess.data == "image_masks" and guess.keys["data.reader.color"] == "rgb"
-    some, pairs = files[:: 1 + len(files) // _SOME] if compared else [], Counter[str]()
+    some, pairs = files[:: 1 + len(files) // 100] if compared else [], Counter[str]()
     for file in some:
         of = zip(("red", "green", "blue"), pictures.read_picture(file, "rgb")[0], strict=True)
         pairs.update(f"{a} = {b}" for (a, x), (b, y) in combinations(of, 2) if (x == y).all())

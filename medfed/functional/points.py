@@ -16,15 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.scores import rounded, worst_value
-from medfed.functional.scores import (
-    CALIBRATED,
-    PROBABILITY,
-    Floats,
-    Ints,
-    accepted,
-    class_scores,
-    decided,
-)
+from medfed.functional.scores import PROBABILITY, Floats, Ints, accepted, class_scores, decided
 
 FEWEST = 5
 """Validation cases of each class from which a hospital chooses a point; of many classes twice as
@@ -172,7 +164,7 @@ class Chooser:
             metrics = {n: float(v[0]) for n, v in decided(decision, label, weights).items()}
         if self.method:
             for row, probabilities in zip(rows, final.tolist(), strict=True):
-                row |= {CALIBRATED.format(k): p for k, p in enumerate(probabilities)}
+                row |= {f"calibrated/{k}": p for k, p in enumerate(probabilities)}
             after = class_scores(final, label, weights, self.bins)
             metrics |= {f"{n}/calibrated": float(after[n][0]) for n in ("ece", "brier")}
             losses = {"calibrated": final, "uncalibrated": probs}

@@ -27,8 +27,6 @@ CLASS_SCORES = (
 OUTCOME_SCORES = ("rmse", "mae", "r2")
 PROBABILITY = "probability/{}"
 """The column of a class in a table of cases."""
-CALIBRATED = "calibrated/{}"
-"""The same, after calibration."""
 
 
 def case_class_scores(
@@ -51,7 +49,7 @@ def case_class_scores(
     label = cases["label"].astype(np.int64)
     before, after = (
         [v for n, v in cases.items() if n.startswith(kind[:-2])]
-        for kind in (PROBABILITY, CALIBRATED)
+        for kind in (PROBABILITY, "calibrated/{}")
     )
     scores = class_scores(np.stack(before, axis=1), label, weights, bins)
     if after:

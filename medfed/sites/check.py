@@ -161,7 +161,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
 
 
 def sentences(
-    config: RunDescription, data: FederatedDataModule, federation: Federation, site: str
+    config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
 ) -> list[str]:
     """Says what else leaves a site, and what never leaves it.
 
@@ -169,10 +169,12 @@ def sentences(
         config: The site's.
         data: Its own, read.
         federation: From `try_rounds`.
-        site: Its name.
+        file: The site's file.
     """
+    site = file.site
     text = filled(
         Path(__file__).parent / "templates" / "leaves.txt",
+        whole=file.policy.send_model,
         samples=data.clients[site].num_samples,
         plan=data.plans[site].patients,
         channels=few(list(data.plan_names), 8),
@@ -213,11 +215,6 @@ def warnings(
             f"With {' and '.join(small)} patients a metric reveals something about each of them; "
             "set data.val_fraction and data.test_fraction higher if that is too much."
         )
-    if file.policy.send_model:
-        lines.append(
-            "policy.send_model lets the whole model, with its personal parts, go to the other "
-            "sites after the test, if the coordinator asks for it (across=true)."
-        )
     return lines
 
 
@@ -257,7 +254,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     federation = try_rounds(config, data, task, terms.sites)
     traffic = traffic_of(federation.ledger, file.site)
     print_traffic(traffic, config.rounds, console)
-    say(console, *sentences(config, data, federation, file.site))
+    say(console, *sentences(config, data, federation, file))
     for line in warnings(config, data, federation, file):
         console.print(line, style="red", soft_wrap=True, highlight=False, markup=False)
     check_data(file.policy, config, data, file.site, tells=bool(data.exchanged))

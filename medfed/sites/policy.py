@@ -170,12 +170,10 @@ site's file asks for 20; do not take part, or lower policy.least.
             VetoError: If the site's file does not allow it.
         """
         if not (self.send_model if sends else self.evaluate_models):
-            key, what = "evaluate_models", "evaluates models of other sites"
-            if sends:
-                key, what = "send_model", "sends this site's personal model to the others"
+            key = "send_model" if sends else "evaluate_models"
             raise VetoError(
-                f"The run {what} (across=true), and policy.{key} of this site's file does not "
-                f"allow it; set policy.{key}=true if it may."
+                f"The run tests each site's model at every site (across=true), and policy.{key} of "
+                "this site's file does not allow it; set it to true if it may."
             )
 
     def check_sizes(self, samples: Mapping[str, int]) -> None:

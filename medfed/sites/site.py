@@ -84,6 +84,7 @@ class Workplace(Protocol):
     """A site's components: its data, the model, and the agreement."""
 
     name: str
+    policy: Policy
 
     @property
     def rounds(self) -> int:
@@ -108,9 +109,6 @@ class Workplace(Protocol):
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """Refuses a round with these sites if the site's policy does not allow it."""
-
-    def check_across(self, sends: bool) -> None:
-        """Refuses to send the model, or to evaluate another site's, if the policy does."""
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation at this site: with this client only, in its initial state.
@@ -367,7 +365,7 @@ class Site:
     def _across(self, asked: Request) -> Reply:
         """Evaluates the site's personal model and sends it, or evaluates another site's."""
         sends = asked.content["of"] == self.name
-        self.workplace.check_across(sends)
+        self.workplace.policy.check_across(sends)
         self._check_measured(asked)
         if not self._tested:
             raise Refusal("order")
@@ -388,9 +386,8 @@ class Site:
         if any(n not in model or model[n].shape != entries[n].shape for n in entries):
             raise Refusal("message")
         module.local.model.load(model)
-        batches = (
-            to_device(batch, module.device) for batch in self.client.data.eval_batches("test")
-        )
+        data = self.client.data.eval_batches("test")
+        batches = (to_device(batch, module.device) for batch in data)
         with torch.no_grad():
             metrics = module.task.evaluate(batches)
         return Reply.to(asked, content={"metrics": _leaving(metrics)}, body=body)
@@ -690,10 +687,6 @@ class ConfiguredSite:
             VetoError: If one site has more than the largest share of this round's samples.
         """
         self.policy.check_sizes({name: self._samples[name] for name in cohort})
-
-    def check_across(self, sends: bool) -> None:
-        """See :meth:`medfed.sites.site.Workplace.check_across`."""
-        self.policy.check_across(sends)
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation at this site, on the site's device and in its initial state."""
