@@ -19,25 +19,21 @@ from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import code_of, describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
 from medfed.delivery.export.client_model import ClientModel, checked, from_canonical
-from medfed.models.classification import ClassificationTask, RiskTask
-from medfed.models.findings import FindingsTask
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.personal_part import part_roots
-from medfed.models.regression import RegressionTask
-from medfed.models.segmentation import SegmentationTask, chosen_activation
-from medfed.models.survival import SurvivalTask
+from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.start import StartRecord
 
-_TASKS: dict[type[TaskModule], str] = {
-    SegmentationTask: "segmentation",
-    RiskTask: "risk",
-    ClassificationTask: "classification",
-    FindingsTask: "findings",
-    RegressionTask: "regression",
-    SurvivalTask: "survival",
+_TASKS = {
+    "medfed.models.segmentation.SegmentationTask": "segmentation",
+    "medfed.models.classification.ClassificationTask": "classification",
+    "medfed.models.classification.RiskTask": "risk",
+    "medfed.models.findings.FindingsTask": "findings",
+    "medfed.models.regression.RegressionTask": "regression",
+    "medfed.models.survival.SurvivalTask": "survival",
 }
 
 
@@ -48,18 +44,19 @@ def task_of(model: Section) -> str:
         ConfigError: If a bundle could not make predictions of its outputs.
     """
     target = class_of(model)
-    known = next((of for of in _TASKS if issubclass(target, of)), None)
-    if known is None or target.probabilities is not known.probabilities:
+    bases = {f"{of.__module__}.{of.__qualname__}": of for of in target.__mro__}
+    known = next((name for name in bases if name in _TASKS), None)
+    if known is None or target.probabilities is not bases[known].probabilities:
         raise ConfigError(
             f"A bundle cannot predict by model._target_={model['_target_']}, whose probabilities "
             "are its own; take the weights from models in the run folder."
         )
-    if known is SurvivalTask and model["loss"] == "cox":
+    if (task := _TASKS[known]) == "survival" and model["loss"] == "cox":
         raise ConfigError(
             "A bundle predicts survival, for which model.loss=cox learns no baseline hazard; train "
             "with model.loss=hazard, or take the weights from models in the run folder."
         )
-    return _TASKS[known]
+    return task
 
 
 class RunRecord(RunFolder):
