@@ -286,12 +286,15 @@ ONE = {"kind": "volumes", "files": None, "file_channels": ["CT"], "regions": {"b
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [
-        ({"resampled_to": [1.0]}, r"resampled_to must be two or three lengths in mm"),
-        ({"resampled_to": [1.0, 0.0, 1.0]}, r"resampled_to must be two or three lengths in mm"),
-        ({"crop_foreground": "yes"}, r"crop_foreground must be true or false"),
-        ({"normalization": {"name": "magic"}}, r"normalization must be the normalisation of 1"),
-        ({"normalization": {"name": "window", "hu": [5, 1]}}, r"must be the normalisation of 1"),
-        ({"activation": "relu"}, r"activation must be sigmoid, softmax or null"),
+        ({"resampled_to": [1.0]}, r"normalization or resampled_to is not as"),
+        ({"resampled_to": [1.0, 0.0, 1.0]}, r"normalization or resampled_to is not as"),
+        ({"crop_foreground": "yes"}, r"crop_foreground: expected bool"),
+        ({"normalization": {"name": "magic"}}, r"normalization or resampled_to is not as"),
+        (
+            {"normalization": {"name": "window", "hu": [5, 1]}},
+            r"normalization or resampled_to is not as",
+        ),
+        ({"activation": "relu"}, r"activation: invalid enum value"),
         ({"activation": "softmax"}, r"1 outputs have 1 labels"),
         ({"input": {**ONE, "adjacent_slices": 2}}, r"adjacent_slices must be an odd number"),
         ({"input": {**ONE, "adjacent_slices": 3}}, r"1 inputs have 3 channels"),
