@@ -5,7 +5,7 @@ It also adds low-rank adapters to the network before training; results hold the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,11 +193,17 @@ def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | None:
     """Returns what chooses thresholds and calibration of a classification, if wanted.
 
     Raises:
-        ConfigError: If the calibration is not for this task.
+        ConfigError: If the calibration or a stated sensitivity is not for this task.
     """
     rule, method = config.evaluation.operating_point, config.evaluation.calibration
+    two = isinstance(task, ClassificationTask) and task.num_classes == 2
+    if isinstance(rule, Mapping) and not two:  # youden is the default, for two classes alone
+        raise ConfigError(
+            f"evaluation.operating_point={dict(rule)} needs a classification into two classes; "
+            "set it to null."
+        )
     if isinstance(task, ClassificationTask) and (method != "platt" or task.num_classes == 2):
-        rule = rule if task.num_classes == 2 else None
+        rule = rule if two else None
         return Chooser(task.num_classes, rule, method, task.ece_bins) if rule or method else None
     if method:
         why = "is for classifications (platt: into two classes)"

@@ -8,7 +8,11 @@ from scipy.optimize import minimize_scalar
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss as sk_log_loss
 from sklearn.metrics import roc_curve
+from torch import nn
+from torch.optim import SGD
 
+from medfed.common.errors import ConfigError
+from medfed.config.compose import described
 from medfed.functional.points import (
     Chooser,
     calibrated,
@@ -17,6 +21,8 @@ from medfed.functional.points import (
     settled,
 )
 from medfed.functional.scores import case_class_scores
+from medfed.models.classification import ClassificationTask
+from medfed.run.experiment import chooser_of
 
 
 def cases(seed: int, classes: int = 2, count: int = 80) -> tuple[np.ndarray, np.ndarray]:
@@ -117,3 +123,11 @@ def test_what_validation_cannot_say_is_the_others_median():
     assert all(np.isnan(v) for v in chooser.apply([], {}).values())
     lost = chooser.apply(rows_of(np.full((80, 2), np.nan), label), own)
     assert (lost["sensitivity/point"], lost["log_loss/calibrated"]) == (0.0, np.inf)
+
+
+def test_a_stated_sensitivity_needs_two_classes():
+    config = described(
+        ["experiment=digits_pfednet", "evaluation.operating_point={sensitivity: 0.9}"]
+    )
+    with pytest.raises(ConfigError, match="needs a classification into two classes; set it"):
+        chooser_of(config, ClassificationTask(nn.Linear(2, 3), SGD, num_classes=3))
