@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from medfed.benchmark.advice import ALONE, Advice, Gain
+from medfed.benchmark.advice import ALONE, Advice, Gain, composed
 from medfed.benchmark.main import advise
-from medfed.benchmark.pilot import composed
 from medfed.benchmark.work import run_cell
 from medfed.common.scores import smaller_is_better
 from medfed.functional.statistics import difference, percentiles

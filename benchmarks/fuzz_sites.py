@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fuzz_mutations import mutated  # type: ignore[import-not-found]  # beside this file
@@ -116,27 +116,27 @@ class Desk:
 
     @property
     def rounds(self) -> int:
-        """See :class:`medfed.sites.site.Workplace`."""
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
         return 1 << 20
 
     def greeting(self) -> Greeting:
-        """See :class:`medfed.sites.site.Workplace`."""
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
         return Greeting({}, {})
 
     def agree(self, number: int, answer: bytes) -> bytes | None:
-        """See :class:`medfed.sites.site.Workplace`."""
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
         return None
 
     def facts(self) -> Facts:
-        """See :class:`medfed.sites.site.Workplace`."""
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
         weights = dict(network().named_parameters())
         return Facts(data(self.name).num_samples, digest(weights), {"shape": [3]})
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
-        """See :class:`medfed.sites.site.Workplace`."""
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
-        """See :class:`medfed.sites.site.Workplace`."""
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
         return FederatedModule(*assembled([self.name], everyone))
 
 
@@ -267,7 +267,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rng, outcome, slowest, forgeries = random.Random(options.seed), Counter[str](), 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
-        wire = Wire({name: Site(Desk(name), Path(folder, name)) for name in SITES})
+        desks = {name: cast(Any, Desk(name)) for name in SITES}
+        wire = Wire({name: Site(desk, Path(folder, name)) for name, desk in desks.items()})
         caller = Caller(wire, SITES, TERMS)
         greet(caller)
         facts, answers, _ = agree_on_data(caller, (_ for _ in ()))  # type: ignore[arg-type]

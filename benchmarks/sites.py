@@ -67,9 +67,7 @@ class EchoSite:
 
 def echo_job(folder: Path, sites: list[str], out: Path, options: argparse.Namespace) -> Path:
     arguments = {"out": str(out), "megabytes": options.megabytes, "rounds": options.rounds}
-    write_job(
-        folder, sites, len(sites), (f"{OURS}.EchoServer", arguments), (f"{OURS}.EchoSite", {})
-    )
+    write_job(folder, sites, (f"{OURS}.EchoServer", arguments), (f"{OURS}.EchoSite", {}))
     return folder
 
 

@@ -28,8 +28,7 @@ from medfed.common.errors import MedfedError
 from medfed.common.processes import ended_by_signals
 from medfed.common.scores import rounded
 from medfed.sites.agreement import Agreed
-from medfed.sites.deploying import Follower
-from medfed.sites.flare_processes import Deployment
+from medfed.sites.deploying import Deployment, Follower
 
 ROOT = Path(__file__).resolve().parents[1]
 HEART = ("cleveland", "hungarian", "switzerland", "va")

@@ -32,6 +32,7 @@ from medfed.benchmark.tasks import number, overlap_of, values_of
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.schemas import fit_keys
 from medfed.common.scores import mean_of_known
+from medfed.common.templates import filled
 from medfed.functional.statistics import LEVEL, difference, holm
 from medfed.reports.claims import MISSING, NO, UNKNOWN, YES, Answer, JudgedClaim
 
@@ -44,6 +45,7 @@ KINDS = {
     "peak": {"above"},
 }
 _COMMON = {"suite", "variant", "metric", "asks"}
+_ASKS = Path(__file__).parent / "templates" / "asks.txt"
 
 
 @dataclass(frozen=True)
@@ -121,27 +123,8 @@ def _question(given: Mapping[str, Any]) -> Question:
         raise ValueError(f"a question of {kind} lacks the key {lacking[0]!r}")
     if kind == "recovers" and ("at_least" in given) == ("at_most" in given):
         raise ValueError("a question of recovers has one of at_least and at_most")
-    return Question(kind, given["suite"], given.get("asks") or _words(kind, given), given)
-
-
-def _words(kind: str, q: Mapping[str, Any]) -> str:
-    metric = f" ({q['metric']})" if "metric" in q else ""
-    if kind == "better":
-        by = f" by more than {q['by']:g}" if q.get("by") else ""
-        return f"{q['better']} is better than {q['than']}{by}{metric}"
-    if kind == "as_good":
-        return f"{q['as_good']} is at most {q.get('within', 0):g} worse than {q['as']}{metric}"
-    if kind == "saves":
-        way = {"up": " up", "down": " down"}.get(q.get("way", "both"), "")
-        share = f"at least {q.get('share', 0):.0%} fewer"
-        return f"{q['saves']} sends {share} bytes{way} than {q['of']}"
-    if kind == "widens":
-        (a, b), (c, d) = q["widens"], q["over"]
-        return f"{a} − {b} is above {c} − {d}{metric}"
-    if kind == "peak":
-        return f"one of {', '.join(q['peak'])} is better than {' and '.join(q['above'])}{metric}"
-    side = "at least" if "at_least" in q else "at most"
-    return f"{q['recovers']}: {q['what']} is {side} {q.get('at_least', q.get('at_most')):g}"
+    asks = given.get("asks") or filled(_ASKS, kind=kind, q={"by": 0, **given}).strip()
+    return Question(kind, given["suite"], asks, given)
 
 
 Floats = NDArray[np.float64]
@@ -281,12 +264,9 @@ def _values(question: Question, results: Results) -> tuple[Floats, float, int, s
 
 def _held(asks: str, where: str, values: Floats, bound: float, sign: int, overlap: float) -> Answer:
     gap = difference((values - bound).tolist(), overlap, LEVEL)
-    over = replace(
-        Answer(asks, where), mean=gap.mean + bound, low=gap.low + bound,
-        high=gap.high + bound, bound=bound, p=gap.p,
-        detectable=gap.detectable, splits=len(values),
-    )  # fmt: skip
-    return replace(over, answer=_word(gap.mean * sign, gap.p))
+    mean, low, high = (end + bound for end in gap[:3])
+    held = (mean, low, high, bound, gap.p, gap.detectable, len(values))
+    return Answer(asks, where, _word(gap.mean * sign, gap.p), *held)
 
 
 def _word(excess: float, p: float) -> str:

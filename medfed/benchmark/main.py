@@ -5,17 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from medfed.benchmark.advice import ALONE, Advice, choose, markdown, print_advice
-from medfed.benchmark.claims import judge_claims
-from medfed.benchmark.pilot import Pilot, Question, pilots, question
+from medfed.benchmark import advice as pilot
+from medfed.benchmark import claims, runner, tasks
 from medfed.benchmark.plan import groups, shard_of
-from medfed.benchmark.runner import Progress, found_groups, run_groups
-from medfed.benchmark.suite import chosen_arms, chosen_methods, chosen_suites, known_methods
-from medfed.benchmark.tasks import findings
+from medfed.benchmark.suite import wanted_of
 from medfed.common.console import file_names, say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.common.files import digest, write_json, write_text, writing
+from medfed.common.templates import filled
 from medfed.records.cells import stale_cells
 from medfed.reports.files import print_tables, write
 from medfed.reports.findings import Report
@@ -63,15 +62,9 @@ def benchmark(
     Raises:
         MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
-    chosen = chosen_suites(suite, plugins)
+    chosen, by_suite, further = wanted_of(suite, methods, size, arms, plugins)
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
-    root = str(Path(data_root).expanduser().resolve())
-    known = known_methods(plugins)
-    by_suite = {
-        s.name: chosen_methods(methods, s.sized(size).methods or s.methods, known) for s in chosen
-    }
-    further = chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
-    named = methods is not None
+    root, named = str(Path(data_root).expanduser().resolve()), methods is not None
     every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further, named)
     mine = list(shard_of(every, shard))
     if not mine:
@@ -79,13 +72,14 @@ def benchmark(
     console = wide_console()
     if not quiet:
         say(console, *notes)
-    broken = {} if report_only else run_groups(mine, out, workers, quiet)
-    read = found_groups(mine, out)
+    broken = {} if report_only else runner.run_groups(mine, out, workers, quiet)
+    read = runner.found_groups(mine, out)
     notes += _missing(read, out)
     progress = [one for one in read if one.group.arm is None]
-    report = findings(progress, size, notes)
-    report.claims = judge_claims(read, plugins) if arms else []
-    report.commands = [_command(suite, methods, size, variants, arms, paths)]
+    report = tasks.findings(progress, size, notes)
+    report.claims = claims.judge_claims(read, plugins) if arms else []
+    given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
+    report.commands = [_command(given, size, paths or {})]
     if not any(one.final for one in progress):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
         raise CheckpointError(f"There is nothing to report in {out}: {lost}")
@@ -94,36 +88,32 @@ def benchmark(
     if not quiet:
         print_tables(report)
         say(console, *report.sentences, f"Report: {out / 'report' / 'report.html'}")
-    if broken:
-        place, why = next(iter(broken.items()))
-        raise MedfedError(
-            f"{len(broken)} cells could not be computed; the first is {place} ({why}). Finished "
-            "cells are kept."
-        )
+    _check_computed(broken, "cells", "cells")
     return report
 
 
-def _command(
-    suite: str | Sequence[str],
-    methods: str | Sequence[str] | None,
-    size: str,
-    variants: str | Sequence[str] | None,
-    arms: bool | str | Sequence[str],
-    paths: Mapping[str, str | None] | None,
-) -> str:
+def _check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
+    if broken:
+        place, why = next(iter(broken.items()))
+        raise MedfedError(
+            f"{len(broken)} {what} could not be computed; the first is {place} ({why}). Finished "
+            f"{kept} are kept."
+        )
+
+
+def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None]) -> str:
     """The command line that repeats the benchmark, without the paths of data."""
-    given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
     listed = {
         key: str(value) if isinstance(value, bool | str) else "[" + ",".join(value) + "]"
         for key, value in given.items()
         if value not in (None, False)
     }
     keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
-    data = [f"paths.{name}=FOLDER" for name, path in (paths or {}).items() if path is not None]
+    data = [f"paths.{name}=FOLDER" for name, path in paths.items() if path is not None]
     return " ".join(["medfed benchmark", *keys, f"size={size}", *data])
 
 
-def _missing(progress: Sequence[Progress], out: Path) -> list[str]:
+def _missing(progress: Sequence[runner.Progress], out: Path) -> list[str]:
     """Names the stale cells, which the report leaves out."""
     cells = [cell for one in progress for cell in one.wanted]
     stale = list(stale_cells(out, cells))
@@ -146,7 +136,7 @@ def advise(
     out: Path = Path("outputs/advice"),
     workers: int = 1,
     quiet: bool = False,
-) -> tuple[Advice, Path]:
+) -> tuple[pilot.Advice, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the advice.
 
     Args:
@@ -165,50 +155,40 @@ def advise(
     Raises:
         MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
-    asked = question(overrides, folds, repeats)
+    asked = pilot.question(overrides, folds, repeats)
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
-        groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
+        names = [pilot.ALONE, *(m for m in methods if m != pilot.ALONE)]
+        groups = pilot.pilots(asked, names, out, rounds)
         folder = out / _name(asked, groups)
         console = wide_console()
         if not quiet:
             say(console, _begins(asked, groups))
-        broken = run_groups(groups, out, workers, quiet)
-    if broken:
-        place, why = next(iter(broken.items()))
-        raise MedfedError(
-            f"{len(broken)} runs of the pilot could not be computed; the first is {place} ({why}). "
-            "Finished runs are kept."
-        )
-    advice = choose(asked, found_groups(groups, out))
+        broken = runner.run_groups(groups, out, workers, quiet)
+    _check_computed(broken, "runs of the pilot", "runs")
+    advice = pilot.choose(asked, runner.found_groups(groups, out))
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", advice.plain())
-        write_text(folder / "advice.md", markdown(advice, _advice_command(asked, advice)))
+        write_text(folder / "advice.md", pilot.markdown(advice, _advice_command(asked, advice)))
     if not quiet:
-        print_advice(advice, _advice_command(asked, advice))
+        pilot.print_advice(advice, _advice_command(asked, advice))
         say(console, f"Advice: {folder / 'advice.md'}")
     return advice, folder
 
 
-def _name(asked: Question, groups: Sequence[Pilot]) -> str:
+def _name(asked: pilot.Question, groups: Sequence[pilot.Pilot]) -> str:
     """A name from the keys of all cells, so that no advice overwrites another."""
-    keys = [
-        cell.key for pilot in groups for cell in pilot.final(0)
-    ]  # the content of the divisions among them
+    # The content of the divisions is among them.
+    keys = [cell.key for group in groups for cell in group.final(0)]
     return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
 
 
-def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
+def _begins(asked: pilot.Question, groups: Sequence[pilot.Pilot]) -> str:
     rounds = groups[0].config(groups[0].variants[0]).rounds
-    count, splits = len(groups), len(asked.divisions)
-    return (
-        f"The pilot trains {count} methods in {splits} repetitions ({count * splits} runs of "
-        f"{rounds} rounds) on the {asked.count:,} training and "
-        f"validation patients of {len(asked.patients)} hospitals. It never uses the "
-        f"{asked.kept_out:,} test patients."
-    )
+    many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": rounds}
+    return filled(Path(__file__).parent / "templates" / "begins.txt", asked=asked, **many).strip()
 
 
-def _advice_command(asked: Question, advice: Advice) -> str:
-    method = advice.use or ALONE
+def _advice_command(asked: pilot.Question, advice: pilot.Advice) -> str:
+    method = advice.use or pilot.ALONE
     return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

@@ -9,23 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from medfed.benchmark.suite import (
-    ALWAYS,
-    TUNING,
-    Arm,
-    Method,
-    Size,
-    Suite,
-    card_of,
-    check_paths,
-    check_shard,
-    points,
-    search_space,
-)
+from medfed.benchmark import suite as suites
 from medfed.common.errors import ConfigError
-from medfed.config.compose import load
-from medfed.config.description import RunDescription, describe, written
-from medfed.config.sections import select
+from medfed.config import compose, description, sections
 from medfed.federation.card import CEILINGS, Card, Range
 from medfed.records.cells import Cell, Stage, cell_key
 
@@ -46,14 +32,14 @@ class Group:
         arm: The changes of an arm, which has the method's tuning; None: a method of the table.
     """
 
-    suite: Suite
-    method: Method
+    suite: suites.Suite
+    method: suites.Method
     variants: tuple[str, ...]
-    size: Size
+    size: suites.Size
     common: tuple[str, ...] = ()
     root: str = "data"
-    arm: Arm | None = None
-    _composed: dict[tuple[str, str], RunDescription] = field(
+    arm: suites.Arm | None = None
+    _composed: dict[tuple[str, str], description.RunDescription] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -65,16 +51,17 @@ class Group:
     @cached_property
     def card(self) -> Card:
         """What the method tells of itself."""
-        return card_of(self.config(self.suite.base))
+        return suites.card_of(self.config(self.suite.base))
 
     @cached_property
     def settings(self) -> list[dict[str, float]]:
         """The settings that are tried, the default first."""
         if self.arm is not None and not self.arm.tuned:
             return [{}]
-        return points(search_space(self.card, Range(*self.suite.lr)), self.size.trials)
+        space = suites.search_space(self.card, Range(*self.suite.lr))
+        return suites.points(space, self.size.trials)
 
-    def config(self, variant: str, as_arm: bool = False) -> RunDescription:
+    def config(self, variant: str, as_arm: bool = False) -> description.RunDescription:
         """Composes the task with this method, at its defaults and of no split in particular.
 
         Args:
@@ -97,12 +84,12 @@ class Group:
                 *self.common,
             ]
             try:
-                source = written(load(overrides))
+                source = description.written(compose.load(overrides))
                 if "root" in source["data"]:
                     source["data"]["root"] = self.root
                 if arm:
                     arm.scale(source)
-                config = describe(source)
+                config = description.describe(source)
             except ConfigError as error:
                 raise ConfigError(f"{named}: {error}") from error
             if config.local.steps is None:
@@ -135,7 +122,7 @@ class Group:
             changed["local.steps"] = max(1, round(config.local.steps / self.card.passes))
         for key, value in {**self.suite.seeds(split), **setting}.items():
             place, _, leaf = key.rpartition(".")
-            section = select(config.values, place) if place else config.values
+            section = sections.select(config.values, place) if place else config.values
             if section is None:
                 raise ConfigError(f"suite={self.suite.name} has no section of {key}.")
             if leaf not in section:
@@ -158,7 +145,7 @@ class Group:
         if len(self.settings) == 1:
             return []
         base = self.suite.base
-        return [self.cell(base, "tune", n, TUNING, s) for n, s in enumerate(self.settings)]
+        return [self.cell(base, "tune", n, suites.TUNING, s) for n, s in enumerate(self.settings)]
 
     def final(self, trial: int) -> list[Cell]:
         """Returns the cells that are reported.
@@ -194,20 +181,20 @@ def best_trial(results: Sequence[Mapping[str, Any]]) -> int:
 
 
 def groups(
-    suites: Sequence[Suite],
-    methods: Mapping[str, Sequence[Method]],
+    wanted: Sequence[suites.Suite],
+    methods: Mapping[str, Sequence[suites.Method]],
     size: str,
     variants: str | Sequence[str] | None = None,
     paths: Mapping[str, str | None] | None = None,
     common: Sequence[str] = (),
     root: str = "data",
-    arms: Mapping[str, Sequence[Arm]] | None = None,
+    arms: Mapping[str, Sequence[suites.Arm]] | None = None,
     named: bool = True,
 ) -> tuple[list[Group], list[str]]:
     """Returns the methods to compare, and notes on suites that are left out.
 
     Args:
-        suites: The suites.
+        wanted: The suites.
         methods: The methods of each.
         size: The name of a size.
         variants: See :meth:`medfed.benchmark.suite.Suite.chosen`.
@@ -223,7 +210,7 @@ def groups(
     """
     chosen_groups: list[Group] = []
     notes: list[str] = []
-    for suite in suites:
+    for suite in wanted:
         overrides = list(common)
         path = (paths or {}).get(suite.name)
         if suite.path:
@@ -233,28 +220,21 @@ def groups(
                     f"name their folder by paths.{suite.name}=FOLDER."
                 )
                 continue
-            check_paths({suite.name: path}, suites)
+            suites.check_paths({suite.name: path}, wanted)
             overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')
-        chosen = tuple(suite.chosen(variants))
-        composed: dict[str, dict[tuple[str, str], RunDescription]] = {}
+        chosen, sized, given = tuple(suite.chosen(variants)), suite.sized(size), tuple(overrides)
+        composed: dict[str, dict[tuple[str, str], description.RunDescription]] = {}
         for method in methods[suite.name]:
             shared = composed.setdefault(method.name, {})
-            everywhere = named or method.name in {*ALWAYS, *suite.methods}
-            where = chosen if everywhere else tuple(v for v in chosen if v == suite.base)
-            if where:
-                sized = suite.sized(size)
-                chosen_groups.append(
-                    Group(suite, method, where, sized, tuple(overrides), root, None, shared)
-                )
+            everywhere = named or method.name in {*suites.ALWAYS, *suite.methods}
+            if where := chosen if everywhere else tuple(v for v in chosen if v == suite.base):
+                chosen_groups.append(Group(suite, method, where, sized, given, root, None, shared))
         for arm in (arms or {}).get(suite.name, ()):
-            base, sized = Method.of(arm.method), suite.sized(size)
-            splits = min(sized.splits, arm.splits or sized.splits)
-            method, where = replace(base, name=arm.name), (arm.variant or suite.base,)
-            own_size = replace(sized, splits=splits)
+            method = replace(suites.Method.of(arm.method), name=arm.name)
+            where = (arm.variant or suite.base,)
+            fewer = replace(sized, splits=min(sized.splits, arm.splits or sized.splits))
             shared = composed.setdefault(arm.method, {})
-            chosen_groups.append(
-                Group(suite, method, where, own_size, tuple(overrides), root, arm, shared)
-            )
+            chosen_groups.append(Group(suite, method, where, fewer, given, root, arm, shared))
     return chosen_groups, notes
 
 
@@ -272,8 +252,5 @@ def shard_of(all_groups: Sequence[Group], shard: str | None) -> Iterator[Group]:
         >>> list(shard_of(["a", "b", "c"], "2/2"))
         ['b']
     """
-    if shard is None:
-        yield from all_groups
-        return
-    i, n = check_shard(shard)
+    i, n = suites.check_shard(shard)
     yield from list(all_groups)[i - 1 :: n]

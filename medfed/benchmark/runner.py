@@ -46,11 +46,38 @@ class Progress:
     final: dict[str, Result] = field(default_factory=dict)
     wanted: list[Cell] = field(default_factory=list)
 
-    def reported(self) -> list[Cell]:
-        """Chooses the best setting, and returns the cells that are then computed."""
-        self.trial = best_trial([self.tuning[n] for n in sorted(self.tuning)]) if self.tuning else 0
-        self.wanted = self.group.final(self.trial)
-        return self.wanted
+    def missing(self, out: Path) -> list[Cell]:
+        """Reads the cells that are there; returns those of the present stage that are not.
+
+        Once all settings are tried, it chooses the best one, and the next stage begins.
+
+        Args:
+            out: The folder of the benchmark.
+
+        Raises:
+            CheckpointError: If a cell's file is torn or has been changed.
+        """
+        if self.trial is None:
+            self.wanted = self.group.tuning()
+            if lacking := [cell for cell in self.wanted if not self._reads(out, cell)]:
+                return lacking
+            self.trial = best_trial([self.tuning[n] for n in sorted(self.tuning)] or [{}])
+            self.wanted = self.group.final(self.trial)
+        return [cell for cell in self.wanted if not self._reads(out, cell)]
+
+    def _reads(self, out: Path, cell: Cell) -> bool:
+        known = cell.trial in self.tuning if cell.stage == "tune" else cell.place in self.final
+        if not known and (result := read_cell(out, cell)) is not None:
+            self.take(cell, result)
+            return True
+        return known
+
+    def take(self, cell: Cell, result: Result) -> None:
+        """Adds the result of a cell."""
+        if cell.stage == "tune":
+            self.tuning[cell.trial] = result
+        else:
+            self.final[cell.place] = result
 
     def finals(self, variant: str) -> list[tuple[Cell, Result | None]]:
         """Returns the cells of a task that are reported, with their results as far as known."""
@@ -93,34 +120,17 @@ def run_groups(
     waiting: dict[Future[Result], list[tuple[Progress, Cell]]] = {}
     by_file: dict[Path, Future[Result]] = {}
 
-    def ask(one: Progress, cell: Cell, pool: Executor) -> None:
-        found = read_cell(out, cell)
-        if found is not None:
-            take(one, cell, found, pool)
-            return
-        file = cell.file(out)
-        if file not in by_file:
-            arm = one.group.arm
-            shows = cell.shows or (arm is not None and arm.looks and cell.stage == "final")
-            try:
-                by_file[file] = pool.submit(
-                    run_cell, cell.config, cell.stage, cell.finetuned, shows
-                )
-            except BrokenProcessPool as error:
-                raise _ended(cell) from error
-        waiting.setdefault(by_file[file], []).append((one, cell))
-
-    def take(one: Progress, cell: Cell, result: Result, pool: Executor) -> None:
-        if cell.stage == "final":
-            one.final[cell.place] = result
-            return
-        one.tuning[cell.trial] = result
-        if len(one.tuning) == len(one.wanted):
-            finish(one, pool)
-
-    def finish(one: Progress, pool: Executor) -> None:
-        for cell in one.reported():
-            ask(one, cell, pool)
+    def ask(one: Progress, pool: Executor) -> None:
+        for cell in one.missing(out):
+            file, arm = cell.file(out), one.group.arm
+            if file not in by_file:
+                shows = cell.shows or (arm is not None and arm.looks and cell.stage == "final")
+                how = cell.config, cell.stage, cell.finetuned, shows
+                try:
+                    by_file[file] = pool.submit(run_cell, *how)
+                except BrokenProcessPool as error:
+                    raise _ended(cell) from error
+            waiting.setdefault(by_file[file], []).append((one, cell))
 
     def gather(pool: Executor, seconds: float | None) -> None:
         for future in wait(waiting, seconds, FIRST_COMPLETED).done:
@@ -135,18 +145,16 @@ def run_groups(
                 continue
             write_cell(out, cell, result)
             for one, wanted in asked:
-                take(one, wanted, result, pool)
+                one.take(wanted, result)
+                if wanted.stage == "tune" and len(one.tuning) == len(one.wanted):
+                    ask(one, pool)
             steps.done = sum(one.done for one in progress) - 1
             steps.advance(cell.place)
 
     total = sum(one.total for one in progress)
     with _pool(workers) as pool, Steps(total, quiet, verb="comput") as steps:
         for one in progress:
-            one.wanted = one.group.tuning()
-            for cell in one.wanted:
-                ask(one, cell, pool)
-            if not one.wanted:
-                finish(one, pool)
+            ask(one, pool)
             gather(pool, 0)  # keeps what is finished while others are composed
         while waiting:
             gather(pool, None)
@@ -170,17 +178,9 @@ def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
     Returns:
         Of each group the cells that are there; of one that is not tuned to the end, no final ones.
     """
-    read = []
-    for group in groups:
-        one = Progress(group, wanted=group.tuning())
-        for cell in one.wanted:
-            if (result := read_cell(out, cell)) is not None:
-                one.tuning[cell.trial] = result
-        if len(one.tuning) == len(one.wanted):
-            for cell in one.reported():
-                if (result := read_cell(out, cell)) is not None:
-                    one.final[cell.place] = result
-        read.append(one)
+    read = [Progress(group) for group in groups]
+    for one in read:
+        one.missing(out)
     return read
 
 
@@ -202,11 +202,8 @@ def _pool(workers: int) -> Iterator[Executor]:
     if workers == 0:
         yield _Here()
         return
-    if sys.platform == "win32":
-        context = multiprocessing.get_context("spawn")
-    else:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["medfed.benchmark.work"])
+    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+    context.set_forkserver_preload(["medfed.benchmark.work"])
     with scratch() as folder:
         pool = WatchedPool(workers, mp_context=context, initializer=_begin, initargs=(folder,))
         try:

@@ -24,9 +24,7 @@ from msgspec import Meta
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.schemas import fit, fit_keys
-from medfed.config.compose import CONFIG_DIR, class_of
-from medfed.config.description import RunDescription
-from medfed.config.sections import put, select
+from medfed.config import compose, description, sections
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
 
 T = TypeVar("T")
@@ -92,10 +90,10 @@ class Arm:
             ConfigError: If it names no number of the configuration.
         """
         for key, factor in self.times.items():
-            value = select(source, key)
+            value = sections.select(source, key)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"arm {self.name}: times.{key} names no whole number.")
-            put(source, key, max(1, round(value * factor)))
+            sections.put(source, key, max(1, round(value * factor)))
         evaluation = source["evaluation"]
         evaluation["every"] = min(evaluation["every"], source["rounds"])
 
@@ -304,7 +302,7 @@ def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
 
 def yamls_of(kind: str, folders: Sequence[str | Path] = ()) -> list[Path]:
     """Returns the files of ``suites`` or ``claims``, ours first; ``folders`` as in `suites`."""
-    places = [CONFIG_DIR / kind]
+    places = [compose.CONFIG_DIR / kind]
     for folder in folders:
         places += [Path(folder) / "configs" / kind, Path(folder) / kind]
     return [file for place in places for file in sorted(place.glob("*.yaml"))]
@@ -475,7 +473,7 @@ def known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
         >>> known_methods()[:3]
         ['adiana', 'apfl', 'binaryrelax']
     """
-    places = (CONFIG_DIR, *(Path(folder) / "configs" for folder in folders))
+    places = (compose.CONFIG_DIR, *(Path(folder) / "configs" for folder in folders))
     return sorted({p.stem for place in places for p in (place / "algorithm").glob("*.yaml")})
 
 
@@ -502,9 +500,27 @@ def chosen_methods(
     return [Method.of(name) for name in dict.fromkeys([*ALWAYS, *names])]
 
 
-def card_of(config: RunDescription) -> Card:
+def wanted_of(
+    suite: str | Sequence[str],
+    methods: str | Sequence[str] | None,
+    size: str,
+    arms: bool | str | Sequence[str],
+    folders: Sequence[str | Path] = (),
+) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
+    """Returns the wanted suites, and by suite the methods and arms; arguments as `benchmark` has.
+
+    Raises:
+        ConfigError: If a name is unknown.
+    """
+    chosen, known = chosen_suites(suite, folders), known_methods(folders)
+    usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
+    by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
+    return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
+
+
+def card_of(config: description.RunDescription) -> Card:
     """Returns what the method of a configuration tells of itself."""
-    card: Card = class_of(config.algorithm).card
+    card: Card = compose.class_of(config.algorithm).card
     return card
 
 

@@ -145,8 +145,7 @@ def overlap_of(results: Sequence[Result]) -> float:
 
 def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:
     scores = ((one.group.settings[n], one.tuning[n].get("score")) for n in sorted(one.tuning))
-    known = ((s, v if v is not None and math.isfinite(v) else None) for s, v in scores)
-    return tuple(known)
+    return tuple((s, v if v is not None and math.isfinite(v) else None) for s, v in scores)
 
 
 def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
@@ -162,20 +161,15 @@ def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
 
 def _resampled(results: Sequence[Result], clients: Sequence[str], worst: float) -> Floats:
     """(S, W, C) scores on resampled patients."""
-    count = {len(v) for r in results for v in r.get("resampled", {}).values()}
-    width = min(count, default=0)
-    return np.array(
-        [
-            [
-                [number(v) for v in r["resampled"][c][:width]]
-                if c in r.get("resampled", {})
-                else [worst if "clients" not in r else math.nan] * width
-                for c in clients
-            ]
-            for r in results
-        ],
-        dtype=float,
-    ).transpose(0, 2, 1)
+    width = min((len(v) for r in results for v in r.get("resampled", {}).values()), default=0)
+
+    def scores(result: Result, client: str) -> list[float]:
+        if client in result.get("resampled", {}):
+            return [number(v) for v in result["resampled"][client][:width]]
+        return [worst if "clients" not in result else math.nan] * width
+
+    rows = [[scores(r, c) for c in clients] for r in results]
+    return np.array(rows, dtype=float).transpose(0, 2, 1)
 
 
 def number(value: float | None) -> float:

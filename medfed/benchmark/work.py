@@ -26,10 +26,8 @@ from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import together
 from medfed.records.cells import Stage
 from medfed.records.predictions import packed, read_predictions
+from medfed.run import loggers, memberships, results
 from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
-from medfed.run.loggers import NO_LOGGER
-from medfed.run.memberships import Memberships
-from medfed.run.results import save_predictions
 from medfed.run.train import train
 
 CLIENTS = 5  # of which one is kept
@@ -84,13 +82,8 @@ def content_of_pictures(experiment: Experiment) -> dict[str, Any]:
     kept: dict[str, Any] = {"pictures": {n: _svg(f) for n, f in figures.items() if f is not None}}
     history = federation.memberships()
     if history is not None:
-        best = experiment.evaluation.best_round()
-        known = Memberships.of(
-            list(experiment.data.clients),
-            history,
-            None if best is None else best + 1,
-            experiment.data.mixtures,
-        )
+        data, best = experiment.data, experiment.evaluation.best_round()
+        known = memberships.Memberships.of(list(data.clients), history, best, data.mixtures)
         kept["memberships"] = {
             "clients": list(known.clients),
             "rows": np.round(known.rows, 5).tolist(),
@@ -105,7 +98,7 @@ def content_of_pictures(experiment: Experiment) -> dict[str, Any]:
 
 
 def _slices(experiment: Experiment) -> dict[str, Any]:
-    save_predictions(experiment)
+    results.save_predictions(experiment)
     clients = experiment.module.federation.ids
     cases = read_predictions({"own": Path(experiment.folder)}, clients)
     return {c: packed(cases[c]) for c in evenly([c for c in clients if c in cases], CLIENTS)}
@@ -143,7 +136,7 @@ def run_cell(
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
         try:
-            description = describe({**config, "logger": NO_LOGGER, "progress": False})
+            description = describe({**config, "logger": loggers.NO_LOGGER, "progress": False})
             if finetuned:
                 description = _pool_first(description, Path(folder) / "pooled")
             description = description.replacing({"folder": str(Path(folder) / "run")})
@@ -158,22 +151,10 @@ def run_cell(
 def _pool_first(config: RunDescription, folder: Path) -> RunDescription:
     """Trains the pooled model; clients then go on from it, alone, a third as long."""
     train(config.replacing({"folder": str(folder)}))
-    alone = {
-        "_target_": "medfed.personalize.local.Local",
-        "_convert_": "all",
-        "personal": "none",
-        "weighting": "samples",
-    }
+    alone = {"_target_": "medfed.personalize.local.Local", "_convert_": "all"}
     rounds = max(1, config.rounds // 3)
-    every = min(config.evaluation.every, rounds)
-    return config.replacing(
-        {
-            "algorithm": alone,
-            "rounds": rounds,
-            "evaluation.every": every,
-            "init.weights": str(folder),
-        }
-    )
+    changed = {"algorithm": alone, "rounds": rounds, "init.weights": str(folder)}
+    return config.replacing({**changed, "evaluation.every": min(config.evaluation.every, rounds)})
 
 
 def _computed(config: RunDescription, stage: Stage, shows: bool) -> dict[str, Any]:

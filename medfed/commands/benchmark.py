@@ -19,54 +19,42 @@ from medfed.common.errors import ConfigError
 from medfed.config.sections import Section
 
 
-def _plain(value: Any) -> Any:
-    return value.plain() if isinstance(value, Section) else value
-
-
 def check(configs: Sequence[Section], sweep: bool) -> None:
     """Checks all names and folders before anything large is loaded.
 
     Raises:
         ConfigError: If a suite, method or folder does not exist.
     """
-    from medfed.benchmark.suite import (
-        SIZES,
-        check_paths,
-        check_shard,
-        chosen_arms,
-        chosen_methods,
-        chosen_suites,
-        known_methods,
-        suites,
-    )
+    from medfed.benchmark.suite import SIZES, check_paths, check_shard, suites, wanted_of
     from medfed.common.checks import check_known
 
-    for config in configs:
-        check_known("size", config.size, SIZES)
-        check_shard(_shard(config))
-        if not isinstance(config.report_only, bool):
-            raise ConfigError(f"report_only must be true or false, not {config.report_only}.")
-        folders = _folders(config)
-        chosen, known = chosen_suites(_plain(config.suite), folders), known_methods(folders)
-        paths = _plain(config.paths)
+    for asked in map(_asked, configs):
+        check_known("size", asked["size"], SIZES)
+        check_shard(asked["shard"])
+        if not isinstance(asked["report_only"], bool):
+            raise ConfigError(f"report_only must be true or false, not {asked['report_only']}.")
+        folders, paths = asked["plugins"], asked["paths"]
         if not isinstance(paths, dict):
             raise ConfigError(f"paths={paths} names no suite; write paths.SUITE={paths}.")
         check_paths(paths, suites(folders).values())
-        for suite in chosen:
+        of = asked["suite"], asked["methods"], asked["size"], asked["arms"], folders
+        for suite in wanted_of(*of)[0]:
             if not suite.path or paths.get(suite.name) is not None:
-                suite.chosen(_plain(config.variants))
-            usual = suite.sized(config.size).methods or suite.methods
-            chosen_methods(_plain(config.methods), usual, known)
-        chosen_arms(_plain(config.arms), {s.name: s.arms for s in chosen}, known)
+                suite.chosen(asked["variants"])
 
 
-def _shard(config: Section) -> str | None:
-    return None if config.shard is None else str(config.shard)
-
-
-def _folders(config: Section) -> list[str]:
-    plugins = _plain(config.plugins)
-    return [plugins] if isinstance(plugins, str) else list(plugins or ())
+def _asked(config: Section) -> dict[str, Any]:
+    """The keys of the command as arguments of `benchmark`."""
+    asked = config.plain()
+    plugins, shard = asked["plugins"], asked["shard"]
+    folders = [plugins] if isinstance(plugins, str) else plugins or []
+    return asked | {
+        "plugins": [str(Path(f).expanduser().resolve()) for f in folders],
+        "shard": None if shard is None else str(shard),
+        "out": Path(str(asked["out"])).expanduser(),
+        "data_root": str(asked["data_root"]),
+        "workers": asked["workers"] or len(os.sched_getaffinity(0)),
+    }
 
 
 @command("benchmark", check)
@@ -75,22 +63,7 @@ def _main(config: Section) -> None:
     with loading():
         from medfed.benchmark.main import benchmark
 
-    folders = [str(Path(f).expanduser().resolve()) for f in _folders(config)]
-    benchmark(
-        _plain(config.suite),
-        _plain(config.methods),
-        size=config.size,
-        variants=_plain(config.variants),
-        arms=_plain(config.arms),
-        out=Path(str(config.out)).expanduser(),
-        workers=config.workers or len(os.sched_getaffinity(0)),
-        shard=_shard(config),
-        report_only=config.report_only,
-        figures=config.figures,
-        data_root=str(config.data_root),
-        paths=_plain(config.paths),
-        plugins=folders,
-    )
+    benchmark(**_asked(config))
 
 
 @functools.wraps(_main)

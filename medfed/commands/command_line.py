@@ -24,17 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
-from medfed.common.console import visible, without_remarks
-from medfed.common.errors import (
-    CheckpointError,
-    CodecError,
-    ConfigError,
-    MedfedError,
-    NonFiniteError,
-    did_you_mean,
-    first_line,
-)
-from medfed.common.processes import end_with_parent, ended_by_signals, is_first_process
+from medfed.common import console, errors, processes
 from medfed.config.compose import SWEEP, as_typed, composed, run_sweep, show, source_of
 from medfed.config.description import checked, describe
 from medfed.config.spelling import spelled
@@ -75,8 +65,8 @@ def command(
     def decorate(run: Run) -> Main:
         @wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
-            end_with_parent()
-            with ended_by_signals():
+            processes.end_with_parent()
+            with processes.ended_by_signals():
                 _start(_Command(name, run, check, runs, folders, trains), arguments)
 
         return main
@@ -163,7 +153,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         compositions = composed(overrides, command.name)
         sweeps = flags.multirun or "hydra.mode=MULTIRUN" in overrides
         if (several := compositions[0].sweep) and not sweeps:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{several} is a sweep; add -m for a run of each, or write one value."
             )
         if show(flags, overrides, command.name):  # also where values are missing
@@ -171,13 +161,13 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         described = [command.read(each.source(), each.overrides) for each in compositions]
         if command.check is not None:
             command.check(described, sweeps)
-    with without_remarks(), one_sentence():
+    with console.without_remarks(), one_sentence():
         if sweeps:
             begin = partial(refuse_full, known_by=SWEEP) if command.trains else None
             run_sweep(overrides, command.name, command.answer_one, begin)
             return
         (asked,) = described
-        if command.trains and asked.resume is None and is_first_process():
+        if command.trains and asked.resume is None and processes.is_first_process():
             refuse_full(Path(asked.folder))
         compositions[0].run(lambda _: command.answer(asked))
 
@@ -201,13 +191,15 @@ key=value.
     """
     flags = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
     if flag := next((flag for flag in flags if flag not in FLAGS), None):
-        raise ConfigError(
-            f"Unknown flag {flag}{did_you_mean(flag, FLAGS)}; the flags are {', '.join(FLAGS)}, "
-            "and everything else is key=value."
+        raise errors.ConfigError(
+            f"Unknown flag {flag}{errors.did_you_mean(flag, FLAGS)}; the flags are "
+            f"{', '.join(FLAGS)}, and everything else is key=value."
         )
     asked: Namespace = get_args_parser().parse_intermixed_args(list(arguments))
     if asked.resolve and asked.cfg is None:
-        raise ConfigError("--resolve has a meaning with --cfg alone; write --cfg job --resolve.")
+        raise errors.ConfigError(
+            "--resolve has a meaning with --cfg alone; write --cfg job --resolve."
+        )
     return asked
 
 
@@ -237,13 +229,13 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
     except Exception as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
-        if not isinstance(error, MedfedError):
-            what = f"unexpected {type(error).__name__}: {first_line(error)}"
-            print(f"error: {visible(what)}; {_logged(error, folder)}", file=sys.stderr)
-        elif is_first_process() or not isinstance(
-            error, NonFiniteError | CodecError | CheckpointError
+        if not isinstance(error, errors.MedfedError):
+            what = f"unexpected {type(error).__name__}: {errors.first_line(error)}"
+            print(f"error: {console.visible(what)}; {_logged(error, folder)}", file=sys.stderr)
+        elif processes.is_first_process() or not isinstance(
+            error, errors.NonFiniteError | errors.CodecError | errors.CheckpointError
         ):
-            print(f"error: {visible(str(error))}", file=sys.stderr)
+            print(f"error: {console.visible(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -20,9 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_help
 from medfed.common.errors import ConfigError
-from medfed.config.compose import CONFIG_DIR, load
-from medfed.config.description import resolved
-from medfed.config.sections import Section
+from medfed.config import compose, description, sections
 from medfed.sites import actions
 
 NAME = "deploy"
@@ -35,7 +33,7 @@ def main(given: Sequence[str]) -> None:
     deploy(*split(given), given)
 
 
-def split(given: Sequence[str]) -> tuple[Section, list[str]]:
+def split(given: Sequence[str]) -> tuple[sections.Section, list[str]]:
     """Splits a command line into this command's keys, composed and checked, and those of train.
 
     Raises:
@@ -45,10 +43,10 @@ def split(given: Sequence[str]) -> tuple[Section, list[str]]:
         raise ConfigError(
             f"medfed {NAME} takes KEY=VALUE, not {flag}: it runs one experiment; leave {flag} out."
         )
-    known = set(yaml.safe_load((CONFIG_DIR / f"{NAME}.yaml").read_text()))
+    known = set(yaml.safe_load((compose.CONFIG_DIR / f"{NAME}.yaml").read_text()))
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
-    settings = Section(resolved(load(list(listed), NAME)))
+    settings = sections.Section(description.resolved(compose.load(list(listed), NAME)))
     if settings.run is not None or settings.onboard is not None:
         _check_joining(settings, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
     elif settings.sites in ("???", []):
@@ -61,7 +59,7 @@ def split(given: Sequence[str]) -> tuple[Section, list[str]]:
     return settings, rest
 
 
-def _check_joining(settings: Section, odd: Sequence[str]) -> None:
+def _check_joining(settings: sections.Section, odd: Sequence[str]) -> None:
     """Checks the command line by which a hospital joins a finished run.
 
     Raises:
@@ -81,7 +79,7 @@ def _check_joining(settings: Section, odd: Sequence[str]) -> None:
         raise ConfigError(f"onboard_steps must be at least 1, not {settings.onboard_steps}.")
 
 
-def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
+def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) -> None:
     """Makes kits, writes a job, or runs the experiment.
 
     Args:
@@ -90,13 +88,8 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
         given: The whole command line, from which the command to resume is made.
     """
     if keys.provision is not None:
-        actions.make_kits(
-            Path(keys.provision),
-            list(map(str, keys.sites)),
-            str(keys.server),
-            int(keys.port),
-            bool(keys.renew),
-        )
+        at = list(map(str, keys.sites)), str(keys.server), int(keys.port), bool(keys.renew)
+        actions.make_kits(Path(keys.provision), *at)
         return
     with loading():
         deployment = actions.deployment_of(keys, rest)
@@ -105,10 +98,9 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
         print(f"The job is in {job}. What all sites agree on, for them to check, is in {agreed}.")
         print(f"A site approves it by this line in its file: agreed: {approval}")
         return
+    attempts, patience = int(keys.attempts), float(keys.terms.patience)
     try:
-        actions.carry_out(
-            deployment, Path(keys.kit), int(keys.attempts), float(keys.terms.patience)
-        )
+        actions.carry_out(deployment, Path(keys.kit), attempts, patience)
     except KeyboardInterrupt as error:
         again = [o for o in given if not o.startswith(("resume=", "folder="))]
         again += [f"resume={deployment.folder}"] * (keys.onboard is None)

@@ -20,7 +20,7 @@ class Hospital:
     """The component that a job names for each site; ``local/medfed.yaml`` in its kit is its file.
 
     Args:
-        agreed: What all sites have agreed on, encoded by :mod:`medfed.sites.flare_processes`.
+        agreed: What all sites have agreed on, encoded by :mod:`medfed.sites.deploying`.
     """
 
     def __init__(self, agreed: str) -> None:

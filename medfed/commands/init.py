@@ -113,9 +113,8 @@ class Guess:
         """Builds the data module that training builds."""
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder, _FILE.format(name)), self.experiment(name))
-            return compose.build(
-                compose.described([f"plugins={folder}", f"experiment={name}"]).data
-            )
+            asked = compose.described([f"plugins={folder}", f"experiment={name}"])
+            return compose.build(asked.data)
 
 
 @plain(partial(print_usage, USAGE), needs_words=True)
@@ -156,12 +155,8 @@ def init(given: Sequence[str]) -> Path:
         write_text(file, guess.experiment(name))
     words = shlex.join([f"plugins={into}", f"experiment={name}"])
     took = [f"{what:<16}{value}  ({why})" for what, value, why in guess.took]
-    say(wide_console(), *took, *remarks, f"Written: {file}")
-    say(
-        wide_console(),
-        f"Look:    medfed prepare {words} show=true",
-        f"Train:   medfed train {words}",
-    )
+    then = f"Look:    medfed prepare {words} show=true", f"Train:   medfed train {words}"
+    say(wide_console(), *took, *remarks, f"Written: {file}", *then)
     return file
 
 
@@ -322,11 +317,8 @@ def _regions(guess: Guess, files: Sequence[Path]) -> None:
     """The values of masks, and names for them."""
     values: set[int] = set()
     for file in files[:_FIRST]:
-        voxels = (
-            pictures.read_mask(file)
-            if _is_picture(file)
-            else volumes.read_volume(file).voxels.numpy()
-        )
+        picture = _is_picture(file)
+        voxels = pictures.read_mask(file) if picture else volumes.read_volume(file).voxels.numpy()
         values |= {int(v) for v in np.unique(voxels) if v}
     inside = sorted(values)
     if not 0 < len(inside) < 50 or not 0 < inside[0] <= inside[-1] < 256:

@@ -72,8 +72,8 @@ def _texts(rows: Sequence[Row], metric: str) -> list[str]:
     ]
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """Returns a line per onboarded client, k and rule, with a column per metric."""
+def to_csv(rows: Sequence[Any]) -> str:
+    """Returns a line per row, of any dataclass with ``metrics``, with a column per metric."""
     records = [asdict(row) for row in rows]
     names = list(dict.fromkeys(n for row in rows for n in row.metrics))
     fixed = [name for name in records[0] if name != "metrics"]

@@ -43,7 +43,7 @@ class Memberships:
         cls,
         clients: Sequence[str],
         history: Tensor,
-        selected: int | None = None,
+        best: int | None = None,
         mixtures: Mapping[str, Sequence[float]] | None = None,
     ) -> Memberships:
         """Takes over the memberships of a run.
@@ -51,11 +51,12 @@ class Memberships:
         Args:
             clients: Names, in order.
             history: (R + 1, N, K) memberships.
-            selected: Index in ``history`` of the selected round.
+            best: The selected round, counted from 0.
             mixtures: The true mixtures by client, if they are known.
         """
         truth = np.array([mixtures[client] for client in clients]) if mixtures else None
         values = history.detach().cpu().double().numpy()
+        selected = None if best is None else best + 1  # the start stands before the rounds
         return cls(values, tuple(clients), planted_groups(clients), truth, selected)
 
     @property

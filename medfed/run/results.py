@@ -69,11 +69,8 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     if rank() == 0:
         shown = None
         if memberships is not None:
-            # The first entry is the start, before any round.
-            selected = None if best is None else best + 1
-            shown = Memberships.of(
-                list(experiment.data.clients), memberships, selected, experiment.data.mixtures
-            )
+            data = experiment.data
+            shown = Memberships.of(list(data.clients), memberships, best, data.mixtures)
             summary["memberships"] = shown.summary()
             write_text(run.memberships_csv, shown.to_csv())
         write_tables(experiment, summary, best)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medfed.sites.flare_processes import Deployment
+    from medfed.sites.deploying import Deployment
     from medfed.sites.wire import Answers
 
 
@@ -85,11 +85,11 @@ def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path, str]:
     Returns:
         Where both are, and the hash by which sites approve it.
     """
-    from medfed.common.files import digest
+    from medfed.common.files import digest, write_json
     from medfed.sites import deploying
 
     agreed = folder / "agreed.json"
-    deployment.write_agreed(agreed)
+    write_json(agreed, deployment.agreed)
     job = deploying.write(deployment, folder / deployment.name)
     return job, agreed, digest(deployment.agreed)
 
@@ -122,6 +122,6 @@ def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], 
         name: The site's name in FLARE.
         keep_bundle: Makes the bundle of the model in a run folder.
     """
-    from medfed.sites import flare_processes
+    from medfed.sites import deploying
 
-    return flare_processes.start_site(kit / flare_processes.SITE_FILE, agreed, name, keep_bundle)
+    return deploying.start_site(kit / deploying.SITE_FILE, agreed, name, keep_bundle)

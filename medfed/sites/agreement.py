@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
+import yaml  # type: ignore[import-untyped]
 
 from medfed import __version__
 from medfed.common.console import shown
@@ -66,38 +67,14 @@ from medfed.config.sections import put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of, with_whole_data
 from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
 
-# Keys that only a site sets, with their defaults.
-SITE_KEYS: dict[str, Any] = {
-    "data.path": None,
-    "data.root": "data",
-    "data.cache": None,
-    "data.memory_gb": 2.0,
-    "data.workers": 0,
-    "init.weights": None,
-    "partition.file": None,
-    "threads": 1,
-    "trainer": None,
-    "logger": None,
-    "pictures.format": "png",
-    "progress": False,
-    "checkpoint": None,
-    "resume": None,
-    "source": None,
-    "plugins": None,
-    "folder": None,
-    "hydra": None,
-}
+_TEMPLATES = Path(__file__).parent / "templates"
+_KEYS = yaml.safe_load((_TEMPLATES / "keys.yaml").read_text("utf-8"))
+SITE_KEYS: dict[str, Any] = _KEYS["site"]
+"""Keys that only a site sets, with their defaults."""
+READING: tuple[str, ...] = (*_KEYS["reading"],)
+"""Keys that overrides propose: how a site's files are written, and what its memory allows."""
 _SECTIONS = ("trainer", "logger", "checkpoint")  # which stand at the project's default
 _DATA = ("data.", "partition.")  # a coordinator has no data
-# Proposed by the overrides; how a site's own files are written, and what its memory allows.
-READING = (
-    *("data.label", "data.patient", "data.centre", "data.header", "data.positive", "data.negative"),
-    *("data.drop", "data.unlabelled", "data.reader.split", "data.eval_batch_size"),
-    *("data.annotated", "data.reader.patient_pattern", "data.reader.centre_pattern"),
-    *("data.reader.patient", "data.reader.centre", "data.reader.centres", "data.reader.label"),
-    *("data.reader.modalities", "data.reader.image", "data.reader.mask", "data.reader.other_masks"),
-    *("data.reader.candidates", "data.reader.missing", "data.reader.fold"),
-)
 PRECISION = "trainer.precision"
 _HERE = "data.path=here"  # as if the user had real data
 _MOST = 1000  # the most overrides, and characters of each
@@ -257,6 +234,13 @@ class Agreed:
                 "keep_out is for simulations; leave the sites out of the list of sites."
             )
         return source
+
+
+@cache
+def words_for(what: str) -> dict[str, str]:
+    """Returns ``parts``, kinds of ``requests``, ``refused`` and ``approval`` in words."""
+    words: dict[str, str] = yaml.safe_load((_TEMPLATES / "words.yaml").read_text("utf-8"))[what]
+    return words
 
 
 @cache
@@ -475,18 +459,9 @@ class SiteFile:
 
     def approval(self, agreed: Agreed) -> str:
         """Says whether a study is approved here, and by which line it is."""
-        if agreed.digest in (self.approved or ()):
-            return f"Approved: agreed in the file of site {self.site} names this study."
-        line = f"\nagreed: {agreed.digest}"
-        if self.approved is not None:
-            return (
-                f"Not approved: agreed in the file of site {self.site} names other studies; it can "
-                f"be a list, to which this line belongs:{line}"
-            )
-        return (
-            f"Warning: the file of site {self.site} has no line agreed, so it takes part in any "
-            f"study that the coordinator sends; to approve this one alone, add the line:{line}"
-        )
+        known = "others" if self.approved is not None else "open"
+        how = "named" if agreed.digest in (self.approved or ()) else known
+        return words_for("approval")[how].format(site=self.site, hash=agreed.digest)
 
     def config(self, agreed: Agreed) -> RunDescription:
         """Describes this site's run: the agreement with the site's keys.

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, ConfigError, SiteError
 from medfed.datamodules.base import Exchanged
+from medfed.sites.agreement import words_for
 from medfed.sites.status import Traffic
 from medfed.sites.wire import Facts, Greeting, Kind, Reply, Request, Silent, Transport
 
@@ -207,17 +208,8 @@ def refusal(reply: Reply) -> str:
         return f"it failed ({reply.reason}); see the log of {reply.site}"
     unknown = f"it refused the request ({reply.reason})"
     if reply.status == "refused":
-        return _REFUSED.get(reply.reason, unknown).format(site=reply.site)
+        return words_for("refused").get(reply.reason, unknown).format(site=reply.site)
     return {"busy": BUSY, "unready": UNREADY}.get(reply.status, unknown)
-
-
-_REFUSED = {
-    "job": "its folder holds the rounds of another federation",
-    "agreed": "this study is not approved there: agreed in the site's file names others",
-    "policy": "its policy, or the least number of patients behind a statistic, does not allow "
-    "this; see the log of {site}",
-    "sums": "it has given its share to a sum of other sites in this round; see the log there",
-}
 
 
 def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:

@@ -39,17 +39,8 @@ from medfed.run.experiment import read_start
 from medfed.run.federating import federate, statistics_of
 from medfed.run.overview.table import cohort_record, print_cohort
 from medfed.run.privacy import exact, protections
-from medfed.sites.agreement import Agreed, SiteFile, fingerprints
-from medfed.sites.policy import (
-    FEW,
-    SPENT,
-    Spending,
-    behind_a_message,
-    check_data,
-    check_study,
-    patients_of_message,
-)
-from medfed.sites.status import words_for
+from medfed.sites import policy
+from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
 
 OTHER = "a part specific to the method, see its page"
 
@@ -172,21 +163,12 @@ def sentences(
         file: The site's file.
     """
     site = file.site
+    words = {"data": data, "config": config, "federation": federation, "site": site, "few": few}
     text = filled(
         Path(__file__).parent / "templates" / "leaves.txt",
+        **words,
         whole=file.policy.send_model,
-        samples=data.clients[site].num_samples,
-        plan=data.plans[site].patients,
-        channels=few(list(data.plan_names), 8),
-        classes=few(list(data.class_names), 8),
-        absent=few(data.absent) if data.absent else "",
-        every=config.evaluation.every,
-        metric=config.model.selection[0],
         table=data if isinstance(data, TabularDataModule) else None,
-        method=type(federation.algorithm).__name__,
-        keeps=federation.algorithm.card.keeps,
-        sums=federation.channel.sums,
-        noise=config.privacy.example,
         planned=protections(config, data.clients, federation).get(site),
         exact=exact(config),
     )
@@ -206,11 +188,11 @@ def warnings(
     """
     plan, every = data.plans[file.site].patients, statistics_of(federation.algorithm, data)
     lines = [line for one in every if (line := one.too_few(file.policy.least))]
-    patients, noise = patients_of_message(config, data, file.site), config.privacy.example
-    if noise is None and patients < FEW:
-        lines.append(f"{behind_a_message(patients)}; gradients of so few can be undone.")
+    patients, noise = policy.patients_of_message(config, data, file.site), config.privacy.example
+    if noise is None and patients < policy.FEW:
+        lines.append(f"{policy.behind_a_message(patients)}; gradients of so few can be undone.")
     counts = {split: len(plan[split]) for split in ("val", "test")}
-    if small := [f"{count} {split}" for split, count in counts.items() if 0 < count < FEW]:
+    if small := [f"{count} {split}" for split, count in counts.items() if 0 < count < policy.FEW]:
         lines.append(
             f"With {' and '.join(small)} patients a metric reveals something about each of them; "
             "set data.val_fraction and data.test_fraction higher if that is too much."
@@ -237,7 +219,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     Raises:
         MedfedError: If anything does not fit; nothing has left the site.
     """
-    check_study(file.policy, config)
+    policy.check_study(file.policy, config)
     start, config = read_start(config)
     hashes = fingerprints(config.values)
     data = _data_of(terms, file, config)
@@ -257,10 +239,11 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     say(console, *sentences(config, data, federation, file))
     for line in warnings(config, data, federation, file):
         console.print(line, style="red", soft_wrap=True, highlight=False, markup=False)
-    check_data(file.policy, config, data, file.site, tells=bool(data.exchanged))
+    policy.check_data(file.policy, config, data, file.site, tells=bool(data.exchanged))
     file.policy.check_statistics(statistics_of(federation.algorithm, data))
+    spending = policy.Spending(file.policy.privacy, file.folder / policy.SPENT)
     for planned in protections(config, data.clients, federation).values():
-        Spending(file.policy.privacy, file.folder / SPENT).check("this study", planned)
+        spending.check("this study", planned)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
     return traffic
 
@@ -274,7 +257,7 @@ def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder:
         config: The configuration of both.
         folder: A new or empty folder.
     """
-    check_study(file.policy, config)
+    policy.check_study(file.policy, config)
     data = _data_of(terms, file, read_start(config)[1])
     data.plan()
     write_look([described(data, file.site, max(LEAST, file.policy.least))], folder)

@@ -37,17 +37,7 @@ from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.functional.points import Point, settled
-from medfed.sites.calls import (
-    BUSY,
-    SILENT,
-    UNREADY,
-    Caller,
-    catch_up,
-    compare_models,
-    in_thread,
-    other_samples,
-    sentence,
-)
+from medfed.sites import calls
 from medfed.sites.masks import context_of, needed, unmasked
 from medfed.sites.wire import START, Facts, Kind, Reply, Request
 
@@ -90,7 +80,7 @@ class SitesProgress:
 
 _log = logging.getLogger(__name__)
 Metrics = dict[str, dict[str, float]]
-INNOCENT = (SILENT, BUSY, UNREADY)  # reasons that do not count against a site
+INNOCENT = (calls.SILENT, calls.BUSY, calls.UNREADY)  # reasons that do not count against a site
 
 
 _ROUNDING = 1e-6  # by which a metric may exceed its limits
@@ -141,7 +131,7 @@ class Coordinator:
         tell: Called with what happens, the round, the absent sites and the last round of each.
     """
 
-    caller: Caller
+    caller: calls.Caller
     federation: Federation
     facts: Mapping[str, Facts]
     answers: Sequence[bytes]
@@ -181,10 +171,10 @@ class Coordinator:
                 type(method).__name__,
             )
         there = [c for c in self.federation.ids if c not in {*self.withdrawn, *self.away}]
-        futures = {c: in_thread(self._begin, c) for c in there}
+        futures = {c: calls.in_thread(self._begin, c) for c in there}
         wrong = {c: why for c, future in futures.items() if (why := future.result())}
         if wrong:
-            raise SiteError(f"{sentence(wrong)}.")
+            raise SiteError(f"{calls.sentence(wrong)}.")
 
     def _say(self, doing: str, round: int) -> None:
         self.tell(doing, round, self.away, self.progress.at)
@@ -227,7 +217,7 @@ class Coordinator:
                 attempt += 1
                 self.leave_out(lost.why, number)
                 _log.warning("Round %d starts again.", number + 1)
-                anew = [c for c, why in lost.why.items() if why == UNREADY and c not in out]
+                anew = [c for c, why in lost.why.items() if why == calls.UNREADY and c not in out]
                 out |= lost.why
                 self.readmit(anew)  # it has not missed anything yet
 
@@ -242,7 +232,7 @@ class Coordinator:
         self._faults.update(c for c, reason in why.items() if reason not in INNOCENT)
         self.progress.left_out += [(number, site, reason) for site, reason in why.items()]
         if why:
-            _log.warning("Round %d continues without %s.", number + 1, sentence(why))
+            _log.warning("Round %d continues without %s.", number + 1, calls.sentence(why))
 
     def _gather(self, number: int, out: Mapping[str, str], end: float) -> tuple[str, ...]:
         """Returns the sites that take part, and marks the others as absent."""
@@ -257,11 +247,11 @@ class Coordinator:
                     raise SiteError(
                         f"Round {number + 1} has a sum of {', '.join(map(shown, planned))}, and "
                         "one of fewer sites would reveal the others' numbers: "
-                        f"{sentence(self.away)}. Resume the run when they are back."
+                        f"{calls.sentence(self.away)}. Resume the run when they are back."
                     )
                 raise SiteError(
                     f"Round {number + 1} needs {least} of its {len(planned)} sites, but too few "
-                    f"answer: {sentence(self.away)}. Resume the run when they are back."
+                    f"answer: {calls.sentence(self.away)}. Resume the run when they are back."
                 )
             self._say("waits for sites", number)
             if out:
@@ -301,7 +291,7 @@ class Coordinator:
         sites = [c for c in able if self._faults[c] < self.terms.faults]
         for site in sites:
             if site not in self._probes:
-                self._probes[site] = in_thread(self._welcome, site)
+                self._probes[site] = calls.in_thread(self._welcome, site)
         wait([self._probes[c] for c in sites], self.terms.probe)
         for site in sites:
             if self._probes[site].done():
@@ -313,15 +303,15 @@ class Coordinator:
                     self.away[site] = why
 
     def _welcome(self, site: str) -> str | None:
-        reply = catch_up(self.caller, site, self.answers)
+        reply = calls.catch_up(self.caller, site, self.answers)
         if isinstance(reply, str):
             return reply
         try:
             now = Facts.of(reply.content["facts"])
-            compare_models(self.facts[site], now, "before", site)
+            calls.compare_models(self.facts[site], now, "before", site)
         except (SiteError, CodecError) as error:
             return str(error).rstrip(".")
-        return other_samples(self.facts[site], now) or self._begin(site)
+        return calls.other_samples(self.facts[site], now) or self._begin(site)
 
     def _attempt(
         self, number: int, attempt: int, cohort: tuple[str, ...], evaluated: bool
@@ -353,23 +343,15 @@ class Coordinator:
         """Runs all phases with the cohort; returns the sites that were sent anything."""
         federation, memory = self.federation, dict(self.federation.memory)
         current = federation.open(where["round"])
-        trained: set[str] = set()
-        is_open = True
+        trained, is_open = set[str](), True
         while is_open:
             bodies = dict[bytes, bytes]()  # sites that are sent the same share it
             masks = self._keys(current, where)
-            asked = {
-                c: self._asked(
-                    "fit",
-                    c,
-                    current,
-                    where,
-                    bodies.setdefault(body := current.sent(c).to_bytes(), body),
-                    cohort=list(cohort),
-                    **masks.for_site(c),
-                )
-                for c in current.recipients
-            }
+            asked = {}
+            for c in current.recipients:
+                body = bodies.setdefault(sent := current.sent(c).to_bytes(), sent)
+                more = {"cohort": list(cohort), **masks.for_site(c)}
+                asked[c] = self._asked("fit", c, current, where, body, **more)
             replies, wrong = self._answers(asked)
             del asked, bodies  # which may be large, as the replies are
             packets, forms = {}, dict[str, Any]()
@@ -585,18 +567,15 @@ class Coordinator:
     def _measure(
         self, site: str, split: str, trained: bool, at: Mapping[str, int], where: dict[str, int]
     ) -> Request:
+        said = {"content": {"split": split, "trained": trained}, "at": at[site], **where}
         body = self.federation.delivery(site).to_bytes()
-        content = {"split": split, "trained": trained}
-        return self.caller.request(
-            "evaluate", site, at=at[site], content=content, body=body, **where
-        )
+        return self.caller.request("evaluate", site, body=body, **said)
 
     def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
         asked = {}
         for site in trained:
-            needed = {at[site] for at in self.progress.rounds.values()} | {self.progress.at[site]}
-            content = {"needed": sorted(needed - {START})}
-            at = self.progress.at[site]
+            at, kept = self.progress.at[site], self.progress.rounds.values()
+            content = {"needed": sorted({at, *(one[site] for one in kept)} - {START})}
             asked[site] = self.caller.request("commit", site, at=at, content=content, **where)
         replies = self._needed(asked)
         for site, reply in replies.items():
@@ -611,19 +590,15 @@ class Coordinator:
         replies: dict[str, Reply] = {}
         for _ in range(2):  # again those that answer after another greeting
             self.readmit(list(self.away))
-            asked = {
-                c: self.caller.request("load", c, round=rounds, at=self.progress.at[c])
-                for c in self.federation.ids
-                if c not in self.away and c not in replies
-            }
+            left = [c for c in self.federation.ids if c not in {*self.away, *replies}]
+            at, ask = self.progress.at, self.caller.request
+            asked = {c: ask("load", c, round=rounds, at=at[c]) for c in left}
             answers, why = self.caller.all(asked, self.terms.timeout)
             replies |= answers
             self.leave_out(why, rounds)
-        hashes = {"server": self.federation.digests()["server"]}
-        digests = {
-            c: str(replies[c].content["digest"]) for c in self.federation.ids if c in replies
-        }
-        return hashes | {f"client/{c}": text for c, text in digests.items()}
+        there = [c for c in self.federation.ids if c in replies]
+        digests = {f"client/{c}": str(replies[c].content["digest"]) for c in there}
+        return {"server": self.federation.digests()["server"], **digests}
 
     def test(self, rounds: int, selected: int | None) -> Metrics:
         """Evaluates the model of the selected round on every site's test data.
@@ -642,9 +617,10 @@ class Coordinator:
         tested: Metrics = {}
 
         def ask(sites: Sequence[str], more: Mapping[str, Mapping[str, Any]]) -> None:
-            asked = {c: self._measure(c, "test", False, at, where) for c in sites}
-            said = {c: {**r.content, **chosen, **more.get(c, {})} for c, r in asked.items()}
-            asked = {c: replace(r, content=said[c]) for c, r in asked.items()}
+            asked = {}
+            for c in sites:
+                one = self._measure(c, "test", False, at, where)
+                asked[c] = replace(one, content={**one.content, **chosen, **more.get(c, {})})
             metrics, why = self._measured(asked)
             tested.update(metrics)
             self.leave_out(why, rounds)
@@ -677,16 +653,14 @@ class Coordinator:
 
         def ask(bodies: Mapping[str, bytes], of: str = "") -> dict[str, Reply]:
             place: dict[str, Any] = {"round": rounds, "attempt": self._turn}
-            asked = {
-                c: self.caller.request(
-                    "across", c, at=self._at[c], content={"of": of or c}, body=bodies[c], **place
-                )
-                for c in bodies
-            }
+            asked = {}
+            for c, body in bodies.items():
+                said = {"content": {"of": of or c}, "at": self._at[c], "body": body, **place}
+                asked[c] = self.caller.request("across", c, **said)
             replies, why = self.caller.all(asked, self.terms.timeout)
             for site, metrics in ((c, reply.content["metrics"]) for c, reply in replies.items()):
-                if said := _impossible(metrics, frozenset(metrics)):
-                    why[site] = said
+                if wrong := _impossible(metrics, frozenset(metrics)):
+                    why[site] = wrong
             refused.update(why)
             return {c: reply for c, reply in replies.items() if c not in why}
 
@@ -703,7 +677,7 @@ class Coordinator:
             for site, way in ways.items():
                 count(federation.ledger, packet, rounds, "across", site, way)
         if refused:
-            _log.warning("Not every model was tested at every site: %s.", sentence(refused))
+            _log.warning("Not every model was tested at every site: %s.", calls.sentence(refused))
         self._say("has finished", rounds)
         return values
 

@@ -4,48 +4,233 @@ One dead worker fails a whole FLARE job, FLARE does not resume a killed server's
 restarted hospital is not part of a running job. So jobs are only temporary: medfed's checkpoints at
 the server and at the sites hold the run, and the next job continues from there.
 
-The module also makes the kits of a new federation.
+The module also holds what medfed runs in FLARE's processes, the coordinator and a site, and makes
+the kits of a new federation.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from medfed import __version__
+from medfed.common import schemas, templates, untrusted
 from medfed.common.console import shown
-from medfed.common.errors import ConfigError, SiteError
-from medfed.common.files import make_private, write_text
-from medfed.common.templates import filled
-from medfed.config.description import as_yaml
-from medfed.config.sections import Section
+from medfed.common.errors import CodecError, ConfigError, MedfedError, SiteError
+from medfed.common.files import make_private, write_json, write_text
+from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.sites.agreement import Agreed
-from medfed.sites.calls import Terms
+from medfed.sites import agreement, calls, masks, newcomers, policy, run, site_folder, withdrawal
 from medfed.sites.flare.job import LOST, PREFIXES, SITE, write_job
-from medfed.sites.flare_processes import (
-    BEGUN,
-    FINISHED,
-    PRINTED,
-    SITE_FILE,
-    STOPPED,
-    Deployment,
-    encoded,
-    outcome,
-)
-from medfed.sites.newcomers import agreed_for
+from medfed.sites.wire import Answers, Reply, Request, Transport
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+OUTCOME, PRINTED = "outcome.json", "printed.txt"
+SITE_FILE = "medfed.yaml"
+"""A site's file, in the ``local`` folder of its kit."""
+BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The task of the process at FLARE's server.
+
+    Attributes:
+        name: The experiment's.
+        agreed: The agreement, from :meth:`medfed.sites.agreement.Agreed.record`.
+        coordinator_only: Overrides that apply only at the coordinator.
+        folder: The run folder, on the server's machine.
+        resume: Whether to continue the existing run.
+        terms: Keywords of :class:`medfed.sites.calls.Terms`.
+        output: Folder for its output and its result.
+        onboard: The last of the sites, which joins the finished run in the folder; empty: all sites
+            run the experiment.
+        steps: Gradient steps that it may take.
+    """
+
+    name: str
+    agreed: Mapping[str, Any]
+    folder: str
+    coordinator_only: tuple[str, ...] = ()
+    resume: bool = False
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    output: str = ""
+    onboard: str = ""
+    steps: int = 100
+
+    @property
+    def expected(self) -> list[str]:
+        """Names of the sites that take part, without those that have withdrawn."""
+        if self.onboard:
+            return [self.onboard]
+        gone = withdrawal.withdrawn_of(Path(self.folder)) if self.resume else []
+        return [site for site in self.agreed["sites"] if site not in gone]
+
+    def resumed(self) -> Deployment:
+        """Returns the deployment that continues the run, if there is anything to continue."""
+        return replace(self, resume=RunFolder(Path(self.folder)).config_yaml.is_file())
+
+    def text(self) -> str:
+        """Returns it in the form of a job's arguments."""
+        return encoded(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Deployment:
+        """Reads what :meth:`text` returned."""
+        return decoded(text, cls)
+
+
+def encoded(content: Mapping[str, Any]) -> str:
+    """Encodes content so that FLARE does not change it: FLARE fills in braces and builds mappings.
+
+    Example:
+        >>> decoded(encoded({"overrides": ["cohort.absent={3:[a]}"]}))
+        {'overrides': ['cohort.absent={3:[a]}']}
+    """
+    return base64.b64encode(json.dumps(content).encode()).decode()
+
+
+def decoded(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
+    """Reads what :func:`encoded` returned.
+
+    Args:
+        text: The text.
+        kind: What it must hold.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    return schemas.parse_json(base64.b64decode(text, validate=True), kind)
+
+
+def outcome(folder: Path) -> tuple[str, str]:
+    """Returns how a coordinator's process has ended, and why; empty if it has not started."""
+    path = folder / OUTCOME
+    if not path.is_file():
+        return "", ""
+    ended = untrusted.read_json(path, dict[str, str])
+    return ended.get("how", ""), ended.get("why", "")
+
+
+def run_coordinator(text: str, transport: Transport) -> None:
+    """Runs or resumes the experiment of a deployment; its output goes to a file, line by line.
+
+    Args:
+        text: The deployment, from :meth:`Deployment.text`.
+        transport: Reaches the sites.
+    """
+    deployment = Deployment.of(text)
+    output = Path(deployment.output)
+    write_json(output / OUTCOME, {"how": BEGUN, "why": ""})
+    how, why = FINISHED, ""
+    with (
+        (output / PRINTED).open("a", encoding="utf-8", buffering=1) as printed,
+        redirect_stdout(printed),
+        redirect_stderr(printed),
+    ):
+        handler, ours = logging.StreamHandler(printed), logging.getLogger("medfed")
+        levels = ours.level, logging.root.level
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)
+        logging.root.setLevel(logging.WARNING)  # FLARE logs every call
+        try:
+            _coordinate(deployment, transport)
+        except MedfedError as error:
+            how, why = STOPPED, str(error)
+        except Exception as error:
+            _log.exception("The run has failed.")
+            how, why = STOPPED, f"unexpected {type(error).__name__}; see the traceback above."
+        finally:
+            ours.removeHandler(handler)
+            ours.setLevel(levels[0])
+            logging.root.setLevel(levels[1])
+    write_json(output / OUTCOME, {"how": how, "why": why})
+
+
+def _coordinate(deployment: Deployment, transport: Transport) -> None:
+    overrides = (*deployment.agreed["overrides"], *deployment.coordinator_only)
+    source = description.written(compose.load([*overrides, f"folder={deployment.folder}"]))
+    source["resume"] = deployment.folder if deployment.resume and not deployment.onboard else None
+    if source["data"].get("path") == "???":
+        source["data"]["path"] = None  # the data are the sites'
+    config, terms = description.describe(source), calls.Terms(**deployment.terms)
+    if deployment.onboard:
+        newcomers.join(config, transport, deployment.onboard, deployment.steps, terms)
+        return
+    run.coordinate(config, transport, list(deployment.agreed["sites"]), terms, logs=True)
+    agreed = RunFolder(Path(deployment.folder)).agreed_json  # for hospitals that join it
+    write_json(agreed, deployment.agreed)
+
+
+def start_site(
+    path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]
+) -> Answers:
+    """Makes the site from the agreement and its file.
+
+    Args:
+        path: The site's file.
+        agreed: The agreement, encoded.
+        name: The site's name in FLARE.
+        keep_bundle: Makes the bundle of the model in a run folder.
+
+    Returns:
+        The site; after a mistake a site that only answers that it failed, as no error text may
+        leave the site.
+    """
+    try:
+        terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
+        file = agreement.SiteFile.read(path)
+        if file.site != name:
+            raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
+        kit = path.resolve().parent.parent / "startup"
+        signer = masks.Certificate(kit) if (kit / "client.key").is_file() else None
+        return site_folder.hospital(terms, file, keep_bundle, signer)
+    except policy.VetoError as veto:
+        _log.error("The site %s does not take part: %s", name, veto)
+        return Broken(name, veto.reason, "refused")
+    except Exception as error:
+        _log.exception("The site %s cannot start.", name)
+        return Broken(name, type(error).__name__)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A site that cannot start, and answers so.
+
+    Attributes:
+        name: The site's.
+        reason: The error's type; of what the site refuses, a word.
+        status: Whether it has failed or refuses.
+    """
+
+    name: str
+    reason: str
+    status: Literal["failed", "refused"] = "failed"
+
+    def answer(self, request: bytes) -> bytes:
+        """Answers so."""
+        try:
+            asked = Request.from_bytes(request)
+        except CodecError:
+            return Reply("hello", self.name, status="refused", reason="bytes").to_bytes()
+        return Reply.to(asked, self.status, self.reason).to_bytes()
+
 
 POLL = 1.0
 """Seconds between looks how a job is."""
@@ -55,7 +240,7 @@ _SETTLING = 8  # checks after which a job without processes counts as lost
 _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
 
-def deployment_of(keys: Section, typed: Sequence[str]) -> Deployment:
+def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     """Returns the deployment of a command line, and names overrides that sites do not agree on.
 
     Args:
@@ -66,8 +251,8 @@ def deployment_of(keys: Section, typed: Sequence[str]) -> Deployment:
         ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
     """
     terms = {**keys.terms, "across": bool(keys.across)}
-    Terms(**terms)
-    agreed, coordinator_only, said = Agreed.of(
+    calls.Terms(**terms)
+    agreed, coordinator_only, said = agreement.Agreed.of(
         typed, [str(site) for site in keys.sites], bool(keys.cut)
     )
     for line in said:
@@ -81,17 +266,12 @@ def deployment_of(keys: Section, typed: Sequence[str]) -> Deployment:
         refuse_full(Path(folder))
     else:
         _ = RunFolder(Path(folder)).config
-    return Deployment(
-        name=str(config.name),
-        agreed=agreed.record(),
-        folder=str(Path(folder).resolve()),
-        coordinator_only=tuple(map(_placed, coordinator_only)),
-        resume=keys.resume is not None,
-        terms=terms,
-    )
+    place, only = str(Path(folder).resolve()), tuple(map(_placed, coordinator_only))
+    is_resumed = keys.resume is not None
+    return Deployment(str(config.name), agreed.record(), place, only, is_resumed, terms)
 
 
-def joining_deployment(keys: Section) -> Deployment:
+def joining_deployment(keys: sections.Section) -> Deployment:
     """Returns the deployment by which a hospital joins a finished run.
 
     Args:
@@ -100,17 +280,15 @@ def joining_deployment(keys: Section) -> Deployment:
     Raises:
         MedfedError: If the hospital cannot join the run.
     """
-    Terms(**keys.terms)
+    calls.Terms(**keys.terms)
     folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
-    agreed = agreed_for(folder, site)
-    return Deployment(
-        name=str(agreed.config().name),
-        agreed=agreed.record(),
-        folder=str(folder.resolve()),
-        terms=dict(keys.terms),
-        onboard=site,
-        steps=int(keys.onboard_steps),
-    )
+    agreed = newcomers.agreed_for(folder, site)
+    how: dict[str, Any] = {
+        "terms": dict(keys.terms),
+        "onboard": site,
+        "steps": int(keys.onboard_steps),
+    }
+    return Deployment(str(agreed.config().name), agreed.record(), str(folder.resolve()), **how)
 
 
 def write(deployment: Deployment, folder: Path) -> Path:
@@ -125,8 +303,7 @@ def write(deployment: Deployment, folder: Path) -> Path:
     """
     server = (f"{_COMPONENTS}.Coordinator", {"deployment": deployment.text()})
     site = (f"{SITE}.Hospital", {"agreed": encoded(deployment.agreed)})
-    sites = deployment.expected
-    write_job(folder, sites, len(sites), server, site)
+    write_job(folder, deployment.expected, server, site)
     return folder
 
 
@@ -242,10 +419,11 @@ class Follower:
             while not status.startswith(("FINISHED", LOST)):
                 time.sleep(POLL)
                 self._pass_on(scratch / PRINTED)
-                if outcome(scratch)[0] in (FINISHED, STOPPED):
+                how = outcome(scratch)[0]
+                if how in (FINISHED, STOPPED):
                     break
                 status = self._settled(console, number)
-                if time.monotonic() > look and outcome(scratch)[0] == BEGUN:
+                if time.monotonic() > look and how == BEGUN:
                     look = time.monotonic() + self.look
                     restarted = [s for s in self.deployment.expected if console.has_restarted(s)]
                     if alone in restarted:  # twice, as sites also leave a job that is just ending
@@ -309,7 +487,7 @@ def service_files(name: str) -> dict[str, str]:
     """
     files = (TEMPLATES / n for n in ("medfed.service", "Dockerfile"))
     words = {"name": name, "low": name.lower(), "version": __version__}
-    unit, image = (filled(file, **words) for file in files)
+    unit, image = (templates.filled(file, **words) for file in files)
     return {f"medfed-{name}.service": unit, "Dockerfile": image}
 
 
@@ -394,10 +572,10 @@ def make_kits(
 
     content = project(PROJECT, sites, server, port, ADMIN)
     kits = provision(content, folder, renew)
-    write_text(folder / "project.yml", as_yaml(content))
+    write_text(folder / "project.yml", description.as_yaml(content))
     for site in sites:
         example = kits / site / "local" / f"{SITE_FILE}.example"
-        write_text(example, filled(TEMPLATES / example.name, site=site))
+        write_text(example, templates.filled(TEMPLATES / example.name, site=site))
     for name in (server, *sites):
         for file, text in service_files(name).items():
             write_text(kits / name / "service" / file, text)
@@ -409,5 +587,5 @@ def make_kits(
     if line := root_ends(kits / sites[0] / "startup" / "rootCA.pem", date.today()):
         print(line)
     words |= {"phrases": phrases, "days": CERTIFICATES, "end": end}
-    print(filled(TEMPLATES / "kits.txt", **words), end="")
+    print(templates.filled(TEMPLATES / "kits.txt", **words), end="")
     return kits

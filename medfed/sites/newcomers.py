@@ -20,22 +20,21 @@ import torch
 
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteError
-from medfed.common.files import csv_text, write_json, write_text
+from medfed.common.files import write_json, write_text
 from medfed.common.scores import label_of, number
 from medfed.common.tensors import Tensors, to_device
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
-from medfed.federation.algorithm import ClientInfo
+from medfed.federation import algorithm, onboarding, reference
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule, Measures
-from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import Newcomer, question
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import Run, RunFolder
 from medfed.records.tasks import build_task
+from medfed.reports.onboarding import to_csv
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import federation_of, preprocessing
 from medfed.sites.agreement import Agreed, fingerprints
@@ -87,18 +86,13 @@ def onboard(
         ) from error
     if like is not None:
         compare_models(like, facts, "the run", site)
-    info, ledger = ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
+    info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
     content = {"steps": steps, "clients": _as_content(federation), "job": job}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool) -> Packet:
-        request = caller.request(
-            "onboard",
-            site,
-            phase=len(packets),
-            content={**content, "last": last},
-            body=packet.to_bytes(),
-        )
+        said, body = {**content, "last": last}, packet.to_bytes()
+        request = caller.request("onboard", site, phase=len(packets), content=said, body=body)
         reply = caller.one(request, caller.terms.timeout)
         if isinstance(reply, str):
             raise SiteError(f"{shown(site)}: {reply}.")
@@ -108,7 +102,7 @@ def onboard(
         return packets[-1] if packets else packet
 
     try:
-        question(federation, info, send, ledger)
+        reference.question(federation, info, send, ledger)
     except (CodecError, ValueError) as error:
         raise SiteError(
             f"{shown(site)}: its message cannot be used: {str(error).rstrip('.')}."
@@ -125,7 +119,7 @@ def _as_content(federation: Federation) -> list[dict[str, Any]]:
     return [{"id": c, "num_samples": int(sizes[c]) if c in sizes else 1} for c in federation.ids]
 
 
-class Joining(Newcomer):
+class Joining(reference.Newcomer):
     """The newcomer's half across sites.
 
     Args:
@@ -147,7 +141,7 @@ class Joining(Newcomer):
             The model, and its metrics on the test patients.
         """
         client, module = self.client, self.module
-        model = rules_of(self.federation.algorithm).onboard(client, self.begin(packet))
+        model = onboarding.rules_of(self.federation.algorithm).onboard(client, self.begin(packet))
         module.local.model.load(model)
         batches = (to_device(batch, module.device) for batch in client.data.eval_batches("test"))
         with torch.no_grad():
@@ -156,9 +150,6 @@ class Joining(Newcomer):
             meter = module.task.measured(batches, test=True)
         module.cases[client.id] = meter.cases()
         return model, meter.compute()
-
-
-_COLUMNS = ("client", "samples", "rule", "steps", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -179,22 +170,16 @@ class Joined:
     samples: int
     rule: str
     steps: int
-    metrics: dict[str, float]
+    metrics: Mapping[str, float | None]
     up: int
     down: int
-
-
-class _Written(Joined):
-    """As JSON, with null for undefined values."""
-
-    metrics: dict[str, float | None]  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class _Record:
     """The part of ``onboarding.json`` that is read again."""
 
-    rows: list[_Written]
+    rows: list[Joined]
 
 
 def agreed_for(folder: Path, site: str) -> Agreed:
@@ -289,7 +274,7 @@ def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     if str(described.trainer.precision).startswith("64"):
         task.double()
     start.begin(described, task)
-    everyone = [ClientInfo(c, said.num_samples) for c, said in facts.items()]
+    everyone = [algorithm.ClientInfo(c, said.num_samples) for c, said in facts.items()]
     shape = next(iter(facts.values())).data["shape"]
     federation, local = federation_of(described, task, [], everyone, shape)
     module = FederatedModule(task, federation, local)
@@ -316,11 +301,7 @@ def numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _write(run: RunFolder, rows: list[Joined]) -> None:
-    names = list(dict.fromkeys(n for row in rows for n in row.metrics))
-    lines = (
-        [*(getattr(r, f) for f in _COLUMNS), *(r.metrics.get(n, "") for n in names)] for r in rows
-    )
-    write_text(run.onboarding_csv, csv_text([*_COLUMNS, *names], lines))
+    write_text(run.onboarding_csv, to_csv(rows))
     kept = ("name", "algorithm", "selection", "selected_round")
     record = {name: run.summary[name] for name in kept}
     write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in rows]})
@@ -333,7 +314,7 @@ def _print(run: RunFolder, joined: Joined) -> None:
     say(
         wide_console(),
         f"{shown(joined.client)} has joined by the rule of {summary['algorithm']}: test "
-        f"{label_of(metric)} {number(joined.metrics[metric])} (mean of the run's "
+        f"{label_of(metric)} {number(numbers(joined.metrics)[metric])} (mean of the run's "
         f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
         f"{size(joined.up)} up.",
         f"Its model is at the site. Written: {run.onboarding_csv} and {run.onboarding_json.name}",

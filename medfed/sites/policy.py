@@ -31,11 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import msgspec
 
-from medfed.common.errors import ConfigError
-from medfed.common.files import write_json
-from medfed.common.floors import Statistic
-from medfed.common.schemas import Count
-from medfed.common.untrusted import read_json
+from medfed.common import errors, files, floors, schemas, untrusted
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.functional.privacy import ORDERS, epsilon_of, renyi
@@ -53,7 +49,7 @@ _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class VetoError(ConfigError):
+class VetoError(errors.ConfigError):
     """A site refuses a study.
 
     Args:
@@ -100,10 +96,10 @@ site's file asks for 20; do not take part, or lower policy.least.
     """
 
     parts: tuple[str, ...] | None = None
-    least: Count = 0
-    least_per_message: Count | None = None
+    least: schemas.Count = 0
+    least_per_message: schemas.Count | None = None
     largest_share: _Share = 1.0
-    test_metrics: Count | None = None
+    test_metrics: schemas.Count | None = None
     plugins: bool = True
     pictures: bool = True
     send_model: bool = False
@@ -123,7 +119,7 @@ site's file asks for 20; do not take part, or lower policy.least.
                 "does not name; do not take part, or add it."
             )
 
-    def check_statistics(self, statistics: Iterable[Statistic]) -> None:
+    def check_statistics(self, statistics: Iterable[floors.Statistic]) -> None:
         """Refuses statistics of few patients, also where the file has no policy.
 
         Raises:
@@ -141,8 +137,7 @@ site's file asks for 20; do not take part, or lower policy.least.
         Raises:
             VetoError: If they are fewer than the least.
         """
-        per_message = self.least_per_message
-        key, least = "least_per_message", per_message
+        key, least = "least_per_message", self.least_per_message
         if least is None:
             key, least = "least", self.least
         if patients < least:
@@ -309,7 +304,7 @@ class AskedModels:
         """
         if self.most is None:
             return
-        known = read_json(self.path, dict[str, list[str]]) if self.path.is_file() else {}
+        known = untrusted.read_json(self.path, dict[str, list[str]]) if self.path.is_file() else {}
         asked = known.setdefault(self.agreement, [])
         name = sha256(model).hexdigest()
         if name in asked:
@@ -320,7 +315,7 @@ class AskedModels:
                 f"policy.test_metrics of this site's file allows {self.most}; they stay here."
             )
         asked.append(name)
-        write_json(self.path, known)
+        files.write_json(self.path, known)
 
 
 @dataclass
@@ -330,7 +325,7 @@ class _Spent:
     run: str
     rate: float
     noise: float
-    draws: Count
+    draws: schemas.Count
 
 
 @dataclass(frozen=True)
@@ -394,8 +389,8 @@ class Spending:
             same[0].draws += draws
         else:
             entries.append(_Spent(run, by.rate, by.noise_of_draw, draws))
-        write_json(self.path, [asdict(one) for one in entries])
+        files.write_json(self.path, [asdict(one) for one in entries])
         self.check(run, replace(by, draws=0))
 
     def _entries(self) -> list[_Spent]:
-        return read_json(self.path, list[_Spent]) if self.path.is_file() else []
+        return untrusted.read_json(self.path, list[_Spent]) if self.path.is_file() else []

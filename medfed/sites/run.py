@@ -18,48 +18,29 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from medfed.common import scores, tensors, untrusted
 from medfed.common.console import shown, size
 from medfed.common.errors import CheckpointError, ConfigError, SiteError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
-from medfed.common.scores import Record, metrics_csv
-from medfed.common.tensors import digest
-from medfed.common.untrusted import read_checkpoint
 from medfed.config.description import RunDescription
-from medfed.federation.algorithm import ClientInfo
-from medfed.federation.budget import Passes
+from medfed.federation import algorithm, budget, split
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.module import FederatedModule, Task, TaskLike
 from medfed.federation.lightning.strategy import together
-from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.reports.across import show_across
-from medfed.run.assembly import unread_data
-from medfed.run.claim import claimed
+from medfed.run import assembly, claim, federating, loggers, printed, results
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
-from medfed.run.federating import federation_of, preprocessing
-from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
-from medfed.run.printed import print_summary
-from medfed.run.results import summarise
+from medfed.sites import calls
 from medfed.sites.agreement import fingerprints
-from medfed.sites.calls import (
-    Caller,
-    Terms,
-    agree_on_data,
-    compare,
-    compare_models,
-    greet,
-    other_samples,
-    other_versions,
-    sentence,
-)
 from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
 from medfed.sites.site import FACTS, versions_here
 from medfed.sites.status import Status, keep
@@ -84,7 +65,7 @@ class SitesEvaluation(PersonalEvaluation):
         finally:
             self.history = measured
 
-    def filled(self) -> list[Record]:
+    def filled(self) -> list[scores.Record]:
         """Returns the record with a row for each site after every evaluation."""
         known = {(r.round, r.client): r.metrics for r in self.history}
         latest: dict[str, dict[str, float]] = {}
@@ -93,7 +74,7 @@ class SitesEvaluation(PersonalEvaluation):
         filled = []
         for number in sorted({r.round for r in self.history}):
             latest |= {c: known[number, c] for c in latest if (number, c) in known}
-            filled += [Record(number, c, metrics) for c, metrics in latest.items()]
+            filled += [scores.Record(number, c, metrics) for c, metrics in latest.items()]
         return filled
 
 
@@ -145,7 +126,7 @@ class SitesModule(FederatedModule):
         """Returns the sites that say so: they know all digits of their losses."""
         return [c for c in metrics if c in self.coordinator.diverged]
 
-    def spent(self) -> dict[str, tuple[int, Passes]]:
+    def spent(self) -> dict[str, tuple[int, budget.Passes]]:
         """Returns every client's gradient steps and passes so far, as the sites report them."""
         return self.coordinator.progress.spent
 
@@ -175,7 +156,7 @@ def coordinate(
     config: RunDescription,
     transport: Transport,
     sites: Sequence[str],
-    terms: Terms | None = None,
+    terms: calls.Terms | None = None,
     logs: bool = False,
 ) -> dict[str, Any]:
     """Runs or resumes an experiment across sites, and leaves an ordinary run folder.
@@ -197,12 +178,12 @@ def coordinate(
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
     if not sites or len(set(sites)) < len(sites):
         raise ConfigError(f"sites={list(sites)} must name at least one site, and each once.")
-    with claimed(config, logs):
-        return _coordinate(config, transport, sites, terms or Terms())
+    with claim.claimed(config, logs):
+        return _coordinate(config, transport, sites, terms or calls.Terms())
 
 
 def _coordinate(
-    config: RunDescription, transport: Transport, sites: Sequence[str], terms: Terms
+    config: RunDescription, transport: Transport, sites: Sequence[str], terms: calls.Terms
 ) -> dict[str, Any]:
     folder = Path(config.folder)
     run = RunFolder(folder)
@@ -211,22 +192,22 @@ def _coordinate(
     gone = withdrawn_of(folder) if config.resume is not None else []
     there = [c for c in sites if c not in gone]
     job, progress, checkpoint = before_of(config, sites)
-    caller = Caller(transport, there, terms)
+    caller = calls.Caller(transport, there, terms)
     if config.resume is not None:
         caller.traffic.read(run.traffic_csv)
-    greetings = greet(caller, some=checkpoint is not None)
+    greetings = calls.greet(caller, some=checkpoint is not None)
     greeting = next(iter(greetings.values()))
-    for line in other_versions(versions_here(str(config.trainer.accelerator)), greetings):
+    for line in calls.other_versions(versions_here(str(config.trainer.accelerator)), greetings):
         _log.warning("%s", line)
-    compare(Greeting(agreed, greeting.data), greeting, "the coordinator", caller.sites[0])
-    merging = unread_data(config).merging(greeting.data)
+    calls.compare(Greeting(agreed, greeting.data), greeting, "the coordinator", caller.sites[0])
+    merging = assembly.unread_data(config).merging(greeting.data)
     if gone:
         _log.warning("Withdrawn, so not in any round: %s.", ", ".join(map(shown, gone)))
     if caller.lacking:
-        _log.warning("Not answering yet: %s.", sentence(caller.lacking))
+        _log.warning("Not answering yet: %s.", calls.sentence(caller.lacking))
     if gone or caller.lacking:
         merging = replayed(SitesRecord.read(folder).answers)
-    facts, answers, exchanged = agree_on_data(caller, merging)
+    facts, answers, exchanged = calls.agree_on_data(caller, merging)
     if config.resume is not None:
         facts = as_before(folder, facts, caller)
     first = facts[sites[0]]
@@ -236,12 +217,12 @@ def _coordinate(
         task.double()
     names = {key: first.data[key] for key in ("channels", "labels")}
     account = start.begin(config, task, names)
-    begun = float_entries(task.network)
-    here = Facts(1, digest(float_entries(task.network)), first.data)
-    compare_models(here, first, "the coordinator", sites[0])
-    everyone = [ClientInfo(c, facts[c].num_samples) for c in sites]
-    federation, local = federation_of(config, task, [], everyone, first.data["shape"])
-    federation.ledger = Ledger(preprocessing(exchanged))
+    begun = split.float_entries(task.network)
+    here = Facts(1, tensors.digest(split.float_entries(task.network)), first.data)
+    calls.compare_models(here, first, "the coordinator", sites[0])
+    everyone = [algorithm.ClientInfo(c, facts[c].num_samples) for c in sites]
+    federation, local = federating.federation_of(config, task, [], everyone, first.data["shape"])
+    federation.ledger = Ledger(federating.preprocessing(exchanged))
     if config.resume is None:
         start.write(folder, begun, account)
     evaluation = SitesEvaluation(*task.selection)
@@ -253,16 +234,9 @@ def _coordinate(
             status.sites[site].epsilon = epsilon
         keep(status, caller.traffic, run)
 
+    progress = progress or SitesProgress.new(sites)
     coordinator = Coordinator(
-        caller,
-        federation,
-        facts,
-        answers,
-        job,
-        progress or SitesProgress.new(sites),
-        evaluation.best_round,
-        gone,
-        tell,
+        caller, federation, facts, answers, job, progress, evaluation.best_round, gone, tell
     )
     coordinator.begin()
     module = SitesModule(task, federation, local, coordinator)
@@ -290,16 +264,14 @@ def _coordinate(
         values = coordinator.across(module.next_round) if terms.across else {}
         trajectories = None
         if memberships is not None:
-            best = module.selected
-            chosen = None if best is None else best + 1  # the start stands before the rounds
-            trajectories = Memberships.of([c.id for c in everyone], memberships, chosen)
+            trajectories = Memberships.of([c.id for c in everyone], memberships, module.selected)
         summary = write(config, module, evaluation, trainer, trajectories)
         if values:
             show_across(values, folder, "test")
         return summary
 
 
-def as_before(folder: Path, facts: Mapping[str, Facts], caller: Caller) -> dict[str, Facts]:
+def as_before(folder: Path, facts: Mapping[str, Facts], caller: calls.Caller) -> dict[str, Facts]:
     """Compares the sites' facts with those at the start of the run.
 
     Args:
@@ -315,10 +287,10 @@ def as_before(folder: Path, facts: Mapping[str, Facts], caller: Caller) -> dict[
     """
     kept = SitesRecord.read(folder).clients
     for site, now in facts.items():
-        compare_models(kept[site], now, "when the run began", site)
-        if why := other_samples(kept[site], now):
+        calls.compare_models(kept[site], now, "when the run began", site)
+        if why := calls.other_samples(kept[site], now):
             caller.lacking[site] = why
-            _log.warning("The run continues without %s.", sentence({site: why}))
+            _log.warning("The run continues without %s.", calls.sentence({site: why}))
     return kept
 
 
@@ -364,7 +336,7 @@ def before_of(
     checkpoint = last_whole(RunFolder(folder).checkpoints)
     if checkpoint is None:
         return kept.job, None, None
-    saved = read_checkpoint(checkpoint)
+    saved = untrusted.read_checkpoint(checkpoint)
     if "sites" not in saved:
         raise ConfigError(f"The run in {folder} is a simulation; resume it by medfed train.")
     return kept.job, SitesProgress.of(saved["sites"]), checkpoint
@@ -423,12 +395,12 @@ def write(
     federation.count_delivery(module.next_round, tested)
     known = module.spent()
     spent = {c: known[c] for c in tested}
-    summary = summarise(config.name, module, evaluation, best, spent)
+    summary = results.summarise(config.name, module, evaluation, best, spent)
     if missing := [c for c in federation.ids if c not in tested]:
         summary["not_tested"] = missing
         _log.warning("Not tested, as they did not answer: %s.", ", ".join(map(shown, missing)))
-    test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
-    write_text(run.metrics_csv, metrics_csv(evaluation.history, test, evaluation.losses))
+    test = [scores.Record(best or 0, c, m) for c, m in evaluation.test.items()]
+    write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, federation.ledger.to_csv())
     down, up = module.coordinator.caller.traffic.total()
     summary["wire"] = {"up": up, "down": down}
@@ -450,8 +422,8 @@ def write(
         metric = evaluation.metric
         figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
     pictures = save_figures(run.pictures_folder, figures, config.pictures)
-    end_logging(trainer.logger, pictures, summary)
-    print_summary(summary, run.folder)
+    loggers.end_logging(trainer.logger, pictures, summary)
+    printed.print_summary(summary, run.folder)
     _log.info(
         "With heads, evaluations and starts, %s went to the sites and %s came from them; "
         "traffic.csv counts each kind.",

@@ -21,12 +21,9 @@ from typing import Any, Protocol, TypedDict
 
 import torch
 
+from medfed.common import files, schemas, scores, untrusted
 from medfed.common.errors import CheckpointError, CodecError, DataError
-from medfed.common.files import write_json
-from medfed.common.schemas import Count, fit
-from medfed.common.scores import rounded
 from medfed.common.tensors import Tensors, digest, map_state, to_device
-from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
@@ -44,14 +41,8 @@ from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
-from medfed.run.assembly import say_data, unread_data
-from medfed.run.experiment import begin, chooser_of, read_start, trainer_of
-from medfed.run.federating import federate
-from medfed.run.loggers import NO_LOGGER
-from medfed.run.start import Start
-from medfed.sites.agreement import Agreed, SiteFile, fingerprints
-from medfed.sites.masks import Half, Signer
-from medfed.sites.newcomers import Joining
+from medfed.run import assembly, experiment, federating, loggers, start
+from medfed.sites import agreement, masks, newcomers
 from medfed.sites.policy import NO_LIMITS, Policy, VetoError, check_data, check_study
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
@@ -67,8 +58,8 @@ class _Round(TypedDict):
 
     site: str
     round: RoundNumber
-    steps: Count
-    passes: tuple[Count, Count]
+    steps: schemas.Count
+    passes: tuple[schemas.Count, schemas.Count]
     client: dict[str, dict[str, Any]]
 
 
@@ -78,44 +69,6 @@ class Refusal(Exception):  # noqa: N818 - it becomes a reply
     def __init__(self, reason: str, status: Status = "refused") -> None:
         super().__init__(reason)
         self.reason, self.status = reason, status
-
-
-class Workplace(Protocol):
-    """A site's components: its data, the model, and the agreement."""
-
-    name: str
-    policy: Policy
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds are agreed on."""
-
-    def greeting(self) -> Greeting:
-        """Reads configuration and data once; returns the facts that all sites must share."""
-
-    def agree(self, number: int, answer: bytes) -> bytes | None:
-        """Returns the site's messages about its data, for the coordinator.
-
-        Args:
-            number: How many messages it has already sent.
-            answer: The coordinator's answer to the last message; empty at first.
-
-        Returns:
-            The next message; None after the last one, when the data are read.
-        """
-
-    def facts(self) -> Facts:
-        """Returns the facts about the model, after the agreement."""
-
-    def check_cohort(self, cohort: Sequence[str]) -> None:
-        """Refuses a round with these sites if the site's policy does not allow it."""
-
-    def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
-        """Returns the federation at this site: with this client only, in its initial state.
-
-        Args:
-            everyone: All clients, in order.
-        """
 
 
 class Keeper(Protocol):
@@ -128,7 +81,7 @@ class Keeper(Protocol):
         """Called after the answer to a round's request; an error it raises becomes the answer."""
 
     def joined(
-        self, site: Site, newcomer: Joining, model: Tensors, metrics: dict[str, float]
+        self, site: Site, newcomer: newcomers.Joining, model: Tensors, metrics: dict[str, float]
     ) -> None:
         """Called with the model of a site that has joined a trained federation."""
 
@@ -141,7 +94,7 @@ class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`.
 
     Args:
-        workplace: Data and model.
+        workplace: Its data, the model, and the agreement.
         folder: The folder of kept rounds of one federation; with a keeper the prefix of the folders
             of all federations.
         keeper: Keeps results other than rounds.
@@ -152,14 +105,14 @@ class Site:
         metrics: Of the last evaluation, with all digits, which stay here.
     """
 
-    workplace: Workplace
+    workplace: ConfiguredSite
     folder: Path
     keeper: Keeper | None = None
-    signer: Signer | None = None
+    signer: masks.Signer | None = None
 
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
-        self._half: Half | None = None  # of the sum under masks that is being made
+        self._half: masks.Half | None = None  # of the sum under masks that is being made
         self.log = logging.getLogger(f"{__name__}.{self.name}")
         self.module: FederatedModule | None = None
         self.metrics: dict[str, float] = {}
@@ -168,11 +121,10 @@ class Site:
         self._latest = (START, 0)  # round and attempt of the last request
         self._phases: list[int] = []  # that were answered of it
         self._here: int | None = START  # the kept round of the current state; None within a round
-        self._base: Kept = {}  # the state of the kept round before the current one
-        self._base_at = START
-        self._start: Kept = {}
+        self._base = START  # the kept round before the current one
+        self._states: dict[int, Kept] = {}  # those of the start and of the round before
         self._replies: dict[bytes, bytes] = {}
-        self._newcomer: Joining | None = None
+        self._newcomer: newcomers.Joining | None = None
         self._measured: dict[int, set[bytes]] = {}  # hashes of models by round, over all sessions
         self._tested = False
 
@@ -184,8 +136,7 @@ class Site:
     @property
     def client(self) -> LocalClient:
         """The only client, once a session has started."""
-        assert self.module is not None
-        return self.module.federation.clients[self.name]
+        return self.federation.clients[self.name]
 
     def answer(self, request: bytes) -> bytes:
         """Returns the reply to a request; errors become replies, too."""
@@ -229,8 +180,8 @@ class Site:
         return reply
 
     def _hello(self, asked: Request) -> Reply:
-        greeting = self.workplace.greeting()
-        return Reply.to(asked, content={n: dict(v) for n, v in vars(greeting).items()})
+        content = {n: dict(v) for n, v in vars(self.workplace.greeting()).items()}
+        return Reply.to(asked, content=content)
 
     def _agree(self, asked: Request) -> Reply:
         statement = self.workplace.agree(asked.phase, asked.body)
@@ -242,7 +193,7 @@ class Site:
         job = asked.content["job"]
         self.folder = self._folder_of(asked)
         kept = RunFolder(self.folder).job_json
-        if kept.is_file() and read_json(kept, dict[str, str]).get("job") != job:
+        if kept.is_file() and untrusted.read_json(kept, dict[str, str]).get("job") != job:
             raise Refusal("job")
         if not asked.session:
             raise Refusal("session")
@@ -251,13 +202,13 @@ class Site:
         if this not in everyone or len({c.id for c in everyone}) < len(everyone):
             raise Refusal("message")
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(kept, {"job": job, "site": self.name})
+        files.write_json(kept, {"job": job, "site": self.name})
         self.module = self.workplace.join(everyone)
         self._session, self._latest, self._phases = asked.session, (START, 0), []
         self._replies.clear()
         self._tested = RunFolder(self.folder).summary_json.is_file()
-        self._start = self._base = self._state(START)
-        self._here = self._base_at = START
+        self._states = {START: self._state(START)}
+        self._here = self._base = START
         if self.keeper is not None:
             self.keeper.begin(self, asked)
         return Reply.to(asked, content={"rounds": self.rounds()})
@@ -283,7 +234,7 @@ class Site:
         cohort = asked.content["cohort"]
         if len({*cohort}) < max(FEWEST, len(cohort)):
             raise Refusal("message")
-        self._half = Half(self.name, asked, cohort, self.signer)
+        self._half = masks.Half(self.name, asked, cohort, self.signer)
         given = self._given().get(f"{asked.round}/{asked.phase}", [])
         return Reply.to(asked, content={**self._half.announced(), "given": given})
 
@@ -299,15 +250,15 @@ class Site:
         if given.setdefault(f"{asked.round}/{asked.phase}", sent) != sent:
             raise Refusal("sums")
         shares = half.shares(sent)
-        write_json(self.folder / SUMS, given)  # before the reply leaves
+        files.write_json(self.folder / SUMS, given)  # before the reply leaves
         return Reply.to(asked, content={"shares": shares})
 
     def _given(self) -> dict[str, list[str]]:
         """The sites of the sums to which this site has given shares, by round and phase."""
         path = self.folder / SUMS
-        return read_json(path, dict[str, list[str]]) if path.is_file() else {}
+        return untrusted.read_json(path, dict[str, list[str]]) if path.is_file() else {}
 
-    def _half_of(self, asked: Request) -> Half:
+    def _half_of(self, asked: Request) -> masks.Half:
         self._turn_to(asked)
         if self._half is None or self._half.phase != asked.phase:
             raise Refusal("order")
@@ -319,7 +270,8 @@ class Site:
         half = self._half_of(asked) if asked.content.get("boxes") else None
         packet = self._packet(asked)
         if self._here is not None:
-            self._base, self._base_at = self._state(self._here), self._here
+            self._base = self._here
+            self._states = {START: self._states[START], self._base: self._state(self._base)}
         self._here = None
         module.next_round = asked.round
         reply = module.federation.answer(self.name, packet, asked.round, asked.phase)
@@ -416,8 +368,7 @@ class Site:
         if not self._phases:
             raise Refusal("order", "unready")
         needed = {*asked.content["needed"], asked.round}
-        state = self._state(asked.round)
-        save_sealed(state, self._file(asked.round))
+        save_sealed(self._state(asked.round), self._file(asked.round))
         for number in set(self.rounds()) - needed:
             path = self._file(number)
             digest_file(path).unlink(missing_ok=True)
@@ -425,7 +376,7 @@ class Site:
         self._here = asked.round
         content = self._spent()
         if (loss := self.client.training_loss) is not None:
-            content["loss"] = rounded(loss)
+            content["loss"] = scores.rounded(loss)
         if self.keeper is not None and (spent := self.keeper.epsilon(self)) is not None:
             content["epsilon"] = spent
         return Reply.to(asked, content=content)
@@ -444,7 +395,7 @@ class Site:
                 raise Refusal("message")
             self.folder = self._folder_of(asked, "-joined")
             module = self.workplace.join(sizes)
-            self._newcomer = Joining(module, self.name, asked.content["steps"])
+            self._newcomer = newcomers.Joining(module, self.name, asked.content["steps"])
             self.module, self._session = module, ""  # no longer part of another session
         elif self._newcomer is None or self._newcomer.phase != asked.phase:
             raise Refusal("order", "unready")
@@ -498,7 +449,7 @@ class Site:
         if turn < self._latest:
             raise Refusal("stale")
         if turn == self._latest:
-            if self._phases and asked.at != self._base_at:
+            if self._phases and asked.at != self._base:
                 raise Refusal("order")
             if not self._phases:
                 self._go_to(asked.at)
@@ -511,14 +462,9 @@ class Site:
         """Restores the state of a kept round."""
         if number == self._here:
             return
-        if number == START:
-            kept = self._start
-        elif number == self._base_at:
-            kept = self._base
-        elif number in self.rounds():
-            kept = self._read(number)
-        else:
+        if number not in (*self._states, *self.rounds()):
             raise Refusal("round")
+        kept = self._states.get(number) or self._read(number)
         self.client.load_state_dict(kept["client"])
         self.client.steps_done = kept["steps"]
         self.client.passes = Passes(*kept["passes"])
@@ -540,10 +486,9 @@ class Site:
 
     def _read(self, number: int) -> Kept:
         path = self._file(number)
-        kept: Kept = read_checkpoint(path)
+        kept: Kept = untrusted.read_checkpoint(path)
         try:
-            fit(kept, _Round)
-            if kept["site"] != self.name:
+            if schemas.fit(kept, _Round)["site"] != self.name:
                 raise ValueError(kept["site"])
         except ValueError as error:
             raise CheckpointError(f"{path} is not a round of {self.name} ({error}).") from error
@@ -568,7 +513,7 @@ class SiteModule(FederatedModule):
 
 @dataclass(eq=False)
 class ConfiguredSite:
-    """Implements :class:`medfed.sites.site.Workplace` from a configuration.
+    """A site's components, from a configuration: its data, the model, and the agreement.
 
     Args:
         config: The composed configuration, with the site's keys (data, device, folders).
@@ -595,15 +540,12 @@ class ConfiguredSite:
     def __post_init__(self) -> None:
         check_study(self.policy, self.config)
         self._greeting: Greeting | None = None
-        self._start = Start()
-        self._initial: Tensors = {}
-        self._samples: dict[str, int] = {}
-        self._agreeing: Generator[bytes, bytes, None] = _nothing()
+        self._start = start.Start()
         self._statements: list[bytes | None] = []
         self._answers: list[bytes] = []
 
     @classmethod
-    def of(cls, agreed: Agreed, file: SiteFile) -> ConfiguredSite:
+    def of(cls, agreed: agreement.Agreed, file: agreement.SiteFile) -> ConfiguredSite:
         """Makes a site from the agreement and its file.
 
         Raises:
@@ -615,18 +557,18 @@ class ConfiguredSite:
 
     @property
     def rounds(self) -> int:
-        """See :meth:`medfed.sites.site.Workplace.rounds`."""
+        """How many rounds are agreed on."""
         return self.config.rounds
 
     def greeting(self) -> Greeting:
-        """See :meth:`medfed.sites.site.Workplace.greeting`."""
+        """Reads configuration and data once; returns the facts that all sites must share."""
         if self._greeting is None:
-            agreed = fingerprints(self.config.values)
-            self._start, self.config = read_start(self.config)
-            data = unread_data(self.config)
+            agreed = agreement.fingerprints(self.config.values)
+            self._start, self.config = experiment.read_start(self.config)
+            data = assembly.unread_data(self.config)
             if self.sites is not None:
                 data.partition = OwnData(data.partition, self.name, self.sites)
-            self._agreeing = setup_alone(data, self.name)
+            self._agreeing: Generator[bytes, bytes, None] = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
             check_data(self.policy, self.config, data, self.name, tells=self._statements != [None])
             versions = versions_here(str(self.config.trainer.accelerator))
@@ -635,7 +577,14 @@ class ConfiguredSite:
         return self._greeting
 
     def agree(self, number: int, answer: bytes) -> bytes | None:
-        """See :meth:`medfed.sites.site.Workplace.agree`.
+        """Returns the site's messages about its data, for the coordinator.
+
+        Args:
+            number: How many messages it has already sent.
+            answer: The coordinator's answer to the last message; empty at first.
+
+        Returns:
+            The next message; None after the last one, when the data are read.
 
         Raises:
             DataError: If the coordinator's answer differs from an earlier one.
@@ -661,15 +610,14 @@ class ConfiguredSite:
         """Builds the model, once the data are read."""
         if self._statements[-1] is not None:
             return
-        say_data(self.data)
-        (client,) = self.data.clients.values()
+        assembly.say_data(self.data)
+        client = self.data.clients[self.name]
         self.policy.check_statistics(build(self.config.algorithm).summaries(client))
-        self.config, self.task, *_ = begin(self.config, self.data, self._start)
+        self.config, self.task, *_ = experiment.begin(self.config, self.data, self._start)
         entries = float_entries(self.task.network)
-        self._initial = {n: t.detach().clone() for n, t in entries.items()}
-        samples = self.data.clients[self.name].num_samples
-        data = facts_of(self.config, self.data)
-        self._facts = Facts(samples, digest(self._initial), data, self.data.absent)
+        self._initial: Tensors = {n: t.detach().clone() for n, t in entries.items()}
+        facts, absent = facts_of(self.config, self.data), self.data.absent
+        self._facts = Facts(client.num_samples, digest(self._initial), facts, absent)
 
     @property
     def exchanged(self) -> tuple[list[bytes], list[bytes]]:
@@ -677,11 +625,11 @@ class ConfiguredSite:
         return [one for one in self._statements if one is not None], list(self._answers)
 
     def facts(self) -> Facts:
-        """See :meth:`medfed.sites.site.Workplace.facts`."""
+        """Returns the facts about the model, after the agreement."""
         return self._facts
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
-        """See :meth:`medfed.sites.site.Workplace.check_cohort`.
+        """Refuses a round with these sites if the site's policy does not allow it.
 
         Raises:
             VetoError: If one site has more than the largest share of this round's samples.
@@ -689,18 +637,22 @@ class ConfiguredSite:
         self.policy.check_sizes({name: self._samples[name] for name in cohort})
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
-        """Returns the federation at this site, on the site's device and in its initial state."""
+        """Returns the federation at this site: with this client only, in its initial state.
+
+        Args:
+            everyone: All clients, in order.
+        """
         self._samples = {c.id: c.num_samples for c in everyone}
         self.check_cohort([c.id for c in everyone])
         task, config = self.task, self.config
         with torch.no_grad():
             for name, tensor in float_entries(task.network).items():
                 tensor.copy_(self._initial[name])
-        module = SiteModule(task, *federate(config, self.data, task, everyone))
-        module.chooser = chooser_of(config, task)
+        module = SiteModule(task, *federating.federate(config, self.data, task, everyone))
+        module.chooser = experiment.chooser_of(config, task)
         # A Trainer, which runs nothing here, gives precision and device.
-        quiet = {"progress": False, "logger": NO_LOGGER}
-        trainer = trainer_of(config.replacing(quiet), [])
+        quiet = {"progress": False, "logger": loggers.NO_LOGGER}
+        trainer = experiment.trainer_of(config.replacing(quiet), [])
         trainer.strategy.connect(module)
         module.trainer = trainer
         module.setup("fit")
@@ -741,8 +693,4 @@ def versions_here(accelerator: str) -> dict[str, str]:
 
 
 def _leaving(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: rounded(value) for name, value in metrics.items()}
-
-
-def _nothing() -> Generator[bytes, bytes, None]:
-    yield from ()
+    return {name: scores.rounded(value) for name, value in metrics.items()}

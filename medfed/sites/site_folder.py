@@ -16,12 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from medfed.common.errors import MedfedError
-from medfed.common.files import write_json, write_text
-from medfed.common.schemas import Count
+from medfed.common import errors, files, schemas, tensors, untrusted
 from medfed.common.scores import Record, failures_count, undefined_in
-from medfed.common.tensors import Tensors, digest
-from medfed.common.untrusted import read_json
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation.budget import Passes
@@ -50,7 +46,7 @@ LOG, TESTED = "log.txt", "tested.json"  # in the folder of all federations
 class _Spent:
     """The costs of the rounds."""
 
-    steps: Count
+    steps: schemas.Count
     passes: Passes
 
 
@@ -58,7 +54,7 @@ class _Spent:
 class _Validation:
     """The content of ``validation.json``: metrics by round, null if undefined."""
 
-    metrics: Sequence[tuple[Count, Mapping[str, float | None]]]
+    metrics: Sequence[tuple[schemas.Count, Mapping[str, float | None]]]
     spent: _Spent
 
 
@@ -144,7 +140,7 @@ class SiteFolder:
         if config.resume and run.ledger_csv.is_file():
             self.ledger = Ledger.from_csv(run.ledger_csv.read_text())
         if config.resume and run.validation_json.is_file():
-            kept = read_json(run.validation_json, _Validation)
+            kept = untrusted.read_json(run.validation_json, _Validation)
             self.history = [Record(n, self.name, numbers(m)) for n, m in kept.metrics]
             self._spent = kept.spent.steps, kept.spent.passes
 
@@ -167,7 +163,7 @@ class SiteFolder:
                 e for e in self.ledger.entries if e.round < number or e.phase == "preprocessing"
             ]
             self.ledger = Ledger([*begun, *self._of_round.entries])
-            write_text(run.ledger_csv, self.ledger.to_csv())
+            files.write_text(run.ledger_csv, self.ledger.to_csv())
             self._spent = site.client.steps_done, site.client.passes
             self._keep(run)
         elif asked.kind == "evaluate" and asked.content["split"] == "val":
@@ -183,7 +179,7 @@ class SiteFolder:
             self.tested.add(asked.body)
 
     def joined(
-        self, site: Site, newcomer: Joining, model: Tensors, metrics: dict[str, float]
+        self, site: Site, newcomer: Joining, model: tensors.Tensors, metrics: dict[str, float]
     ) -> None:
         """Writes the folder of a site that has joined a trained federation."""
         place, run, federation = self.workplace, RunFolder(site.folder), newcomer.module.federation
@@ -198,7 +194,7 @@ class SiteFolder:
         client = newcomer.client
         experiment = self._experiment(config, newcomer.module, evaluation)
         self._report(site, experiment, None, (client.steps_done, client.passes))
-        self.tested.add(digest(model).encode())
+        self.tested.add(tensors.digest(model).encode())
 
     def epsilon(self, site: Site) -> float | None:
         """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""
@@ -220,7 +216,7 @@ class SiteFolder:
         steps, passes = self._spent
         metrics = [(r.round, r.metrics) for r in self.history]
         kept = _Validation(metrics, _Spent(steps, passes))
-        write_json(run.validation_json, asdict(kept))
+        files.write_json(run.validation_json, asdict(kept))
 
     def _finish(self, site: Site, asked: Request, metrics: dict[str, float]) -> None:
         """Writes the model of the selected round, its metrics, and its bundle."""
@@ -267,11 +263,11 @@ class SiteFolder:
         if (by := self._protection) is not None:
             taken = {self.name: self._taken(folder)}
             kept = record(config, module.federation, {self.name: by}, taken)
-            write_json(RunFolder(folder).privacy_json, kept)
+            files.write_json(RunFolder(folder).privacy_json, kept)
         results.draw(experiment, best)
         try:
             self.keep_bundle(folder)
-        except MedfedError as error:  # the model and the other results exist without it
+        except errors.MedfedError as error:  # the model and the other results exist without it
             site.log.warning("The bundle was not made: %s", error)
 
 

@@ -11,31 +11,19 @@ import io
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from threading import Lock
 
-import yaml  # type: ignore[import-untyped]
 from rich.console import Console, Group
 
+from medfed.common import errors, files, schemas, untrusted
 from medfed.common.console import shown, size
-from medfed.common.errors import ConfigError
-from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.schemas import Count
-from medfed.common.untrusted import read_json, read_rows
 from medfed.records.folder import RunFolder
 from medfed.reports.tables import Table
+from medfed.sites.agreement import words_for
 from medfed.sites.wire import RoundNumber
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")
-
-
-@cache
-def words_for(what: str) -> dict[str, str]:
-    """Returns what the ``parts`` of messages, or the kinds of ``requests``, are in words."""
-    text = (Path(__file__).parent / "templates" / "words.yaml").read_text(encoding="utf-8")
-    words: dict[str, str] = yaml.safe_load(text)[what]
-    return words
 
 
 class Traffic:
@@ -74,14 +62,14 @@ class Traffic:
     def read(self, path: Path) -> None:
         """Adds what an earlier process of the run has counted."""
         if path.is_file():
-            for row in read_rows(path, _COLUMNS):
+            for row in untrusted.read_rows(path, _COLUMNS):
                 down, up, requests = (int(row[name]) for name in ("down", "up", "requests"))
                 self.add(row["site"], row["kind"], down, up, requests)
 
     def write(self, path: Path) -> None:
         """Writes ``traffic.csv``."""
         rows = [(*key, *counts) for key, counts in sorted(self.counts.items())]
-        write_text(path, csv_text(_COLUMNS, rows))
+        files.write_text(path, files.csv_text(_COLUMNS, rows))
 
 
 @dataclass
@@ -109,7 +97,7 @@ class Status:
         sites: The sites' states.
     """
 
-    rounds: Count
+    rounds: schemas.Count
     round: RoundNumber = 0
     doing: str = "starts"
     since: str = ""
@@ -146,10 +134,10 @@ def tables(run: RunFolder) -> Group:
         ConfigError: If it is not of a run across sites.
     """
     if not run.status_json.is_file():
-        raise ConfigError(
+        raise errors.ConfigError(
             f"run={run.folder} is no folder of a run across sites (it has no status.json)."
         )
-    status, traffic = read_json(run.status_json, Status), Traffic()
+    status, traffic = untrusted.read_json(run.status_json, Status), Traffic()
     traffic.read(run.traffic_csv)
     title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
     sites, kinds = [], []
@@ -187,10 +175,10 @@ def show(folder: Path, page: Path | None = None) -> None:
         paper = Console(record=True, file=io.StringIO(), width=160)
         paper.print(content)
         refresh = '<head>\n<meta http-equiv="refresh" content="10">'
-        write_text(page, paper.export_html(inline_styles=True).replace("<head>", refresh, 1))
+        files.write_text(page, paper.export_html(inline_styles=True).replace("<head>", refresh, 1))
 
 
 def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:
     """Writes the state and the traffic of a run."""
-    write_json(run.status_json, asdict(status))
+    files.write_json(run.status_json, asdict(status))
     traffic.write(run.traffic_csv)

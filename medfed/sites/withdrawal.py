@@ -16,11 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, did_you_mean
-from medfed.common.files import write_json
-from medfed.common.schemas import Count
-from medfed.common.tensors import State
-from medfed.common.untrusted import read_checkpoint, read_json
+from medfed.common import errors, files, schemas, tensors, untrusted
 from medfed.config.compose import build
 from medfed.federation.lightning.checkpoint import save_sealed
 from medfed.records.folder import RunFolder
@@ -52,14 +48,14 @@ class SitesRecord:
         Raises:
             CheckpointError: If it is missing, incomplete, or has another content.
         """
-        return read_json(RunFolder(folder).sites_json, cls)
+        return untrusted.read_json(RunFolder(folder).sites_json, cls)
 
 
 @dataclass(frozen=True)
 class _Withdrawal:
     """A withdrawn site: after how many rounds, and the state that the server deleted."""
 
-    after: Count
+    after: schemas.Count
     forgotten: list[str]
 
 
@@ -72,7 +68,7 @@ class _Withdrawals:
     @classmethod
     def read(cls, folder: Path) -> _Withdrawals:
         path = RunFolder(folder).withdrawn_json
-        return read_json(path, cls) if path.is_file() else cls()
+        return untrusted.read_json(path, cls) if path.is_file() else cls()
 
 
 def withdrawn_of(folder: Path) -> list[str]:
@@ -100,18 +96,18 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
     sites, known = list(SitesRecord.read(folder).clients), _Withdrawals.read(folder).sites
     left = [name for name in sites if name not in known and name != site]
     if site not in sites:
-        raise ConfigError(
-            f"site={site} is not a site of the run in {folder}{did_you_mean(site, sites)}; its "
-            f"sites are {', '.join(sites)}."
+        raise errors.ConfigError(
+            f"site={site} is not a site of the run in {folder}{errors.did_you_mean(site, sites)}; "
+            f"its sites are {', '.join(sites)}."
         )
     algorithm = build(config.algorithm)
     if algorithm.card.full_cohort:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{type(algorithm).__name__} needs all clients in every round, so this run cannot "
             f"continue without {site}; start another one among {', '.join(left) or 'others'}."
         )
     if not left:
-        raise ConfigError(f"Without {site} no site is left in the run in {folder}.")
+        raise errors.ConfigError(f"Without {site} no site is left in the run in {folder}.")
     checkpoints = run.rounds
     last = int(checkpoints[-1].stem.removeprefix("round_")) + 1 if checkpoints else 0
     earlier = known.get(site, _Withdrawal(last, []))
@@ -120,7 +116,7 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
         for path in [*checkpoints, *([run.best_ckpt] if run.best_ckpt.is_file() else [])]:
             forgotten = sorted({*forgotten, *_forget_in(path, site, len(sites))})
     now = _Withdrawals({**known, site: _Withdrawal(earlier.after, forgotten)})
-    write_json(run.withdrawn_json, asdict(now))
+    files.write_json(run.withdrawn_json, asdict(now))
     said = [
         f"{site} takes part in no round after round {earlier.after} of the run in {folder}; "
         f"resume the run with {', '.join(left)}."
@@ -136,7 +132,7 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
 
 def _forget_in(path: Path, site: str, count: int) -> list[str]:
     """Rewrites a checkpoint without one site's state; returns what was deleted."""
-    checkpoint = read_checkpoint(path)
+    checkpoint = untrusted.read_checkpoint(path)
     saved = checkpoint["federation"]
     place = list(saved["clients"]).index(site)
     saved["server"], forgotten = forgotten_state(saved["server"], site, place, count)
@@ -149,7 +145,7 @@ def _forget_in(path: Path, site: str, count: int) -> list[str]:
 
 def forgotten_state(
     server: Mapping[str, Mapping[str, Tensor]], site: str, place: int, count: int
-) -> tuple[State, list[str]]:
+) -> tuple[tensors.State, list[str]]:
     """Returns a server's state without one client's state.
 
     Entries under its name become 0. If the rows of a matrix are the clients' models, its row
@@ -170,7 +166,7 @@ def forgotten_state(
         >>> forgotten_state(server, "a", 0, 2)
         ({'num_samples': {'a': tensor([0.]), 'b': tensor([4.])}}, ['num_samples'])
     """
-    state: State = {group: dict(named) for group, named in server.items()}
+    state: tensors.State = {group: dict(named) for group, named in server.items()}
     forgotten = []
     for group, named in server.items():
         if group.endswith(f"/{site}"):

@@ -16,9 +16,17 @@ from sklearn.datasets import load_breast_cancer
 from medfed.benchmark import advice as choice
 from medfed.benchmark import main as written
 from medfed.benchmark import runner
-from medfed.benchmark.advice import FEW, MOST, gain_of, markdown, needed, sentences
+from medfed.benchmark.advice import (
+    FEW,
+    MOST,
+    gain_of,
+    markdown,
+    needed,
+    pilots,
+    question,
+    sentences,
+)
 from medfed.benchmark.main import advise
-from medfed.benchmark.pilot import pilots, question
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method
 from medfed.commands import advise as door

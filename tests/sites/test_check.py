@@ -11,9 +11,8 @@ from medfed.commands.methods import method, yamls
 from medfed.common.errors import DataError
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.ledger import Ledger
-from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.agreement import Agreed, SiteFile, words_for
 from medfed.sites.check import traffic_of
-from medfed.sites.status import words_for
 from tests.integration.runs import run
 from tests.pages import DOCS, write_files
 from tests.sites.tables import EXPERIMENT, SITES, write_table

@@ -8,7 +8,7 @@ import pytest
 from medfed.commands.deploy import main
 from medfed.common.errors import CodecError
 from medfed.sites.agreement import Agreed
-from medfed.sites.flare_processes import (
+from medfed.sites.deploying import (
     BEGUN,
     FINISHED,
     STOPPED,

@@ -82,7 +82,7 @@ def test_kits_let_no_code_in_and_no_log_out(federation):
 
 def test_bytes_come_back_as_they_went_and_who_is_slow_is_silent(federation, tmp_path):
     out, job = tmp_path / "out.json", tmp_path / "echo"
-    write_job(job, TWO, 2, (f"{ECHO}.Server", {"out": str(out)}), (f"{ECHO}.Site", {}))
+    write_job(job, TWO, (f"{ECHO}.Server", {"out": str(out)}), (f"{ECHO}.Site", {}))
     assert told(federation, job)[0] == "FINISHED:COMPLETED"  # a third site is connected, too
     found = json.loads(out.read_text())
     assert found.pop("seconds") < 4
@@ -93,7 +93,7 @@ def test_bytes_come_back_as_they_went_and_who_is_slow_is_silent(federation, tmp_
 
 def test_a_job_with_code_is_refused_by_the_sites(federation, tmp_path):
     job = tmp_path / "echo"
-    write_job(job, TWO, 2, (f"{ECHO}.Server", {"out": "x"}), (f"{ECHO}.Site", {}))
+    write_job(job, TWO, (f"{ECHO}.Server", {"out": "x"}), (f"{ECHO}.Site", {}))
     (job / "site" / "custom").mkdir()
     (job / "site" / "custom" / "more.py").write_text("raise SystemExit\n")
     status, reason = told(federation, job)

@@ -15,7 +15,7 @@ from medfed.delivery.main import keep_bundle
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.onboarding import onboard
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.flare_processes import FINISHED, STOPPED, Deployment, outcome, run_coordinator
+from medfed.sites.deploying import FINISHED, STOPPED, Deployment, outcome, run_coordinator
 from medfed.sites.newcomers import agreed_for
 from medfed.sites.site_folder import hospital
 from tests.integration.runs import left_in, run

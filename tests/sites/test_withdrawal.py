@@ -14,7 +14,7 @@ from medfed.delivery.main import keep_bundle
 from medfed.federation.lightning.checkpoint import rounds_in
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.calls import Terms
-from medfed.sites.flare_processes import Deployment
+from medfed.sites.deploying import Deployment
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
 from medfed.sites.withdrawal import forgotten_state

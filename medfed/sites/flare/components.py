@@ -51,7 +51,7 @@ class Coordinator:
     """The component at the server: runs an experiment, and writes its output to a file.
 
     Args:
-        deployment: See :meth:`medfed.sites.flare_processes.Deployment.text`.
+        deployment: See :meth:`medfed.sites.deploying.Deployment.text`.
     """
 
     def __init__(self, deployment: str) -> None:
@@ -60,7 +60,7 @@ class Coordinator:
     @collab.main
     def run(self) -> None:
         """Runs or resumes the experiment; the deployment's output names the reason for a stop."""
-        from medfed.sites.flare_processes import run_coordinator  # late: it imports PyTorch
+        from medfed.sites.deploying import run_coordinator  # late: it imports PyTorch
 
         with suppress(SystemExit):
             run_coordinator(self.deployment, CollabTransport(collab.clients))

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -19,10 +20,9 @@ from nvflare.fuel.flare_api.flare_api import NoConnection, new_secure_session
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
-from nvflare.lighter.utils import load_crt_bytes
 
 from medfed.common.errors import ConfigError, SiteError, first_line
-from medfed.common.files import make_private, write_json
+from medfed.common.files import make_private, write_json, write_text
 from medfed.common.templates import filled
 from medfed.sites.flare.job import LOST, PREFIXES
 
@@ -134,8 +134,7 @@ class Console:
 
 ROOT_DAYS = 3650
 """Days after which the root certificate of a new federation ends, so that kits can be renewed."""
-_CERTIFICATES = "nvflare.lighter.impl.cert.CertBuilder"
-_TEMPLATE = Path(__file__).parents[1] / "templates" / "project.yml"
+_TEMPLATES = Path(__file__).parents[1] / "templates"
 _READY = (
     'mkdir -p "$WORKSPACE/transfer"\n'  # in FLARE's start script, once it knows the kit's folder
 )
@@ -154,7 +153,7 @@ def project(name: str, sites: Sequence[str], server: str, port: int, admin: str)
     """
     orgs = {site: re.sub(r"\W", "_", site) for site in sites}
     words = {"name": name, "orgs": orgs, "server": server, "port": port, "admin": admin}
-    text = filled(_TEMPLATE, **words, certificates=_CERTIFICATES, days=ROOT_DAYS)
+    text = filled(_TEMPLATES / "project.yml", **words, days=ROOT_DAYS)
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 
@@ -182,10 +181,8 @@ def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
         one for one in resources["components"] if one["id"] != "site_log_streamer"
     ]
     write_json(path, resources)
-    rights = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "operate"), "any")
-    rights |= dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
-    permissions = {"project_admin": rights}
-    write_json(local / "authorization.json", {"format_version": "1.0", "permissions": permissions})
+    rights = _TEMPLATES / "authorization.json"
+    write_text(local / rights.name, rights.read_text(encoding="utf-8"))
     # FLARE keeps jobs in /tmp, where other users and other federations reach them. Only the start
     # script knows where the kit was unpacked.
     script = kit / "startup" / "sub_start.sh"
@@ -196,43 +193,16 @@ def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
         script.write_text(text.replace(_READY, _READY + _JOBS))
 
 
-def _continue(project: Mapping[str, Any], path: Path, renew: bool) -> None:
-    """Keeps the root certificate of existing kits; forgets the others if they are renewed.
+def _forget_all_but_the_root(path: Path) -> None:
+    """Lets FLARE make new keys and certificates by the same root.
 
     Raises:
-        ConfigError: If there is nothing to renew, or the root certificate ends as soon.
+        ConfigError: If there is nothing to renew.
     """
     if not path.is_file():
-        if renew:
-            raise ConfigError(f"There are no kits to renew: {path} is missing; leave renew out.")
-        return
+        raise ConfigError(f"There are no kits to renew: {path} is missing; leave renew out.")
     state = json.loads(path.read_text())
-    root = load_crt_bytes(state["root_cert"].encode())
-    days = (root.not_valid_after_utc - root.not_valid_before_utc).days
-    for builder in project["builders"]:
-        if builder["path"] == _CERTIFICATES:
-            builder["args"] = {"root_valid_days": days}
-    if renew and days < ROOT_DAYS:
-        raise ConfigError(
-            f"The root certificate in {path} ends after {days} days, as the others do; make new "
-            "kits in another folder, and hand them all out."
-        )
-    if renew:
-        write_json(path, {key: state[key] for key in ("root_cert", "root_pri_key")})
-
-
-class _Said:
-    """Collects the log of FLARE's provisioning: its errors go into the error sentence."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-
-    def error(self, text: str) -> None:
-        self.errors.append(text)
-
-    def info(self, text: str) -> None: ...
-
-    debug = warning = info
+    write_json(path, {key: state[key] for key in ("root_cert", "root_pri_key")})
 
 
 def provision(project: Mapping[str, Any], folder: Path, renew: bool = False) -> Path:
@@ -251,16 +221,18 @@ def provision(project: Mapping[str, Any], folder: Path, renew: bool = False) -> 
     """
     content = json.loads(json.dumps(project))  # FLARE writes into it
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _continue(content, folder / str(project["name"]) / "state" / "cert.json", renew)
-    said = _Said()
+    if renew:
+        _forget_all_but_the_root(folder / str(project["name"]) / "state" / "cert.json")
+    errors = list[str]()  # of FLARE's log, for the sentence
+    levels = dict.fromkeys(("debug", "info", "warning"), lambda _: None)
     try:
         made = Provisioner(str(folder), prepare_builders(content)).provision(
-            prepare_project(content), logger=said
+            prepare_project(content), logger=SimpleNamespace(**levels, error=errors.append)
         )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"FLARE does not provision this project ({error}).") from error
     if made.get(CtxKey.BUILD_ERROR):
-        raise ConfigError(f"FLARE does not provision this project ({'; '.join(said.errors)}).")
+        raise ConfigError(f"FLARE does not provision this project ({'; '.join(errors)}).")
     kits = Path(made[CtxKey.CURRENT_PROD_DIR])
     for one in project["participants"]:
         if one["type"] != "admin":

@@ -10,22 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.common.files import write_json
+import yaml  # type: ignore[import-untyped]
 
-RUNTIME = "nvflare.collab.runtime"
+from medfed.common.files import write_json
+from medfed.common.templates import filled
+
 SITE = "medfed.commands.hospital"
-PREFIXES = ("medfed.sites.flare", SITE, RUNTIME)
+PREFIXES = ("medfed.sites.flare", SITE, "nvflare.collab.runtime")
 """What each site adds to the classes that a job may name, and nothing else."""
 LOST = "its processes are gone"
 """How a job is of which the server says for ever that it runs."""
-START = 600
-"""Seconds in which a site's process must have started: it imports PyTorch."""
 
 
 def write_job(
     folder: Path,
     sites: Sequence[str],
-    least: int,
     server: tuple[str, Mapping[str, Any]],
     site: tuple[str, Mapping[str, Any]],
 ) -> None:
@@ -33,39 +32,11 @@ def write_job(
 
     Args:
         folder: The job's folder; its name is the job's name.
-        sites: The sites that take part, if they are online when it starts.
-        least: How many of them must be online.
+        sites: The sites that take part, all of which must be online when it starts.
         server: The class that runs at the server, and its arguments.
         site: The class that runs at each site, and its arguments.
     """
-    server_class, server_args = server
-    site_class, site_args = site
-    controller = {
-        "id": "controller",
-        "path": f"{RUNTIME}.controller.CollabController",
-        "args": {"server_obj_id": "main", "sync_task_timeout": START},
-    }
-    executor = {"path": f"{RUNTIME}.executor.CollabExecutor", "args": {"client_obj_id": "own"}}
-    filters: dict[str, Any] = {"task_data_filters": [], "task_result_filters": []}
-    files = {
-        "meta.json": {
-            "name": folder.name,
-            "resource_spec": {},
-            "min_clients": least,
-            "deploy_map": {"coordinator": ["server"], "site": list(sites)},
-        },
-        "coordinator/config/config_fed_server.json": {
-            "format_version": 2,
-            "workflows": [controller],
-            "components": [{"id": "main", "path": server_class, "args": dict(server_args)}],
-            **filters,
-        },
-        "site/config/config_fed_client.json": {
-            "format_version": 2,
-            "executors": [{"tasks": ["*"], "executor": executor}],
-            "components": [{"id": "own", "path": site_class, "args": dict(site_args)}],
-            **filters,
-        },
-    }
-    for name, content in files.items():
+    template = Path(__file__).parents[1] / "templates" / "job.yml"
+    text = filled(template, name=folder.name, sites=list(sites), server=server, site=site)
+    for name, content in yaml.safe_load(text).items():
         write_json(folder / name, content)
