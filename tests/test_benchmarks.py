@@ -59,8 +59,8 @@ ROOT = Path(__file__).resolve().parents[1]
         ("methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (
             "gpu.py --device cpu --size tiny --networks unet_2d --clients 2 --steps 2 --repeats 1 "
-            "--sides bare eager graphs",
-            "| unet_2d | 2 | graphs |",
+            "--sides bare medfed",
+            "| unet_2d | 2 | medfed |",
         ),
         (
             "methods.py scaffold ppfl --network small_cnn --rounds 2 --steps 2 --batch-size 2",

@@ -150,6 +150,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
         self._slices = self.slices if self.spatial_dims == 2 else None  # for `PatchRows`
         self._mapped = False
+        self.joins = False  # whether a federation that has all channels takes these data in
 
     @property
     def exclusive(self) -> bool:
@@ -245,7 +246,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         self.annotate(labels_of_clients(self.plans, of, self.class_names, given))
         if any(case.lacks for case in self.cases.values()):
             self.plans = match_files(self.plans, of, self.channel_names, self.scans.missing)
-            if self.absent and not isinstance(self.partition, OwnData):  # other sites may have it
+            # Other hospitals may have it.
+            if self.absent and not (self.joins or isinstance(self.partition, OwnData)):
                 raise DataError(
                     f"No case has a file of {few(self.absent)} (cases with a file, of "
                     f"{len(self.cases)}: {', '.join(f'{c} {n}' for c, n in self._files.items())}); "

@@ -141,8 +141,10 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     data: FederatedDataModule = build(config.data)
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
         data.join(experiment.data)
-    if isinstance(experiment.data, SegmentationDataModule):  # whose clients agreed on landmarks
-        vars(data)["preparation"] = experiment.data.preparation
+    trained = experiment.data
+    if isinstance(data, SegmentationDataModule) and isinstance(trained, SegmentationDataModule):
+        data.preparation = trained.preparation  # whose clients may have agreed on landmarks
+        data.joins = True
     data.balanced = experiment.data.balanced
     data.setup()
     for name in ("channel_names", "class_names"):

@@ -135,7 +135,7 @@ def damage_flat(folder):
         (damage_remove_modality, r"0 files match \*_t1\.nii\.gz \(modality T1\)"),
         (damage_remove_mask, r"0 files match \*_seg\.nii\.gz \(mask\)"),
         (damage_shape, r"a_t1\.nii\.gz has shape \(6, 5, 3\)"),
-        (damage_flat, r"needs three dimensions"),
+        (damage_flat, r"has shape \(6, 5\); a volume has three axes"),
         (damage_affine, r"a_seg\.nii\.gz has another affine"),
         (damage_nan, r"a_t1\.nii\.gz: channel T1 has NaN"),
         (damage_label, r"a_seg\.nii\.gz: unknown label value 3; known: 0, 1, 2, 4"),

@@ -15,6 +15,7 @@ from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.run.experiment import reopen_selected
+from medfed.run.onboarding import hospital_at, onboard
 from medfed.run.subsets import measure_subsets
 from medfed.sites.calls import SiteError
 from tests.datamodules.absent_contrasts import write_folders
@@ -149,3 +150,18 @@ def test_zeros_are_filled_after_augmentation(trained):
         absent = ~batch["channels"]
         assert not batch["image"][absent].any()
         assert torch.equal(batch["channels"].any(1), torch.ones(len(absent), dtype=torch.bool))
+
+
+def test_a_hospital_that_joins_later_may_lack_it(trained, tmp_path):
+    data = write_folders(tmp_path / "c", range(3), cases=3)
+    assert hospital_at(reopen_selected(trained / "run"), data).channels.tolist() == [False, True]
+    found = onboard(trained / "run", str(data), [1], steps=1)
+    assert {row.client for row in found.rows} == {"c"}
+
+
+def test_a_saved_partition_reads_the_contrasts_again(trained, tmp_path):
+    splits = trained / "run" / "splits.json"
+    keys = [k for k in TRAIN if not k.startswith("partition=")]
+    where = (f"data.path={trained / 'data'}", f"data.root={tmp_path / 'root'}")
+    run(tmp_path / "run", *keys, *where, "partition=saved", f"partition.file={splits}")
+    assert same(trained / "run", tmp_path / "run") == []
