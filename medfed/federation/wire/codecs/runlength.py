@@ -122,7 +122,7 @@ def _pack_runs(values: Array, lengths: Array, book: Array | None = None) -> byte
         places = np.argsort(order)[values]
         parts += [struct.pack("<H", book.size), book[order].data]
         code = _shortest(places)
-        if code.bits(places) < width * places.size:
+        if 8 + code.bits(places) < width * places.size:
             flags |= _RANKED
             parts += [bytes((code.to_byte(),)), code.pack(places)]
         else:
