@@ -208,7 +208,7 @@ def test_every_region_has_its_own_tolerance():
 @sweep(
     ("tolerance", "sentence"),
     [
-        ({"whole": 1.0, "cor": 1.0}, r"names the region cor \(did you mean core\?\)"),
+        ({"whole": 1.0, "cor": 1.0}, "model.tolerance='cor' is unknown; choose whole or core."),
         ({"whole": 1.0}, "model.tolerance lacks the region core; give it in mm"),
         (-1.0, "model.tolerance=-1.0 must be mm, 0 or more"),
         (math.nan, "model.tolerance=nan must be mm, 0 or more"),
