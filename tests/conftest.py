@@ -62,7 +62,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 # The longest files come first: no worker waits for another that has begun one of them last.
-LONGEST = ("test_examples.py", "test_wheel.py", "test_benchmarks.py")
+LONGEST = ("test_examples.py", "test_wheel.py", "test_benchmarks.py", "test_docs.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
