@@ -1,0 +1,356 @@
+"""Planning: from facts about training cases to spacing, patch, batch and network.
+
+The rules are nnU-Net's, written anew: F. Isensee et al., "nnU-Net: a self-configuring method for
+deep learning-based biomedical image segmentation", Nature Methods 2021; residual encoders: F.
+Isensee et al., "nnU-Net Revisited", MICCAI 2024. The plans equal those of nnunetv2 2.8.1.
+
+Axes are in the order (z, y, x). Every rule looks at one axis by itself, so it needs no cases, only
+the values of each axis: hospitals can agree on them by histograms.
+
+======================  ============================================================================
+spacing                 median of each axis; for thick slices the finest tenth of that axis
+patch                   as large as memory allows, with the shape of a median case
+strides, kernel sizes   an axis is halved while it has 8 voxels, and is at most twice as coarse as
+                        the finest one; kernels are flat while it is coarser
+batch                   what memory allows, 2 or more, and of a network without residual encoder at
+                        most 5 % of all voxels
+======================  ============================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import ConfigError
+
+Floats = NDArray[np.float64]
+Ints = tuple[int, ...]
+Configuration = Literal["2d", "3d_fullres", "3d_lowres"]
+Residual = Literal["M", "L", "XL"]
+
+ANISOTROPY = 3  # an axis that is so much coarser than the others has thick slices
+EDGE = 4  # voxels that no axis falls below in the deepest stage
+_WIDEST = {2: 512, 3: 320}  # features of a stage
+_USUAL_BATCH = {2: 12, 3: 2}  # for which the feature maps below were counted
+_ENOUGH = (
+    0.25  # share of a median case in a patch; below it, there is a configuration of low resolution
+)
+_COARSER = 1.03  # step in the search for its spacing
+_LEAST_BATCH = 2
+
+
+@dataclass(frozen=True)
+class _Preset:
+    """Numbers in the feature maps of a sample that fit into `gb`; a batch's share of voxels."""
+
+    gb: float
+    maps: dict[int, float]
+    covered: float = 1.0
+
+
+_PRESETS: dict[Residual | None, _Preset] = {
+    None: _Preset(8.0, {2: 85e6, 3: 560e6}, covered=0.05),
+    "M": _Preset(8.0, {2: 135e6, 3: 680e6}),
+    "L": _Preset(24.0, {2: 380e6, 3: 2100e6}),
+    "XL": _Preset(40.0, {2: 560e6, 3: 3600e6}),
+}
+_RESIDUAL_BLOCKS = (1, 3, 4, 6)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What planning needs to know of N training cases; each axis by itself.
+
+    Attributes:
+        spacings: (N, 3) mm.
+        shapes: (N, 3) voxels, after cropping to those that are not 0.
+        extents: (N, 3) mm: their products, as long as rows are cases.
+    """
+
+    spacings: Floats
+    shapes: Floats
+    extents: Floats
+
+    @classmethod
+    def of(
+        cls, spacings: Sequence[Sequence[float]], shapes: Sequence[Sequence[int]]
+    ) -> Fingerprint:
+        """Makes the fingerprint of cases."""
+        mm, voxels = np.array(spacings, dtype=float), np.array(shapes, dtype=float)
+        return cls(mm, voxels, mm * voxels)
+
+    def spacing(self) -> Floats:
+        """Returns (3,) mm to which cases are resampled."""
+        target: Floats = np.percentile(self.spacings, 50, axis=0)
+        size = np.percentile(self.shapes, 50, axis=0)
+        worst = int(target.argmax())
+        others = [axis for axis in range(3) if axis != worst]
+        finest = target[others].max()
+        coarse = target[worst] > ANISOTROPY * finest
+        if coarse and size[worst] * ANISOTROPY < size[others].min():
+            tenth = np.percentile(self.spacings[:, worst], 10)
+            target[worst] = tenth if tenth >= finest else finest + 1e-5
+        return target
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan; stages are ordered from the finest to the deepest.
+
+    Attributes:
+        configuration: nnU-Net's name of it.
+        residual: The preset of a residual encoder; None: plain convolutions.
+        spacing: mm.
+        patch_size: Voxels.
+        batch_size: Patches.
+        strides: Into each stage, by axis.
+        kernel_sizes: Of each stage, by axis.
+        features: Of each stage.
+        blocks: Convolutions of each stage of the encoder, or its residual blocks.
+        decoder_blocks: Convolutions of each stage of the decoder.
+    """
+
+    configuration: Configuration
+    residual: Residual | None
+    spacing: tuple[float, ...]
+    patch_size: Ints
+    batch_size: int
+    strides: tuple[Ints, ...]
+    kernel_sizes: tuple[Ints, ...]
+    features: Ints
+    blocks: Ints
+    decoder_blocks: Ints
+
+    def mirrored(self) -> Plan:
+        """Returns the plan for axes in the opposite order, (x, y, z)."""
+        return replace(
+            self,
+            spacing=self.spacing[::-1],
+            patch_size=self.patch_size[::-1],
+            strides=tuple(one[::-1] for one in self.strides),
+            kernel_sizes=tuple(one[::-1] for one in self.kernel_sizes),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Returns the plan as JSON."""
+        return {k: _listed(v) for k, v in asdict(self).items()}
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(v) for v in value] if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The settings of planning.
+
+    Attributes:
+        channels: Input channels C.
+        labels: Labels, including the background.
+        residual: The preset of a residual encoder; None: plain convolutions.
+        memory_gb: Memory of a GPU that training may take; None: as the preset.
+        features: Of the finest stage.
+        axial: Whether slices are axial in any case; otherwise along the coarsest axis.
+
+    Raises:
+        ConfigError: If a number is not positive.
+
+    Example:
+        >>> cases = Fingerprint.of([[5.0, 0.8, 0.8]] * 30, [[80, 512, 512]] * 30)
+        >>> plan = Planner(channels=1, labels=3).plan(cases, "3d_fullres")
+        >>> plan.patch_size, plan.batch_size, plan.strides[1], plan.kernel_sizes[0]
+        ((32, 224, 224), 2, (1, 2, 2), (1, 3, 3))
+    """
+
+    channels: int
+    labels: int
+    residual: Residual | None = None
+    memory_gb: float | None = None
+    features: int = 32
+    axial: bool = False
+
+    def __post_init__(self) -> None:
+        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
+            raise ConfigError(f"memory_gb={self.memory_gb} must be a positive number.")
+
+    def plan(self, cases: Fingerprint, configuration: Configuration) -> Plan:
+        """Plans a configuration.
+
+        Args:
+            cases: Facts about training cases.
+            configuration: ``2d``, ``3d_fullres`` or ``3d_lowres``.
+
+        Raises:
+            ConfigError: If the cases have no such configuration, or memory is too small.
+        """
+        mm = cases.spacing()
+        coarsest = 0 if self.axial else int(mm.argmax())
+        order = [coarsest, *(axis for axis in range(3) if axis != coarsest)]
+        spacing = mm[order]
+        sizes = np.round(cases.extents[:, order] / spacing)
+        median: Floats = np.median(sizes, axis=0)
+        voxels = float(median.prod()) * len(cases.spacings)
+        if configuration == "2d":
+            plan = self._fitting(spacing[1:], median[1:], voxels, configuration)
+            return _reordered(plan, [axis - (axis > coarsest) for axis in order[1:]])
+        if median[0] == 1:
+            raise ConfigError("The cases are single slices, so only a plan in 2-D is possible.")
+        plan = self._fitting(spacing, median, voxels, "3d_fullres")
+        if configuration == "3d_lowres":
+            plan = self._coarser(plan, median, len(cases.spacings))
+        return _reordered(plan, order)
+
+    def _coarser(self, plan: Plan, median: Floats, cases: int) -> Plan:
+        """The plan whose patch holds a quarter of a median case, after resampling further."""
+        fine = np.array(plan.spacing)
+        spacing, voxels = fine.copy(), float(median.prod())
+        found = None
+        patch = float(math.prod(plan.patch_size))
+        while patch / voxels < _ENOUGH:
+            finer = spacing.max() / spacing > 2
+            spacing[finer if finer.any() else slice(None)] *= _COARSER
+            shape = fine / spacing * median
+            voxels = float(shape.prod())
+            rounded = np.array([round(n) for n in shape])
+            found = self._fitting(spacing, rounded, voxels * cases, "3d_lowres")
+            patch = float(math.prod(found.patch_size))
+        if found is None or median.prod() / voxels < 2:
+            raise ConfigError(
+                "A patch at full resolution already holds much of a case, so there is no plan of "
+                "low resolution; leave data.planning.lowres at false."
+            )
+        return found
+
+    def _fitting(
+        self, spacing: Floats, median: Floats, voxels: float, configuration: Configuration
+    ) -> Plan:
+        """The largest patch whose feature maps fit into memory, with its network and batch."""
+        dims, preset = len(spacing), _PRESETS[self.residual]
+        memory = preset.gb if self.memory_gb is None else self.memory_gb
+        room = preset.maps[dims] * (memory / preset.gb)
+        usual = _USUAL_BATCH[dims]
+        least = 1.0 if self.residual else usual / _LEAST_BATCH  # times `room` for one sample
+        finest = 1 / spacing
+        start = finest * (_LARGEST[dims] ** dims / finest.prod()) ** (1 / dims)
+        first = [min(round(n), m) for n, m in zip(start, median, strict=True)]
+        strides, kernels, patch, divisor = topology(spacing, first)
+        while (maps := self._maps(strides, patch)) > room * least:
+            # The axis that is largest relative to a median case gets shorter by one step.
+            axis = max(range(dims), key=lambda a: (patch[a] / median[a], a))
+            shorter = list(patch)
+            shorter[axis] -= divisor[axis]
+            if min(shorter) < EDGE:
+                raise ConfigError(
+                    f"memory_gb={memory:g} is too small for any patch of these cases; set more."
+                )
+            step = topology(spacing, shorter)[3]
+            shorter = list(patch)
+            shorter[axis] -= step[axis]
+            strides, kernels, patch, divisor = topology(spacing, shorter)
+        covered = round(voxels * preset.covered / math.prod(patch))
+        batch = max(min(round(room / maps * usual), covered), _LEAST_BATCH)
+        blocks, decoder_blocks = self._blocks(len(strides))
+        return Plan(
+            configuration,
+            self.residual,
+            tuple(spacing.tolist()),
+            patch,
+            batch,
+            strides,
+            kernels,
+            self._features(len(strides), dims),
+            blocks,
+            decoder_blocks,
+        )
+
+    def _features(self, stages: int, dims: int) -> Ints:
+        return tuple(min(_WIDEST[dims], self.features * 2**stage) for stage in range(stages))
+
+    def _blocks(self, stages: int) -> tuple[Ints, Ints]:
+        if self.residual is None:
+            return (2,) * stages, (2,) * (stages - 1)
+        last = _RESIDUAL_BLOCKS[-1]
+        return (*_RESIDUAL_BLOCKS, *[last] * stages)[:stages], (1,) * (stages - 1)
+
+    def _maps(self, strides: Sequence[Ints], patch: Ints) -> float:
+        """The numbers in all feature maps of a sample."""
+        stages = len(strides)
+        features = self._features(stages, len(patch))
+        blocks, decoder_blocks = self._blocks(stages)
+        size, maps = np.array(patch), float(self.labels * math.prod(patch))
+        if self.residual:
+            maps += features[0] * math.prod(patch)  # the stem
+        for stage, stride in enumerate(strides):
+            size = size // np.array(stride)
+            of_stage = float(features[stage] * size.prod())
+            count = blocks[stage]
+            if self.residual:
+                count = 2 * count + (stage > 0)  # two convolutions per block, one past the first
+            if stage < stages - 1:
+                count += decoder_blocks[stage] + 1  # and the transposed convolution
+            maps += count * of_stage
+        return maps
+
+
+_LARGEST = {2: 2048, 3: 256}  # sides of a patch from which the search begins
+
+
+def topology(
+    spacing: Sequence[float] | Floats, size: Sequence[float]
+) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints, Ints]:
+    """Decides which axes each stage halves.
+
+    Args:
+        spacing: mm by axis.
+        size: Voxels of a patch.
+
+    Returns:
+        Strides and kernel sizes of each stage; the patch, enlarged to what the strides divide; and
+        by what each side can then be divided.
+
+    Example:
+        >>> strides, kernels, patch, divisor = topology([4.0, 1.0, 1.0], [7, 15, 16])
+        >>> strides, kernels
+        (((1, 1, 1), (1, 2, 2), (1, 2, 2)), ((1, 3, 3), (1, 3, 3), (3, 3, 3)))
+        >>> patch, divisor
+        ((7, 16, 16), (1, 4, 4))
+    """
+    dims = len(size)
+    mm, left = [float(x) for x in spacing], [float(n) for n in size]
+    kernel = (1,) * dims
+    strides: list[Ints] = [kernel]
+    kernels: list[Ints] = []
+    while wide := [axis for axis in range(dims) if left[axis] >= 2 * EDGE]:
+        finest = min(mm[axis] for axis in wide)
+        halved = [axis for axis in wide if mm[axis] / finest < 2]
+        if len(halved) == 1 and left[halved[0]] < 3 * EDGE:
+            break
+        near = [mm[axis] / min(mm) < 2 for axis in range(dims)]
+        kernel = tuple(3 if near[axis] else kernel[axis] for axis in range(dims))
+        stride = tuple(2 if axis in halved else 1 for axis in range(dims))
+        mm = [x * by for x, by in zip(mm, stride, strict=True)]
+        left = [float(math.ceil(n / by)) for n, by in zip(left, stride, strict=True)]
+        strides.append(stride)
+        kernels.append(kernel)
+    kernels.append((3,) * dims)
+    divisor = tuple(math.prod(stride[axis] for stride in strides) for axis in range(dims))
+    whole = tuple(math.ceil(n / by) * by for n, by in zip(size, divisor, strict=True))
+    return tuple(strides), tuple(kernels), whole, divisor
+
+
+def _reordered(plan: Plan, order: Sequence[int]) -> Plan:
+    """The plan with its axes in the order of the cases: axis n of it is `order[n]` of theirs."""
+    back = [order.index(axis) for axis in range(len(order))]
+    return replace(
+        plan,
+        spacing=tuple(plan.spacing[axis] for axis in back),
+        patch_size=tuple(plan.patch_size[axis] for axis in back),
+        strides=tuple(tuple(one[axis] for axis in back) for one in plan.strides),
+        kernel_sizes=tuple(tuple(one[axis] for axis in back) for one in plan.kernel_sizes),
+    )
