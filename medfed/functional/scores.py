@@ -282,22 +282,26 @@ def sensitivities(
     weights: Floats,
     scans: Floats,
     alarms: tuple[float, ...] = ALARMS,
+    lesions: Floats | None = None,
 ) -> Floats:
     """Returns the sensitivity at given numbers of false positives per scan.
 
-    Between two thresholds it is interpolated, as LUNA16's evaluation does; beyond the last one,
-    where every candidate is accepted, it is 1. Candidates of equal score are accepted together.
+    Between two thresholds it is interpolated, as LUNA16's evaluation does. Beyond the last one,
+    where all are accepted, it stays: at 1 for candidates, which hold all lesions, and at the share
+    of the lesions that are found for detections. Equal scores are accepted together.
 
     Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for
     automatic detection of pulmonary nodules in computed tomography images: The LUNA16 challenge",
     Medical Image Analysis 42, 2017.
 
     Args:
-        scores: (N,) of the candidates.
+        scores: (N,) of the candidates or detections.
         positive: (N,) which of them are lesions.
         weights: (W, N).
         scans: (W,) number of scans, those without a candidate among them.
         alarms: A of them.
+        lesions: (W,) number of lesions, the missed ones among them; None: no other than the
+            positive candidates.
 
     Returns:
         (W, A); NaN where there is no lesion.
@@ -309,7 +313,8 @@ def sensitivities(
     """
     right, wrong = accepted(scores, positive, weights)
     with np.errstate(divide="ignore", invalid="ignore"):
-        sensitivity, alarm = right / right[:, -1:], wrong / scans[:, None]
+        every = right[:, -1:] if lesions is None else lesions[:, None]
+        sensitivity, alarm = right / every, wrong / scans[:, None]
         columns = []
         for wanted in alarms:
             # The last threshold with no more alarms, and the next one.

@@ -1,0 +1,88 @@
+"""Detections against lesions: which of them hit one, and the FROC over lesions.
+
+The FROC of candidates (:func:`medfed.functional.scores.froc_scores`, ``cpm``) knows only the
+lesions that are among the candidates, so it ends at 1. That of detections (``lesion_cpm``) divides
+by all annotated lesions: one that no box hits is missed at every threshold.
+
+Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for automatic
+detection of pulmonary nodules in computed tomography images: The LUNA16 challenge", Medical Image
+Analysis 42, 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.functional.scores import ALARMS, Floats, Ints, sensitivities
+
+LESION_CPM = ("lesion_cpm", *(f"lesion_cpm/{alarm:g}" for alarm in ALARMS), "lesions_found")
+HIT, ALARM, AGAIN, SCAN = 1, 0, -1, -2
+"""A row of a table of cases: the box that finds a lesion, a false alarm, a further hit on a lesion
+that a box of a higher score has found, which is neither; or a scan."""
+
+
+def match_lesions(centres: Floats, scores: Floats, lesions: Floats, radii: Floats) -> Ints:
+    """Says what each box of a scan is.
+
+    A box hits the lesion whose centre is nearest to its own, of those within whose radius it lies.
+    Of the boxes that hit a lesion the one of the highest score counts (of equal ones the first).
+
+    Args:
+        centres: (N, 3) of the boxes, in mm.
+        scores: (N,).
+        lesions: (M, 3) centres in mm.
+        radii: (M,) in mm.
+
+    Returns:
+        (N,) :data:`HIT`, :data:`ALARM` or :data:`AGAIN`.
+
+    Example:
+        >>> boxes = np.array([[0.0, 0, 0], [1.0, 0, 0], [9.0, 0, 0]])
+        >>> match_lesions(boxes, np.array([0.5, 0.7, 0.9]), np.zeros((1, 3)), np.array([2.0]))
+        array([-1,  1,  0])
+    """
+    found = np.full(len(scores), ALARM)
+    if not len(lesions) or not len(scores):
+        return found
+    distance = np.linalg.norm(centres[:, None] - lesions[None], axis=2)
+    distance = np.where(distance <= radii, distance, np.inf)
+    lesion = np.where(np.isfinite(distance).any(1), distance.argmin(1), -1)
+    order = np.argsort(-scores, kind="stable")
+    hits = order[lesion[order] >= 0]
+    found[hits] = AGAIN
+    found[hits[np.unique(lesion[hits], return_index=True)[1]]] = HIT
+    return found
+
+
+def lesion_scores(cases: Mapping[str, NDArray[Any]], weights: Floats) -> dict[str, Floats]:
+    """Measures the boxes of many scans.
+
+    Args:
+        cases: N rows by column. Of a scan: ``found`` is :data:`SCAN` and ``lesions`` their number.
+            Of a box: ``found`` as of :func:`match_lesions` and ``score``.
+        weights: (W, N): all rows of a scan have the same weight.
+
+    Returns:
+        (W,) each: ``lesion_cpm``, the mean of the sensitivities at 1/8, 1/4, 1/2, 1, 2, 4 and 8
+        false alarms per scan, each of these (``lesion_cpm/0.5``), and ``lesions_found``, the share
+        that any box finds. 0 without a hit; NaN where there is no lesion.
+
+    Example:
+        >>> cases = {"found": np.array([SCAN, HIT, ALARM]), "lesions": np.array([2, 0, 0]),
+        ...          "score": np.array([0.0, 0.9, 0.4])}
+        >>> scores = lesion_scores(cases, np.ones((1, 3)))
+        >>> scores["lesion_cpm"].tolist(), scores["lesions_found"].tolist()
+        ([0.5], [0.5])
+    """
+    found = cases["found"].astype(int)
+    boxes = (found == HIT) | (found == ALARM)
+    lesions, scans = weights @ cases["lesions"].astype(float), weights @ (found == SCAN)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hits = weights @ (found == HIT) / lesions
+    of = cases["score"][boxes].astype(float), found[boxes] == HIT, weights[:, boxes]
+    curve = sensitivities(*of, scans, ALARMS, lesions)
+    return dict(zip(LESION_CPM, [curve.mean(1), *curve.T, hits], strict=True))
