@@ -4,7 +4,7 @@
     python docs/tables.py                             # from docs/benchmark/findings.json
 
 It renders ``docs/benchmark/report.html`` and ``table.csv`` from the findings, with all tables and
-sentences. Pictures of rounds and of models need the cells; only the benchmark's own page has them.
+sentences. Pictures of rounds need the cells; only the benchmark's own page has them.
 
 Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -->`` is replaced:
 
@@ -40,7 +40,6 @@ import yaml
 from medfed.benchmark.tasks import sentences_of
 from medfed.functional.statistics import Difference
 from medfed.reports import page as reports_page
-from medfed.reports.claims import Answer, JudgedClaim
 from medfed.reports.decisions import card, undecided
 from medfed.reports.files import table_csv
 from medfed.reports.findings import Judged, Report
@@ -386,12 +385,6 @@ def rendered(findings: Findings) -> dict[str, str]:
     report.notes = [f"The results of {', '.join(stale)} are of earlier defaults."] * bool(stale)
     report.notes += sentences_of(report.dials)
     report.notes += [note for task, _ in tasks for note in short_of(task)]
-    for name, one in findings["claims"].items():
-        parts, reasons = (
-            tuple(Answer(**_known(asked)) for asked in one[key]) for key in ("parts", "reasons")
-        )
-        claim, source, verdict = (one[key] for key in ("claim", "source", "verdict"))
-        report.claims.append(JudgedClaim(name, claim, source, verdict, parts, reasons))
     report.commands, report.libraries = findings["commands"], findings["libraries"]
     return {"report.html": reports_page.page(report), "table.csv": table_csv(report)}
 

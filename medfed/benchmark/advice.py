@@ -47,15 +47,6 @@ _ITS_OWN = ("folder", "logger", "progress", "pictures.format")
 Parts = dict[Split, list[str]]
 
 
-class PilotCell(Cell):
-    """A cell with numbers only, without images of patients."""
-
-    @property
-    def shows(self) -> bool:
-        """No."""
-        return False
-
-
 @dataclass(frozen=True)
 class Division:
     """One division of the patients.
@@ -120,7 +111,7 @@ class Pilot(Group):
         file = self.out / "divisions" / division.name
         plain = written(self._on_division(variant, split, file.resolve()))
         name = self.method.name
-        return PilotCell(self.suite.name, variant, name, stage, trial, split, plain, key)  # type: ignore[arg-type]
+        return Cell(self.suite.name, variant, name, stage, trial, split, plain, key)  # type: ignore[arg-type]
 
     def _on_division(self, variant: str, split: int, file: Path) -> RunDescription:
         config = self.config(variant)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfed.benchmark import advice as pilot
-from medfed.benchmark import claims, runner, tasks
+from medfed.benchmark import runner, tasks
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.suite import wanted_of
 from medfed.common.console import file_names, say, wide_console
@@ -77,7 +77,6 @@ def benchmark(
     notes += _missing(read, out)
     progress = [one for one in read if one.group.arm is None]
     report = tasks.findings(progress, size, notes)
-    report.claims = claims.judge_claims(read, plugins) if arms else []
     given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
     report.commands = [_command(given, size, paths or {})]
     if not any(one.final for one in progress):

@@ -122,12 +122,10 @@ def run_groups(
 
     def ask(one: Progress, pool: Executor) -> None:
         for cell in one.missing(out):
-            file, arm = cell.file(out), one.group.arm
+            file = cell.file(out)
             if file not in by_file:
-                shows = cell.shows or (arm is not None and arm.looks and cell.stage == "final")
-                how = cell.config, cell.stage, cell.finetuned, shows
                 try:
-                    by_file[file] = pool.submit(run_cell, *how)
+                    by_file[file] = pool.submit(run_cell, cell.config, cell.stage, cell.finetuned)
                 except BrokenProcessPool as error:
                     raise _ended(cell) from error
             waiting.setdefault(by_file[file], []).append((one, cell))

@@ -8,7 +8,7 @@ split, and sizes. ``configs/suites`` has those that are shipped; ``plugins=FOLDE
 Arms: further measurements of a method on a suite, each with something changed.
 
 An arm asks why: the same method with its tuned settings, on the same splits, with other keys. The
-table has no arms, and no correction counts them; claims use them.
+table has no arms, and no correction counts them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Arm:
         variant: The task; empty: the one on which methods are tuned.
         tuned: Whether it has the settings that were tuned for the method, or its defaults.
         splits: Of how many splits, at most; None: of all.
-        looks: Whether every split keeps memberships and pictures, rather than the first.
         name: Its name.
     """
 
@@ -53,7 +52,6 @@ class Arm:
     variant: str = ""
     tuned: bool = True
     splits: Annotated[int, Meta(ge=1)] | None = None
-    looks: bool = False
     name: str = ""
 
     @property
@@ -297,15 +295,10 @@ def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
     Raises:
         ConfigError: If one cannot be read; the error names the file and the reason.
     """
-    return {file.stem: read_suite(file) for file in yamls_of("suites", folders)}
-
-
-def yamls_of(kind: str, folders: Sequence[str | Path] = ()) -> list[Path]:
-    """Returns the files of ``suites`` or ``claims``, ours first; ``folders`` as in `suites`."""
-    places = [compose.CONFIG_DIR / kind]
-    for folder in folders:
-        places += [Path(folder) / "configs" / kind, Path(folder) / kind]
-    return [file for place in places for file in sorted(place.glob("*.yaml"))]
+    places = [compose.CONFIG_DIR / "suites"]
+    places += [Path(f) / below / "suites" for f in folders for below in ("configs", ".")]
+    files = [file for place in places for file in sorted(place.glob("*.yaml"))]
+    return {file.stem: read_suite(file) for file in files}
 
 
 def read_yaml(file: Path, what: str, read: Callable[[str, dict[str, Any]], T]) -> T:

@@ -115,9 +115,8 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
         len(results) - len(whole),
         group.settings[one.trial or 0],
         _course(whole),
-        results[0].get("looks") or {},
-        keys,
-        _trials(one) if task.variant == group.suite.base else (),
+        keys=keys,
+        trials=_trials(one) if task.variant == group.suite.base else (),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
         values = [[number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]

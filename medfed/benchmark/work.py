@@ -1,13 +1,9 @@
-"""One cell: the same run as ``medfed train`` makes, of which only the numbers are kept.
-
-What a cell keeps for pictures: how it went over rounds, and what its models look like.
-"""
+"""One cell: the same run as ``medfed train`` makes, of which only the numbers are kept."""
 
 from __future__ import annotations
 
 import io
 import logging
-import math
 import tempfile
 import time
 import warnings
@@ -19,115 +15,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfed.common.console import evenly, without_remarks
+from medfed.common.console import without_remarks
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.files import digest
 from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import together
 from medfed.records.cells import Stage
-from medfed.records.predictions import packed, read_predictions
-from medfed.run import loggers, memberships, results
+from medfed.reports.tasks import course
 from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
+from medfed.run.loggers import NO_LOGGER
+from medfed.run.memberships import Memberships
 from medfed.run.train import train
-
-CLIENTS = 5  # of which one is kept
-
-
-def course(experiment: Experiment) -> list[dict[str, float | None]]:
-    """Returns the evaluated rounds: validation scores, and bytes and passes until then.
-
-    Args:
-        experiment: The finished run.
-
-    Returns:
-        For each its ``round`` from 1, the mean ``score`` over clients (larger is better), the
-        ``worst`` client's, the ``bytes`` of all until then, and gradient ``passes`` as a share of
-        those of the whole run.
-    """
-    evaluation, module = experiment.evaluation, experiment.module
-    metric, mode = evaluation.selection
-    sign = 1 if mode == "max" else -1
-    sent: dict[int, int] = {}
-    for entry in module.federation.ledger.entries:
-        sent[entry.round] = sent.get(entry.round, 0) + entry.bytes
-    moments = []
-    for number in evaluation.history.rounds:
-        known = [r.metrics.get(metric) for r in evaluation.history.by_round[number]]
-        values = [sign * v for v in known if v is not None and math.isfinite(v)]
-        score = evaluation.score(number)
-        moments.append(
-            {
-                "round": number + 1,
-                "score": score if math.isfinite(score) else None,
-                "worst": min(values, default=None),
-                "bytes": sum(n for r, n in sent.items() if r <= number),
-                "passes": (number + 1) / module.next_round,
-            }
-        )
-    return moments
-
-
-def content_of_pictures(experiment: Experiment) -> dict[str, Any]:
-    """Returns what the models of the selected round look like, as JSON holds it.
-
-    Args:
-        experiment: The finished run, at the selected round.
-
-    Returns:
-        ``pictures`` of the server's state, SVG by name; ``memberships``, if there are any;
-        and ``slices``, a tested slice of some clients with its prediction, see :func:`packed`.
-    """
-    federation = experiment.module.federation
-    figures = federation.pictures()
-    kept: dict[str, Any] = {"pictures": {n: _svg(f) for n, f in figures.items() if f is not None}}
-    history = federation.memberships()
-    if history is not None:
-        data, best = experiment.data, experiment.evaluation.best_round()
-        known = memberships.Memberships.of(list(data.clients), history, best, data.mixtures)
-        kept["memberships"] = {
-            "clients": list(known.clients),
-            "rows": np.round(known.rows, 5).tolist(),
-            "truth": None if known.truth is None else np.round(known.truth, 5).tolist(),
-            **known.summary(),
-        }
-    if slices := _slices(experiment):
-        task: Any = experiment.task
-        level = {"threshold": float(task.level), "exclusive": task.activation == "softmax"}
-        kept["slices"] = {"regions": list(task.regions), **level, "clients": slices}
-    return kept
-
-
-def _slices(experiment: Experiment) -> dict[str, Any]:
-    results.save_predictions(experiment)
-    clients = experiment.module.federation.ids
-    cases = read_predictions({"own": Path(experiment.folder)}, clients)
-    return {c: packed(cases[c]) for c in evenly([c for c in clients if c in cases], CLIENTS)}
-
-
-def _svg(figure: Any) -> str:
-    import matplotlib
-
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "medfed"}):
-        figure.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :]
-
 
 RESAMPLES = 400
 """Draws of the patients of a split that a cell keeps, for intervals."""
 
 
-def run_cell(
-    config: Mapping[str, Any], stage: Stage, finetuned: bool = False, shows: bool = False
-) -> dict[str, Any]:
+def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -> dict[str, Any]:
     """Computes a cell; nothing is printed, and nothing is left on the disk.
 
     Args:
         config: A configuration.
         stage: See :class:`medfed.records.cells.Cell`.
         finetuned: Whether every client then trains on from the model, alone.
-        shows: Whether to keep what its pictures need.
 
     Returns:
         What it has found, as JSON. A run that cannot be made says so in ``error``, and one whose
@@ -136,11 +46,11 @@ def run_cell(
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
         try:
-            description = describe({**config, "logger": loggers.NO_LOGGER, "progress": False})
+            description = describe({**config, "logger": NO_LOGGER, "progress": False})
             if finetuned:
                 description = _pool_first(description, Path(folder) / "pooled")
             description = description.replacing({"folder": str(Path(folder) / "run")})
-            result = _computed(description, stage, shows)
+            result = _computed(description, stage)
         except NonFiniteError as error:
             result = {"failed": str(error)}
         except ConfigError as error:
@@ -157,7 +67,7 @@ def _pool_first(config: RunDescription, folder: Path) -> RunDescription:
     return config.replacing({**changed, "evaluation.every": min(config.evaluation.every, rounds)})
 
 
-def _computed(config: RunDescription, stage: Stage, shows: bool) -> dict[str, Any]:
+def _computed(config: RunDescription, stage: Stage) -> dict[str, Any]:
     experiment = build_experiment(config)
     module, evaluation = experiment.module, experiment.evaluation
     with together(experiment.trainer):
@@ -178,10 +88,14 @@ def _computed(config: RunDescription, stage: Stage, shows: bool) -> dict[str, An
         return {**result, "score": score}
     module.federation.count_delivery(module.next_round)
     result["bytes"] = {way: ledger.total(direction=way) for way in ("up", "down")}
-    result["course"] = course(experiment)
+    moments = course(evaluation.history, ledger, evaluation.selection, module.next_round)
+    result["course"] = [moment._asdict() for moment in moments]
+    history = module.federation.memberships()
+    if history is not None:
+        known = Memberships.of(list(data.clients), history, best, data.mixtures)
+        result["memberships"] = known.summary()
     test_selected(experiment)
-    result |= _tested(experiment)
-    return {**result, "looks": content_of_pictures(experiment)} if shows else result
+    return {**result, **_tested(experiment)}
 
 
 def _tested(experiment: Experiment) -> dict[str, Any]:

@@ -150,11 +150,6 @@ class Cell:
     finetuned: bool = False
 
     @property
-    def shows(self) -> bool:
-        """Whether it keeps the data for figures, as the first split does."""
-        return self.stage == "final" and self.split == 0
-
-    @property
     def place(self) -> str:
         """Its place without the key: its suite, variant, method and so on."""
         named = f"{self.stage}_trial_{self.trial}_split_{self.split}"

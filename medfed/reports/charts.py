@@ -397,32 +397,6 @@ def scatter(
     return figure
 
 
-def shares(names: Sequence[str], blocks: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
-    """Draws rows of shares between 0 and 1 as boxes, in blocks from left to right.
-
-    Args:
-        names: Of the rows.
-        blocks: By title the rows.
-    """
-    from matplotlib.patches import Rectangle
-
-    figure, (axes,) = panels(height=40 + 14 * len(names))
-    _name_rows(axes, names)
-    left = 0.0
-    for title, rows in blocks.items():
-        _above(axes, left, title)
-        for n, row in enumerate(rows):
-            for k, value in enumerate(row):
-                style: dict[str, Any] = {"color": Look("c0").paper, "lw": 0}
-                style |= {"gid": f"hover {names[n]}, {title} {k}: {value:.2f}"}
-                style |= {"alpha": 0.06 + 0.94 * min(1.0, max(0.0, value))}
-                axes.add_patch(Rectangle((left + k, n - 0.46), 0.94, 0.92, clip_on=False, **style))
-        left += len(rows[0]) + 0.5
-    axes.set_xlim(0, left - 0.5)
-    axes.xaxis.set_visible(False)
-    return figure
-
-
 def svg(figure: Figure, label: str) -> str:
     """Returns a figure for a page: its colours are the page's, and hovering shows texts.
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medfed.federation.card import CEILINGS
-from medfed.reports.claims import JudgedClaim, sentence
 from medfed.reports.runs import Runs, notes_on, with_references
 from medfed.reports.sentences import LABELS, answer, short_of
 from medfed.reports.tasks import Task, splits_of, task_of_runs
@@ -36,7 +35,6 @@ class Report:
         answers: By task: which method to use, and whom it harms.
         notes: Further sentences: the methods that are left out, the curves that cross.
         dials: By suite the curves over its dial, and where they cross.
-        claims: The claims for which there are results.
         commands: The commands that repeat it.
         libraries: Versions, by name.
         title: The title of the page.
@@ -48,7 +46,6 @@ class Report:
     answers: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     dials: dict[str, Any] = field(default_factory=dict)
-    claims: list[JudgedClaim] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     libraries: Mapping[str, str] = field(default_factory=dict)
     title: str = "Benchmark"
@@ -56,10 +53,9 @@ class Report:
 
     @property
     def sentences(self) -> list[str]:
-        """The answers, the claims and the notes."""
+        """The answers and the notes."""
         answers = [f"{name}: {' '.join(answer)}" for name, answer in self.answers.items()]
-        claims = [sentence(claim) for claim in self.claims]
-        return [*([self.remark] * bool(self.remark)), *answers, *claims, *self.notes]
+        return [*([self.remark] * bool(self.remark)), *answers, *self.notes]
 
     def plain(self) -> dict[str, Any]:
         """Returns all of it as JSON holds it."""
@@ -87,7 +83,6 @@ class Report:
                 for task, verdicts in self.tasks
             },
             "dials": self.dials,
-            "claims": {one.name: one.plain() for one in self.claims},
             "remark": "Means, intervals and differences have the sign by which larger is better.",
         }
 

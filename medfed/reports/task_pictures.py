@@ -25,7 +25,6 @@ from medfed.reports.charts import (
     forest,
     hospitals,
     scatter,
-    shares,
 )
 from medfed.reports.findings import Report
 from medfed.reports.methods import Comparison, Finding
@@ -179,48 +178,20 @@ def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]
     return pictures
 
 
-_GRAPHS, _CLIENTS = 2, 3
-
-
 def models_of(task: Task, verdicts: Verdicts) -> list[Picture]:
-    """Returns pictures of the first split's models.
+    """Returns a picture of the first split's predictions at three hospitals, if runs kept them.
 
     Args:
         task: The task.
         verdicts: By method.
     """
-    contours = contours_of(task, verdicts, _CLIENTS)
-    parts = [_webp(contours)] if contours else []
-    memberships = _memberships(verdicts)
-    return [*parts, *_graphs(verdicts), *([memberships] if memberships else [])]
-
-
-def _memberships(verdicts: Verdicts) -> Picture | None:
-    """Draws the memberships of the best method that has some, and the truth if it is known."""
-    for name in by_mean(verdicts):
-        kept = verdicts[name].scores.looks.get("memberships")
-        if not kept:
-            continue
-        blocks = {f"{name}": kept["rows"]}
-        if kept.get("truth"):
-            blocks["truth"] = kept["truth"]
-        caption = "Memberships of hospitals in the canonical models of the selected round, split 1"
-        if kept.get("truth"):
-            caption += ", and the mixtures that generated the data"
-        return Picture(shares(kept["clients"], blocks), f"{caption}.")
-    return None
-
-
-def _graphs(verdicts: Verdicts) -> list[Picture]:
-    return [
-        _image(
-            svg.encode(),
-            "svg+xml",
-            f"{name}: {title.replace('_', ' ')} at the server after the last round of split 1.",
-        )
-        for name in by_mean(verdicts)
-        for title, svg in verdicts[name].scores.looks.get("pictures", {}).items()
-    ][:_GRAPHS]
+    if (figure := contours_of(task, verdicts, 3)) is None:
+        return []
+    content = io.BytesIO()
+    figure.savefig(content, format="webp", dpi=90, pil_kwargs={"quality": 75, "method": 6})
+    caption = "True and predicted contours in a test slice of some hospitals, split 1."
+    source = f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return [Picture(None, caption, source)]
 
 
 def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
@@ -235,16 +206,14 @@ def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
     names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
         names += [n for n in by_mean(verdicts) if n not in names][:1]
-    kept = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.looks.get("slices"))}
+    kept = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.slices)}
     if not kept:
         return None
     from medfed.models.contours import contour_grid
-    from medfed.records.predictions import unpacked
 
     cases: dict[str, Any] = {}
     for name, slices in kept.items():
-        of_method = slices["cases"] if "cases" in slices else unpacked(slices["clients"], name)
-        for client, case in of_method.items():
+        for client, case in slices["cases"].items():
             known = cases.setdefault(client, case)
             known.probabilities[name] = case.probabilities[name]  # type: ignore[index]
     cases = {c: cases[c] for c in evenly([*cases], most)}
@@ -252,17 +221,6 @@ def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
     return contour_grid(
         cases, first["regions"], threshold=first["threshold"], exclusive=first["exclusive"]
     )
-
-
-def _webp(figure: Figure) -> Picture:
-    content = io.BytesIO()
-    figure.savefig(content, format="webp", dpi=90, pil_kwargs={"quality": 75, "method": 6})
-    caption = "True and predicted contours in a test slice of some hospitals, split 1."
-    return _image(content.getvalue(), "webp", caption)
-
-
-def _image(content: bytes, kind: str, caption: str) -> Picture:
-    return Picture(None, caption, f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
 
 
 def looks_of(report: Report) -> dict[str, Look]:

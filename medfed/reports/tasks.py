@@ -7,7 +7,7 @@ is the interval that the run printed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from medfed.common.files import digest
 from medfed.common.scores import (
+    Record,
     federation_statistics,
     limits_of,
     mean_of_known,
@@ -24,6 +25,7 @@ from medfed.common.scores import (
 )
 from medfed.common.untrusted import read_rows, reading
 from medfed.config.sections import select
+from medfed.federation.wire.ledger import Ledger
 from medfed.functional.scores import case_class_scores, finding_scores, outcome_scores
 from medfed.functional.statistics import RESAMPLES, patients_anew
 from medfed.functional.survival import survival_scores
@@ -65,7 +67,7 @@ class Scores:
         failed: Splits in which its model has failed, which count as the worst possible.
         setting: What was changed of its defaults.
         course: What validation gave after how many rounds, bytes and passes, mean over splits.
-        looks: What pictures of the first split need; see `medfed.benchmark.work`.
+        slices: The predicted slices of the first split, see :func:`slices_of`; empty: none.
         keys: The hashes of its cells, by split.
         trials: On the task of the tuning, the changes of each trial and its score on
             validation patients, turned so that larger is better; the defaults' first.
@@ -79,7 +81,7 @@ class Scores:
     failed: int
     setting: Mapping[str, float]
     course: tuple[Moment, ...] = ()
-    looks: Mapping[str, Any] = field(default_factory=dict)
+    slices: Mapping[str, Any] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
     trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
 
@@ -270,21 +272,38 @@ def _course(runs: Sequence[Run]) -> tuple[Moment, ...]:
     """The mean over runs of how validation went, at the rounds that all of them have."""
     by_round: dict[int, list[Moment]] = {}
     for run in runs:
-        metric = run.summary["selection"][0]
-        sign = -1 if smaller_is_better(metric) else 1
-        history: dict[int, list[float]] = {}
-        for record in run.history():
-            history.setdefault(record.round, []).append(sign * record.metrics[metric])
-        sent: dict[int, int] = {}
-        for entry in run.ledger.entries:
-            sent[entry.round] = sent.get(entry.round, 0) + entry.bytes
-        for at, scores in history.items():
-            known = [s for s in scores if math.isfinite(s)]
-            total = sum(count for r, count in sent.items() if r <= at)
-            passes = _passes(run) * (at + 1) / run.summary["rounds"]
-            mean = float(np.mean(known)) if len(known) == len(scores) else math.nan
-            by_round.setdefault(at, []).append(Moment(at + 1, mean, total, passes))
+        of = run.history(), run.ledger, run.summary["selection"], run.summary["rounds"]
+        for moment in course(*of, _passes(run)):
+            by_round.setdefault(moment.round, []).append(moment)
     return mean_course(by_round, len(runs))
+
+
+def course(
+    history: Iterable[Record],
+    ledger: Ledger,
+    selection: Sequence[str],
+    rounds: int,
+    passes: float = 1.0,
+) -> Iterator[Moment]:
+    """Yields the evaluated rounds of a run.
+
+    Args:
+        history: Validation metrics.
+        ledger: Every byte that travelled.
+        selection: The metric, and ``max`` or ``min``.
+        rounds: The number of all rounds.
+        passes: Gradient passes of a client in all of them.
+    """
+    metric, mode = selection
+    scores: dict[int, list[float]] = {}
+    for record in history:
+        scores.setdefault(record.round, []).append(record.metrics.get(metric, math.nan))
+    for at, values in scores.items():
+        # As where the round is selected: over the clients whose data define the metric.
+        mean = float(mean_of_known(np.array(values), 0))
+        mean = mean if math.isfinite(mean) else math.nan
+        sent = sum(entry.bytes for entry in ledger.entries if entry.round <= at)
+        yield Moment(at + 1, mean if mode == "max" else -mean, sent, passes * (at + 1) / rounds)
 
 
 def mean_course(by_round: Mapping[int, Sequence[Moment]], count: int) -> tuple[Moment, ...]:
@@ -381,7 +400,7 @@ def _column(texts: Sequence[str]) -> Any:
 
 
 def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
-    """Returns the predicted slices that a run has kept, as the looks of a cell.
+    """Returns the predicted slices that a run has kept, and how they are to be read.
 
     Args:
         run: A finished run.
@@ -398,4 +417,4 @@ def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
     wanted = model.get("activation", "sigmoid")
     exclusive = chosen_activation(wanted, len(regions), run.config.get("exclusive")) == "softmax"
     decided = {"regions": regions, "threshold": float(model.threshold), "exclusive": exclusive}
-    return {"slices": {**decided, "cases": cases}}
+    return {**decided, "cases": cases}

@@ -37,7 +37,7 @@ sizes:
   small: {splits: 2, trials: 2, overrides: [rounds=1, local.steps=2]}
   full: {splits: 2, trials: 2, overrides: [rounds=1, local.steps=2]}
 arms:
-  apart: {method: ditto, overrides: [algorithm.strength=0], splits: 1, looks: true}
+  apart: {method: ditto, overrides: [algorithm.strength=0], splits: 1}
 """
 SAME = "four: {dial: 4, overrides: [partition.delta=1]}"
 KILLED = """

@@ -1,4 +1,7 @@
-"""Claims of papers, judged by the cells of a benchmark; a yaml for each in ``configs/claims``.
+"""Claims of papers, judged by the cells of a benchmark; a yaml for each in ``benchmarks/claims``.
+
+    medfed benchmark suite=all variants=all arms=true out=OUT paths.heart=FOLDER
+    python benchmarks/judge_claims.py OUT --paths heart=FOLDER   # prints, and adds to its findings
 
 A claim rests on ``parts``, and ``reasons`` are experiments that ask why. Each is a question: a
 number per split, held against a bound.
@@ -17,24 +20,27 @@ A, B, … are methods and arms of the suite; ``A@variant`` is on another variant
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.benchmark.runner import Progress
-from medfed.benchmark.suite import read_yaml, yamls_of
+from medfed.benchmark.plan import groups
+from medfed.benchmark.runner import Progress, found_groups
+from medfed.benchmark.suite import SIZES, read_yaml, wanted_of
 from medfed.benchmark.tasks import number, overlap_of, values_of
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.files import write_json
 from medfed.common.schemas import fit_keys
 from medfed.common.scores import mean_of_known
 from medfed.common.templates import filled
 from medfed.functional.statistics import LEVEL, difference, holm
-from medfed.reports.claims import MISSING, NO, UNKNOWN, YES, Answer, JudgedClaim
 
 KINDS = {
     "better": {"than", "by"},
@@ -45,7 +51,8 @@ KINDS = {
     "peak": {"above"},
 }
 _COMMON = {"suite", "variant", "metric", "asks"}
-_ASKS = Path(__file__).parent / "templates" / "asks.txt"
+CLAIMS = Path(__file__).parent / "claims"
+YES, NO, UNKNOWN, MISSING = "yes", "no", "cannot tell", "not measured"
 
 
 @dataclass(frozen=True)
@@ -84,16 +91,13 @@ class Claim:
     reasons: tuple[Question, ...] = ()
 
 
-def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
-    """Reads all claims.
-
-    Args:
-        folders: Further folders that hold ``configs/claims``, or ``claims``.
+def read_claims(folder: Path = CLAIMS) -> list[Claim]:
+    """Reads all claims of a folder.
 
     Raises:
         ConfigError: If one cannot be read; the error names the file and the reason.
     """
-    return [read_yaml(file, "claim", _claim) for file in yamls_of("claims", folders)]
+    return [read_yaml(file, "claim", _claim) for file in sorted(folder.glob("*.yaml"))]
 
 
 def _claim(name: str, content: dict[str, Any]) -> Claim:
@@ -123,8 +127,87 @@ def _question(given: Mapping[str, Any]) -> Question:
         raise ValueError(f"a question of {kind} lacks the key {lacking[0]!r}")
     if kind == "recovers" and ("at_least" in given) == ("at_most" in given):
         raise ValueError("a question of recovers has one of at_least and at_most")
-    asks = given.get("asks") or filled(_ASKS, kind=kind, q={"by": 0, **given}).strip()
+    asks = given.get("asks") or filled(CLAIMS / "asks.txt", kind=kind, q={"by": 0, **given}).strip()
     return Question(kind, given["suite"], asks, given)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question.
+
+    Attributes:
+        asks: The statement.
+        where: Suite and variant.
+        answer: ``yes``, ``no``, ``cannot tell`` or ``not measured``.
+        mean: Mean over splits.
+        low: The lower end of its 95 % interval.
+        high: The upper end.
+        bound: The number that it must exceed; with ``at_most``, stay below.
+        p: Two-sided p-value against the bound, Holm's among the questions of its kind in the claim.
+        detectable: The smallest distance from the bound that is detected with 80 % power, alone.
+        splits: How many.
+        note: The result that is missing, or the method that decided.
+    """
+
+    asks: str
+    where: str
+    answer: str = MISSING
+    mean: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    bound: float = 0.0
+    p: float = math.nan
+    detectable: float = math.nan
+    splits: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim with its answers.
+
+    Attributes:
+        name: Of the claim.
+        claim: The statement.
+        source: Who makes it, and where.
+        verdict: ``confirmed``, ``qualified``, ``refuted``, ``cannot tell`` or ``not measured``.
+        parts: The answers that decide the verdict.
+        reasons: The answers of experiments that ask why.
+    """
+
+    name: str
+    claim: str
+    source: str
+    verdict: str
+    parts: tuple[Answer, ...]
+    reasons: tuple[Answer, ...] = ()
+
+
+def sentence(claim: JudgedClaim) -> str:
+    """Returns the verdict in words: where the claim holds, where not, and where nobody can tell."""
+    sentences = [f"{claim.claim.rstrip('.')}. {claim.verdict.capitalize()}"]
+    heads = ((YES, "Holds"), (NO, "Does not hold"), (UNKNOWN, "Cannot tell"))
+    for word, head in heads:
+        places = [f"{a.where}, {a.asks}" for a in claim.parts if a.answer == word]
+        if places and claim.verdict == "qualified":
+            sentences.append(f"{head}: {'; '.join(places)}")
+    if lacking := dict.fromkeys(a.where for a in claim.parts if a.answer == MISSING):
+        sentences.append(f"Not measured: on {', '.join(lacking)}")
+    return ". ".join(sentences) + "."
+
+
+def numbers(answer: Answer) -> str:
+    """Returns the mean, its interval and the bound.
+
+    Example:
+        >>> numbers(Answer("", "", YES, 0.02, 0.01, 0.03, 0.0, 0.004, 0.01, 10))
+        '+0.0200 [+0.0100, +0.0300] against 0, p = 0.004, 10 splits'
+    """
+    if math.isnan(answer.mean):
+        return "–"
+    ends = "" if math.isnan(answer.low) else f" [{answer.low:+.4f}, {answer.high:+.4f}]"
+    p = "" if math.isnan(answer.p) else f", p = {answer.p:.2g}"
+    return f"{answer.mean:+.4f}{ends} against {answer.bound:g}{p}, {answer.splits} splits"
 
 
 Floats = NDArray[np.float64]
@@ -210,7 +293,7 @@ class Results:
 
     def recovered(self, question: Question, name: str) -> Floats:
         """Returns (S,) values of a key of the memberships."""
-        memberships = [r.get("looks", {}).get("memberships") for r in self.of(question, name)]
+        memberships = [r.get("memberships") for r in self.of(question, name)]
         key = question.given["what"]
         known = [number(m[key]) for m in memberships if m is not None and m.get(key) is not None]
         if not known:
@@ -325,19 +408,44 @@ def verdict(answers: Sequence[Answer]) -> str:
     return "refuted" if NO in words else "cannot tell"
 
 
-def judge_claims(
-    progress: Sequence[Progress], folders: Sequence[str | Path] = ()
-) -> list[JudgedClaim]:
+def judge_claims(progress: Sequence[Progress], folder: Path = CLAIMS) -> list[JudgedClaim]:
     """Judges all claims for which there are results.
 
     Args:
         progress: Methods and arms.
-        folders: See :func:`read_claims`.
+        folder: The folder of the claims.
     """
     results, judged = Results(progress), []
-    for claim in read_claims(folders):
+    for claim in read_claims(folder):
         parts = corrected([answer(q, results) for q in claim.parts])
         reasons = corrected([answer(q, results) for q in claim.reasons])
         if (word := verdict(parts)) != MISSING:
             judged.append(JudgedClaim(claim.name, claim.claim, claim.source, word, parts, reasons))
     return judged
+
+
+def main() -> None:
+    """Judges the claims by the cells of a benchmark, and adds them to its findings."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path, help="the folder of the benchmark")
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--paths", nargs="*", default=[], help="real data, SUITE=FOLDER")
+    asked = parser.parse_args()
+    paths = dict(one.split("=", 1) for one in asked.paths)
+    chosen, methods, arms = wanted_of("all", None, asked.size, True)
+    root = str(Path("data").resolve())
+    every, _ = groups(chosen, methods, asked.size, "all", paths, [], root, arms, named=False)
+    judged = judge_claims(found_groups(every, asked.out))
+    for one in judged:
+        print(sentence(one))
+        for answered in (*one.parts, *one.reasons):
+            note = f" ({answered.note})" * bool(answered.note)
+            print(f"  {answered.answer}: {answered.where}, {answered.asks}{note}")
+            print(f"    {numbers(answered)}")
+    file = asked.out / "report" / "findings.json"
+    findings = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, findings | {"claims": {one.name: asdict(one) for one in judged}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What a cell keeps is what the run has: how validation went, and what PPFL recovered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from medfed.benchmark.work import run_cell
+from medfed.config.compose import described
+from medfed.config.description import written
+from tests.integration.runs import run
+
+KEYS = ("experiment=synthetic_ppfl", "data.clients=4", "data.samples=60", "rounds=2")
+SHORT = ("local.steps=2", "evaluation.every=1", "logger=none", "progress=false")
+
+
+def test_a_cell_has_the_numbers_of_the_same_run(tmp_path):
+    summary, experiment = run(tmp_path / "run", *KEYS, *SHORT)
+    cell = run_cell(written(described([*KEYS, *SHORT, "folder=nowhere"])), "final")
+    ledger, evaluation = experiment.module.federation.ledger, experiment.evaluation
+    course = cell["course"]
+    assert [row["round"] for row in course] == [1, 2]
+    assert [row["passes"] for row in course] == [0.5, 1.0]
+    until = np.cumsum([ledger.total(round=n) for n in range(2)])
+    assert [row["bytes"] for row in course] == until.tolist()
+    metric, mode = evaluation.selection
+    for number, row in enumerate(course):
+        values = [r.metrics[metric] for r in evaluation.history if r.round == number]
+        sign = 1 if mode == "max" else -1
+        assert row["score"] == pytest.approx(sign * np.mean(values))
+    assert cell["memberships"] == summary["memberships"]
+    assert cell["clients"] == experiment.evaluation.test
+    assert "half_l1" in cell["memberships"]
