@@ -111,6 +111,7 @@ class Facts:
     millimetres: bool | None = None
     outcome_scale: list[float] | None = None
     patch_size: list[int] | None = None
+    plan: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -307,7 +308,7 @@ def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescri
 def _typed(
     source: dict[str, Any], values: dict[str, Any], overrides: tuple[str, ...] | None
 ) -> RunDescription:
-    whole = Section(values, checked=True)
+    whole, facts = Section(values, checked=True), Facts.__dataclass_fields__
     try:
         return RunDescription(
             **{key: whole[key] for key in _WHOLE},
@@ -319,7 +320,7 @@ def _typed(
             pictures=str(whole["pictures"]["format"]),
             keep_out=tuple(map(str, whole.get("keep_out") or ())),
             plugins=tuple(map(str, whole.get("plugins") or ())),
-            facts=Facts(**{key: whole.get(key) for key in Facts.__dataclass_fields__}),
+            facts=Facts(**copy.deepcopy({key: values.get(key) for key in facts})),
             evaluation=Evaluation(**whole["evaluation"]),
             checkpoint=Checkpoints(**whole["checkpoint"]),
             source=source,

@@ -38,10 +38,12 @@ class Rule:
             ``zscore`` (over all voxels), ``window`` (values from `low` to `high`, cut off there,
             scaled to 0..1), ``percentiles`` (the same between two percentiles of the scan),
             ``landmarks`` (voxels that are not 0: the scan's `PERCENTILES` become `scale`, linearly
-            in between, and values beyond them its ends), or ``none``.
+            in between, and values beyond them its ends), ``clip_zscore`` (values from `low` to
+            `high`, cut off there, less a mean, over a deviation), or ``none``.
         low: Lower end, if there is one.
         high: Upper end.
-        scale: (L,) of ``landmarks``: those that all clients have agreed on.
+        scale: (L,) of ``landmarks``: those that all clients have agreed on; mean and deviation of
+            ``clip_zscore``.
 
     Raises:
         ConfigError: If the name is unknown, or the ends are not a range.
@@ -53,7 +55,13 @@ class Rule:
     scale: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_known("data.normalize", self.name, (*_PLAIN, *_RANGES, "landmarks"))
+        check_known("data.normalize", self.name, (*_PLAIN, *_RANGES, "landmarks", "clip_zscore"))
+        if self.name == "clip_zscore":
+            numbers = self.low, self.high, *self.scale
+            usable = len(numbers) == 4 and all(map(math.isfinite, numbers))
+            if not usable or self.low > self.high or self.scale[1] <= 0:
+                raise ConfigError("clip_zscore needs two ends, a mean and a positive deviation.")
+            return
         rises = [*self.scale] == sorted(self.scale) and math.isfinite(sum(self.scale))
         if len(self.scale) not in (0, len(PERCENTILES)) or not rises:
             raise ConfigError(f"Landmarks must be {len(PERCENTILES)} numbers that do not fall.")
@@ -90,6 +98,9 @@ class Rule:
             return zscore(channel)
         if self.name == "none":
             return channel
+        if self.name == "clip_zscore":
+            mean, sd = self.scale
+            return channel.clamp_(self.low, self.high).sub_(mean).div_(sd)
         if self.name == "landmarks":
             inside = channel != 0
             if inside.any():
@@ -127,6 +138,8 @@ class Rule:
             return {"name": "percentiles", "percentiles": [self.low, self.high], "to": [0, 1]}
         if self.name == "none":
             return {"name": "none"}
+        if self.name == "clip_zscore":
+            return {"name": self.name, "hu": [self.low, self.high], "scale": list(self.scale)}
         if self.name == "landmarks":
             return {"name": "landmarks", "scale": list(self.scale)}
         nonzero = self.name == "zscore_nonzero"

@@ -39,6 +39,7 @@ from medfed.datamodules.patches import (
     volume_of,
     volume_of_cache,
 )
+from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import (
     ClientPlan,
     by_id,
@@ -117,6 +118,10 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         eval_batch_size: Slices per evaluation batch; each volume is a separate batch.
         annotated: Regions by hospital, of hospitals that do not outline all; the others have no
             loss and no metric there.
+        planning: How clients agree on `patch_size`, `batch_size`, `spacing`, `normalize` and the
+            network, of which the first three are then None unless the user sets them; None: they do
+            not.
+        agreed: The plan on which clients have agreed.
     """
 
     _: KW_ONLY
@@ -126,16 +131,30 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     slices: int = 1
     spatial_dims: int = 2
     memory_gb: Annotated[float, check_not_negative] = 2.0
-    patch_size: Sequence[int] = (64, 64)
+    patch_size: Sequence[int] | None = (64, 64)
     patches: Literal["fresh", "fixed"] = "fixed"
     patches_per_patient: Annotated[int, check_count] = 32
     background_share: Annotated[float, within("[0, 1]")] = 0.25
     eval_every: Annotated[int, check_count] = 1
-    batch_size: int = 16
+    batch_size: int | None = 16  # type: ignore[assignment]  # None until it is planned
     eval_batch_size: int = 16
     annotated: Mapping[str, Sequence[str]] | None = None
+    planning: Planning | None = None
+    agreed: Agreed | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.given = {
+            name: value
+            for name in ("spacing", "patch_size", "batch_size")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.planning is None and len({"patch_size", "batch_size"} & {*self.given}) < 2:
+            raise ConfigError(
+                "data.patch_size and data.batch_size may be null only if clients plan, as with "
+                "experiment=nnunet; set them."
+            )
+        self.patch_size = self.patch_size or (64, 64, 64)[: self.spatial_dims]
+        self.batch_size = self.batch_size or 2
         super().__post_init__()
         if self.slices < 1 or self.slices % 2 == 0 or (self.slices > 1 and self.spatial_dims == 3):
             raise ConfigError(
@@ -186,14 +205,43 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @property
     def _waits(self) -> bool:
-        """Whether clients have yet to agree on landmarks."""
+        """Whether clients have yet to agree on a plan or on landmarks."""
+        if self.planning is not None and self.agreed is None:
+            return True
         prepared = self.preparation
         return prepared is not None and prepared.rules[0] == Rule("landmarks")
 
     def _tell(self, client: str) -> Generator[bytes, bytes, None]:
-        """A client's half: counts and sums of its z-scored training cases' landmarks."""
+        """A client's half: facts about its training cases, and what follows from the answers."""
         plan = self.plans[client]
         cases = [case for case, _ in self.cases_among(plan.patients["train"])]
+        if self.planning is not None:
+            measured = (
+                facts_of(
+                    *self.unprepared(case, plan),
+                    self.scans.spacing(self.cases[case]),
+                    self.channel_names,
+                )
+                for case in cases
+            )
+            self._follow(Agreed.read((yield self.planning.tell(measured))))
+        if self.normalize == "landmarks":
+            yield from self._tell_landmarks(cases, plan)
+
+    def _follow(self, agreed: Agreed) -> None:
+        """Takes the settings of the plan."""
+        plan = agreed.plan
+        self.agreed, self.spacing, self.crop_foreground = agreed, plan.spacing, True
+        self.patch_size, self.batch_size = plan.patch_size, plan.batch_size
+        self.size = patches.patch_size_3d(plan.patch_size, self.spatial_dims)
+        own = self.normalize is not None
+        rules = rules_of(self.normalize, self.scans.channels) if own else agreed.rules()
+        self.preparation = Preparation(rules, plan.spacing, crop=True)
+
+    def _tell_landmarks(
+        self, cases: Sequence[str], plan: ClientPlan
+    ) -> Generator[bytes, bytes, None]:
+        """Counts and sums of z-scored training cases' landmarks."""
         every = np.array(
             [landmarks_of(_USUAL.rules[0].apply(self.unprepared(c, plan)[0])) for c in cases]
         )
@@ -213,24 +261,38 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             _, self.exchanged = converse_here(self.merging(self.facts()), halves)
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
-        """See the base class: landmarks of grey values, if they are agreed."""
+        """See the base class: facts for a plan, and landmarks of grey values, if agreed."""
         if self._waits:
             yield from self._tell(next(iter(self.plans)))
 
     def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
         """See the base class."""
+        if self.planning is None and self.normalize != "landmarks":
+            return
+        contents = yield b""
+        if self.planning is not None:
+            names, labels = facts["channels"], len(facts["classes"]) + 1
+            contents = yield self.planning.agree(
+                contents, names, labels, self.spatial_dims, **self.given
+            )
         if self.normalize == "landmarks":
             channels = len(facts["channels"])
             form = {"count": channels, "sum": channels * len(PERCENTILES)}
-            every = [unpacked(content, form) for content in (yield b"")]
+            every = [unpacked(content, form) for content in contents]
             count, total = (np.sum([one[name] for one in every], axis=0) for name in form)
             mean = total.reshape(channels, -1) / np.maximum(count, 1)[:, None]
             yield packed({"scale": mean.ravel().tolist()})
 
     def summaries(self, client: str) -> list[Statistic]:
-        """See the base class: landmarks."""
+        """See the base class: facts for a plan, and landmarks."""
         patients = len(self.plans[client].patients["train"])
-        return [Statistic(client, "the landmarks", "data.normalize", len(PERCENTILES), patients)]
+        told = []
+        if self.planning is not None:
+            told.append(self.planning.statistic(client, patients, self.channel_names))
+        if self.normalize == "landmarks":
+            size = len(PERCENTILES)
+            told.append(Statistic(client, "the landmarks", "data.normalize", size, patients))
+        return told
 
     def facts(self) -> dict[str, Any]:
         """See the base class; also whether regions exclude each other."""
@@ -269,6 +331,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """Generates the cohort if no path is given and it does not exist yet."""
         self.channel_names = self.scans.channels
         self.class_names = self.scans.regions
+        if self.planning is not None:
+            return
         rules = self.preparation.rules if self.preparation else ()
         windows = [(rule.low, rule.high) for rule in rules if rule.name == "window"]
         if self.normalize is None and windows:
@@ -288,6 +352,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             **super().preprocessing(client),
             "orientation": "RAS",
             **(self.preparation or _USUAL).record(),
+            **({} if self.agreed is None else {"plan": self.agreed.plan.record()}),
             "input": {
                 "kind": "volumes",
                 "adjacent_slices": self.slices,
@@ -454,8 +519,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """Refuses patches that would be mostly padding and waste memory."""
         for case, shape in zip(cases, shapes, strict=True):
             if max(self.size) > 2 * max(shape):
+                size = list(self.size[: self.spatial_dims])
                 raise ConfigError(
-                    f"data.patch_size={list(self.patch_size)} is more than twice as large as "
+                    f"data.patch_size={size} is more than twice as large as "
                     f"the volume of patient {case} {shape}; choose smaller patches."
                 )
 
@@ -629,6 +695,7 @@ class ImageMasksDataModule(SegmentationDataModule):
     undefined. The reader prepares pictures itself.
     """
 
+    planning: Planning | None = field(default=None, init=False)
     normalize: Any = field(default=None, init=False)
     spacing: Sequence[float] | None = field(default=None, init=False)
     crop_foreground: bool = field(default=False, init=False)

@@ -157,6 +157,9 @@ class Planner:
         memory_gb: Memory of a GPU that training may take; None: as the preset.
         features: Of the finest stage.
         axial: Whether slices are axial in any case; otherwise along the coarsest axis.
+        spacing: mm that the user sets, by axis (of axial slices two); None: planned.
+        patch_size: Voxels that the user sets; None: planned.
+        batch_size: Patches that the user sets; None: planned.
 
     Raises:
         ConfigError: If a number is not positive.
@@ -174,6 +177,9 @@ class Planner:
     memory_gb: float | None = None
     features: int = 32
     axial: bool = False
+    spacing: Sequence[float] | None = None
+    patch_size: Sequence[int] | None = None
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
@@ -190,6 +196,8 @@ class Planner:
             ConfigError: If the cases have no such configuration, or memory is too small.
         """
         mm = cases.spacing()
+        if self.spacing is not None:
+            mm[-len(self.spacing) :] = self.spacing
         coarsest = 0 if self.axial else int(mm.argmax())
         order = [coarsest, *(axis for axis in range(3) if axis != coarsest)]
         spacing = mm[order]
@@ -197,16 +205,17 @@ class Planner:
         median: Floats = np.median(sizes, axis=0)
         voxels = float(median.prod()) * len(cases.spacings)
         if configuration == "2d":
-            plan = self._fitting(spacing[1:], median[1:], voxels, configuration)
-            return _reordered(plan, [axis - (axis > coarsest) for axis in order[1:]])
+            order = [axis - (axis > coarsest) for axis in order[1:]]
+            plan = self._fitting(spacing[1:], median[1:], voxels, configuration, order)
+            return _reordered(plan, order)
         if median[0] == 1:
             raise ConfigError("The cases are single slices, so only a plan in 2-D is possible.")
-        plan = self._fitting(spacing, median, voxels, "3d_fullres")
-        if configuration == "3d_lowres":
-            plan = self._coarser(plan, median, len(cases.spacings))
+        plan = self._fitting(spacing, median, voxels, "3d_fullres", order)
+        if configuration == "3d_lowres" and self.spacing is None:
+            plan = self._coarser(plan, median, len(cases.spacings), order)
         return _reordered(plan, order)
 
-    def _coarser(self, plan: Plan, median: Floats, cases: int) -> Plan:
+    def _coarser(self, plan: Plan, median: Floats, cases: int, order: Sequence[int]) -> Plan:
         """The plan whose patch holds a quarter of a median case, after resampling further."""
         fine = np.array(plan.spacing)
         spacing, voxels = fine.copy(), float(median.prod())
@@ -218,7 +227,7 @@ class Planner:
             shape = fine / spacing * median
             voxels = float(shape.prod())
             rounded = np.array([round(n) for n in shape])
-            found = self._fitting(spacing, rounded, voxels * cases, "3d_lowres")
+            found = self._fitting(spacing, rounded, voxels * cases, "3d_lowres", order)
             patch = float(math.prod(found.patch_size))
         if found is None or median.prod() / voxels < 2:
             raise ConfigError(
@@ -228,33 +237,32 @@ class Planner:
         return found
 
     def _fitting(
-        self, spacing: Floats, median: Floats, voxels: float, configuration: Configuration
+        self,
+        spacing: Floats,
+        median: Floats,
+        voxels: float,
+        configuration: Configuration,
+        order: Sequence[int],
     ) -> Plan:
         """The largest patch whose feature maps fit into memory, with its network and batch."""
         dims, preset = len(spacing), _PRESETS[self.residual]
         memory = preset.gb if self.memory_gb is None else self.memory_gb
         room = preset.maps[dims] * (memory / preset.gb)
-        usual = _USUAL_BATCH[dims]
-        least = 1.0 if self.residual else usual / _LEAST_BATCH  # times `room` for one sample
-        finest = 1 / spacing
-        start = finest * (_LARGEST[dims] ** dims / finest.prod()) ** (1 / dims)
-        first = [min(round(n), m) for n, m in zip(start, median, strict=True)]
-        strides, kernels, patch, divisor = topology(spacing, first)
-        while (maps := self._maps(strides, patch)) > room * least:
-            # The axis that is largest relative to a median case gets shorter by one step.
-            axis = max(range(dims), key=lambda a: (patch[a] / median[a], a))
-            shorter = list(patch)
-            shorter[axis] -= divisor[axis]
-            if min(shorter) < EDGE:
+        if self.patch_size is None:
+            strides, kernels, patch = self._patch(spacing, median, room)
+        else:
+            given = tuple(self.patch_size[axis] for axis in order)
+            strides, kernels, patch, divisor = topology(spacing, given)
+            if patch != given:
                 raise ConfigError(
-                    f"memory_gb={memory:g} is too small for any patch of these cases; set more."
+                    f"data.patch_size={list(self.patch_size)} must be a multiple of "
+                    f"{[divisor[order.index(axis)] for axis in range(dims)]} for its network."
                 )
-            step = topology(spacing, shorter)[3]
-            shorter = list(patch)
-            shorter[axis] -= step[axis]
-            strides, kernels, patch, divisor = topology(spacing, shorter)
-        covered = round(voxels * preset.covered / math.prod(patch))
-        batch = max(min(round(room / maps * usual), covered), _LEAST_BATCH)
+        batch = self.batch_size
+        if batch is None:
+            covered = round(voxels * preset.covered / math.prod(patch))
+            fits = round(room / self._maps(strides, patch) * _USUAL_BATCH[dims])
+            batch = max(min(fits, covered), _LEAST_BATCH)
         blocks, decoder_blocks = self._blocks(len(strides))
         return Plan(
             configuration,
@@ -268,6 +276,33 @@ class Planner:
             blocks,
             decoder_blocks,
         )
+
+    def _patch(
+        self, spacing: Floats, median: Floats, room: float
+    ) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
+        """The strides, kernel sizes and voxels of the largest patch that fits."""
+        dims = len(spacing)
+        # `room` is counted for the usual batch, which may be larger than the least.
+        most = room if self.residual else room * _USUAL_BATCH[dims] / _LEAST_BATCH
+        finest = 1 / spacing
+        start = finest * (_LARGEST[dims] ** dims / finest.prod()) ** (1 / dims)
+        first = [min(round(n), m) for n, m in zip(start, median, strict=True)]
+        strides, kernels, patch, divisor = topology(spacing, first)
+        while self._maps(strides, patch) > most:
+            # The axis that is largest relative to a median case gets shorter by one step.
+            axis = max(range(dims), key=lambda a: (patch[a] / median[a], a))
+            shorter = list(patch)
+            shorter[axis] -= divisor[axis]
+            if min(shorter) < EDGE:
+                raise ConfigError(
+                    f"data.planning.memory_gb={self.memory_gb} is too small for any patch of these "
+                    "cases; set more."
+                )
+            step = topology(spacing, shorter)[3]
+            shorter = list(patch)
+            shorter[axis] -= step[axis]
+            strides, kernels, patch, divisor = topology(spacing, shorter)
+        return strides, kernels, patch
 
     def _features(self, stages: int, dims: int) -> Ints:
         return tuple(min(_WIDEST[dims], self.features * 2**stage) for stage in range(stages))

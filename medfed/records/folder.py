@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from medfed.common.console import file_names
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, did_you_mean, first_line
-from medfed.common.files import atomic, write_json, write_text
+from medfed.common.files import atomic, digest, write_json, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
 from medfed.common.untrusted import read_json, read_rows, read_tensors, read_yaml, reading
@@ -244,6 +244,8 @@ class RunFolder(Places):
         write_json(self.splits_json, splits)
         write_json(self.preprocessing_json, preprocessing)
         write_json(self.cohort_json, cohort)
+        if (plan := config.facts.plan) is not None:
+            write_json(self.plan_json, {"sha256": digest(plan), "plan": plan})
         if config.overrides is not None:  # what was typed, for whoever resumes the run
             write_text(self.overrides_yaml, as_yaml(list(config.overrides)))
         # The last one: by it a run folder is known.

@@ -37,6 +37,7 @@ class Places:
     versions_json = _Place("versions.json")  # of packages, the commit, hashes of plugins
     splits_json = _Place("splits.json")  # patients per client and split, hashes of the data's files
     preprocessing_json = _Place("preprocessing.json")  # what becomes of each client's scans
+    plan_json = _Place("plan.json")  # on which clients agreed, with its hash
     cohort_json = _Place("cohort.json")  # what each client has, what is there twice
     privacy_json = _Place("privacy.json")  # noise and epsilon of each client
     overrides_yaml = _Place("overrides.yaml")  # what was typed
@@ -83,7 +84,7 @@ class Places:
 # What a run makes before it is opened; the last file opens it.
 _BEGUN: tuple[Path, ...] = (
     *(Places.lock, Places.lock_pid, Places.log, Places.versions_json, Places.splits_json),
-    *(Places.preprocessing_json, Places.cohort_json, Places.overrides_yaml),
+    *(Places.preprocessing_json, Places.plan_json, Places.cohort_json, Places.overrides_yaml),
 )
 BEGUN = tuple(map(str, _BEGUN))
 

@@ -158,12 +158,21 @@ def personal_part(
         Patterns of parameter names; empty if the task has patterns or the method needs none.
 
     Raises:
-        ConfigError: If there is no such part, or it is less than a hundredth of a segmentation
-            network.
+        ConfigError: If there is no such part, it is less than a hundredth of a segmentation
+            network, or the user's patterns leave nothing to share.
     """
-    if task.personal or not _asks(config):
+    if not _asks(config):
         return ()
     network, method = task.network, type(build(config.algorithm)).__name__
+    if task.personal:
+        shared = ParameterSplit.of(network, task.personal).parameters("shared")
+        if "*" not in task.personal and not shared:  # "*" says that it means the whole network
+            raise ConfigError(
+                f"model.personal=[{', '.join(task.personal)}] matches every parameter of this "
+                f"{type(network).__name__}, so {method} would share nothing (a pattern matches a "
+                "tensor by any of its names); name fewer, or set algorithm=local."
+            )
+        return ()
     patterns = next_to_outputs(task, data)
     if not patterns:
         raise nothing_personal(network, method)
@@ -299,6 +308,7 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
         "outcome_scale": getattr(data, "agreed_outcome_scale", None),
         "spatial_dims": getattr(data, "spatial_dims", 2),
         "patch_size": getattr(data, "window", None),
+        "plan": agreed.plan.record() if (agreed := getattr(data, "agreed", None)) else None,
     }
     said = {key: list(v) if isinstance(v, tuple) else v for key, v in said.items()}
     given = {key: v for key, v in vars(config.facts).items() if v is not None}

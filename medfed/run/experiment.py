@@ -55,7 +55,7 @@ from medfed.run.claim import SameEverywhere
 from medfed.run.federating import federate, statistics_of
 from medfed.run.intervals import Examined
 from medfed.run.loggers import NO_LOGGER, remember
-from medfed.run.overview.table import cohort_record, print_cohort
+from medfed.run.overview.table import cohort_record, print_cohort, print_plan
 from medfed.run.privacy import print_hidden, print_protections, protections
 from medfed.run.start import Account, Start
 
@@ -159,6 +159,7 @@ def build_experiment(config: RunDescription) -> Experiment:
             data.remarks += remark(statistics_of(federation.algorithm, data))
             record = cohort_record(data)
             print_cohort(record)
+            print_plan(data, type(task.network).__name__)
             cohort = record.record()
             start.write(folder, entries, account)
             if local.gradients.private is not None:

@@ -497,7 +497,7 @@ class Site:
 
 FACTS = (
     *("in_channels", "out_channels", "spatial_dims", "regions", "exclusive", "millimetres"),
-    *("patch_size", "outcome_scale"),
+    *("patch_size", "outcome_scale", "plan"),
 )
 """Keys of the configuration that the data decide, and that the coordinator takes from the sites."""
 

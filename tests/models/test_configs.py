@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -32,6 +33,11 @@ def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> 
         "patch_size": [32, 32],
         "outcome_scale": [450.0, 60.0],
         "rounds": 5,
+        "plan": {
+            "strides": [[1, 1], [2, 2], [2, 2], [2, 1]],
+            "kernel_sizes": [[3, 3]] * 4,
+            "features": [4, 8, 16, 16],
+        },
     }
     groups = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     for group, name in groups.items():
@@ -101,3 +107,7 @@ def test_cosine_falls_over_the_run():
     assert found[0] == 0.01
     assert found == sorted(found, reverse=True)
     assert 0 < found[-1] < 0.001
+
+
+def test_poly_is_nnunets():
+    assert rates("poly") == pytest.approx([0.01 * (1 - epoch / 5) ** 0.9 for epoch in range(5)])

@@ -52,3 +52,16 @@ def test_what_has_no_plan_is_refused():
         Planner(1, 2).plan(small, "3d_lowres")
     with pytest.raises(ConfigError, match="memory_gb=1e-06 is too small"):
         Planner(1, 2, memory_gb=1e-6).plan(small, "3d_fullres")
+
+
+def test_what_the_user_sets_wins_and_the_rest_fits_it():
+    cases = Fingerprint.of([[5.0, 0.8, 0.8]] * 9, [[60, 300, 300]] * 9)
+    plan = Planner(1, 2, spacing=[4.0, 1.0, 1.0], patch_size=[16, 64, 32], batch_size=7).plan(
+        cases, "3d_fullres"
+    )
+    assert (plan.spacing, plan.patch_size, plan.batch_size) == ((4.0, 1.0, 1.0), (16, 64, 32), 7)
+    assert plan.strides[1] == (1, 2, 2)
+    flat = Planner(1, 2, axial=True, spacing=[2.0, 1.0]).plan(cases, "2d")
+    assert flat.spacing == (2.0, 1.0)
+    with pytest.raises(ConfigError, match=r"must be a multiple of \[1, 4, 4\]"):
+        Planner(1, 2, patch_size=[5, 18, 16]).plan(cases, "3d_fullres")

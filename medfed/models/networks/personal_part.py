@@ -165,6 +165,13 @@ PERSONAL = {
     f"{_MONAI}.senet.SENet": ("last_linear.*",),
     f"{_MONAI}.efficientnet.EfficientNet": ("_fc.*",),
     f"{_MONAI}.vit.ViT": ("classification_head.*",),
+    # Not decoder.*: the decoder of nnU-Net's networks holds their encoder, too.
+    **{
+        f"dynamic_network_architectures.architectures.unet.{name}": (
+            *("decoder.stages.*", "decoder.transpconvs.*", "decoder.seg_layers.*"),
+        )
+        for name in ("PlainConvUNet", "ResidualEncoderUNet")
+    },
     f"{_VISION}.densenet.DenseNet": ("classifier.*",),
     f"{_VISION}.resnet.ResNet": ("fc.*",),
     f"{_VISION}.efficientnet.EfficientNet": ("classifier.*",),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from monai.networks.nets import BasicUNet, UNet
+from monai.networks.nets import BasicUNet, DynUNet, UNet
 from monai.networks.nets.basic_unet import UpCat
-from torch import nn
+from torch import Tensor, nn
 
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError
@@ -109,3 +109,79 @@ def basic_unet(
     if published:
         net.upcat_1 = UpCat(spatial_dims, features[1], features[0], features[5], *blocks)
     return net
+
+
+class PlannedUNet(DynUNet):
+    """MONAI's DynUNet, whose deep supervision is nnU-Net's.
+
+    DynUNet enlarges its coarser outputs; here they keep their size, and the label is made smaller.
+    nnU-Net gives its coarsest output the weight 0; here it is left out.
+    """
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Returns logits; in training with the coarser ones, the finest first."""
+        out: Tensor = self.output_block(self.skip_layers(x))
+        return [out, *self.heads] if self.training and self.deep_supervision else out
+
+
+@checked("model.network")
+def planned_unet(
+    spatial_dims: Dims,
+    in_channels: int,
+    out_channels: int,
+    *,
+    plan: Mapping[str, Any] | None,
+    deep_supervision: bool = True,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Builds the network of a plan on which clients have agreed.
+
+    Source: F. Isensee et al., "nnU-Net", Nature Methods 2021.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Regions R, with the background where they are exclusive.
+        plan: See :class:`medfed.functional.planning.Plan`.
+        deep_supervision: Also train coarser outputs.
+        dropout: Dropout probability.
+
+    Returns:
+        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``; in training a list.
+
+    Raises:
+        ConfigError: If there is no plan, or it has fewer than three stages.
+
+    Example:
+        >>> import torch
+        >>> stages = {"strides": [[1, 1], [2, 2], [2, 1], [2, 2]], "kernel_sizes": [[3, 3]] * 4}
+        >>> network = planned_unet(2, 1, 2, plan={**stages, "features": [4, 8, 16, 32]})
+        >>> [tuple(head.shape) for head in network(torch.ones(1, 1, 16, 16))]
+        [(1, 2, 16, 16), (1, 2, 8, 8)]
+    """
+    if plan is None:
+        raise ConfigError(
+            "model=planned is the network of a plan, and these data have none; choose "
+            "experiment=nnunet, or another model."
+        )
+    strides = [tuple(stride) for stride in plan["strides"]]
+    if len(strides) < 3:
+        raise ConfigError(
+            f"The plan's network has {len(strides)} stages, and needs 3; set more "
+            "data.planning.memory_gb, or a data.patch_size of 16 or more along two axes."
+        )
+    coarser = len(strides) - 3
+    network: nn.Module = PlannedUNet(
+        spatial_dims,
+        in_channels,
+        out_channels,
+        [tuple(size) for size in plan["kernel_sizes"]],
+        strides,
+        strides[1:],
+        filters=list(plan["features"]),
+        dropout=dropout or None,
+        norm_name=("INSTANCE", {"affine": True}),
+        deep_supervision=deep_supervision and coarser > 0,
+        deep_supr_num=max(1, coarser),
+    )
+    return network

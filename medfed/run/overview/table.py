@@ -21,7 +21,7 @@ from torch import Tensor
 
 from medfed.common.console import cell, say, wide_console
 from medfed.common.errors import DataError, few
-from medfed.common.files import csv_text
+from medfed.common.files import csv_text, digest
 from medfed.common.scores import mean_of_known, span
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Block, ClientData
@@ -348,6 +348,40 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
         )
     if sentence := cohort.duplicates.sentence():
         _log.warning("%s %s lists all of them.", sentence, FILE)
+
+
+def print_plan(data: FederatedDataModule, network: str) -> None:
+    """Prints the plan on which the clients of segmentation agreed, if they did.
+
+    Args:
+        data: After `setup`.
+        network: The name of the network's class.
+    """
+    if (agreed := getattr(data, "agreed", None)) is None:
+        return
+    console, plan = wide_console(), agreed.plan
+    rows = {
+        "configuration": plan.configuration + f", ResEnc {plan.residual}" * bool(plan.residual),
+        "spacing": " × ".join(f"{mm:.3g}" for mm in plan.spacing) + " mm",
+        "patch": " × ".join(map(str, plan.patch_size)),
+        "batch": str(plan.batch_size),
+        "strides": ", ".join("×".join(map(str, one)) for one in plan.strides),
+        "kernels": ", ".join("×".join(map(str, one)) for one in plan.kernel_sizes),
+        "features": ", ".join(map(str, plan.features)),
+        "grey values": ", ".join(rule.name for rule in data.preparation.rules),  # type: ignore[attr-defined]
+        "hash": digest(plan.record())[:12],
+    }
+    table = Table("plan", "on which the clients agreed", title="nnU-Net's rules")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+    set_by_user = [f"data.{name}={value}" for name, value in data.given.items()]  # type: ignore[attr-defined]
+    if data.normalize is not None:  # type: ignore[attr-defined]
+        set_by_user.append(f"data.normalize={data.normalize}")  # type: ignore[attr-defined]
+    if network != "PlannedUNet":
+        set_by_user.append(f"the network {network}")
+    if set_by_user:
+        say(console, f"Set by you, not planned: {', '.join(set_by_user)}.")
 
 
 def _table(cohort: CohortRecord) -> Table:
