@@ -259,10 +259,8 @@ def commands() -> list[Step]:
                               "backend=torch", "probabilities=true"), ("scan",), ("export brats",)),
         Step("predict onnx", ("predict", "bundle=brats_bundles/hospital_0", scan, "output=onnx",
                               "backend=onnx"), ("onnx",), ("export brats",)),
-        Step("predict committee", ("predict", "bundle=[brats_bundles/hospital_0,"
-                                   "brats_bundles/hospital_1]", scan, "output=both",
-                                   "uncertainty=true", "picture=true"), ("both",),
-             ("export brats",)),
+        Step("predict folder", ("predict", "bundle=brats_bundles/hospital_0", scan, "output=both",
+                                "picture=true"), ("both",), ("export brats",)),
         Step("predict table", ("predict", "bundle=clinical/pfednet/bundles/hospital_0",
                                "input=patients.csv", "output=risks.csv"), ("risks.csv",),
              ("export clinical",)),

@@ -16,8 +16,8 @@ from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_onnx
 from medfed.delivery.export.client_model import choose_bits, quantise
-from medfed.delivery.predict.committee import make_predictor
 from medfed.delivery.predict.options import PredictOptions
+from medfed.delivery.predict.prediction import make_predictor
 from medfed.federation.split import float_entries
 from medfed.records.tasks import build_task
 from tests.sweeps import sweep

@@ -35,8 +35,8 @@ from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.scripts.masks import check_apart
+from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.bundle.scripts.scans import RECORD
-from medfed.delivery.predict.committee import Committee
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, check_targets
 
 SUMMARY, _LOCK, _INTERRUPTED = "summary.csv", ".lock", "interrupted"
@@ -50,22 +50,20 @@ class OutputFolder:
 
     Args:
         options: What is wanted; ``output`` is the folder.
-        bundles: Which answer.
+        bundle: What answers.
         columns: What is measured of every case.
 
     Raises:
-        ConfigError: If another process writes there, or results of other bundles or settings are
+        ConfigError: If another process writes there, or results of another bundle or settings are
             there.
         DataError: If it cannot be read or written.
     """
 
-    def __init__(
-        self, options: PredictOptions, bundles: Sequence[Bundle], columns: Sequence[str]
-    ) -> None:
+    def __init__(self, options: PredictOptions, bundle: Bundle, columns: Sequence[str]) -> None:
         self.folder = Path(options.output)
         self.overwrite = options.overwrite
         self.header = [*_BEFORE, *columns, *_AFTER]
-        self._said = said_of(options, bundles)
+        self._said = said_of(options, bundle)
         self._rows: dict[str, dict[str, str]] = {}
 
     @contextmanager
@@ -185,12 +183,11 @@ class OutputFolder:
             file.write(line)
 
 
-def said_of(options: PredictOptions, bundles: Sequence[Bundle]) -> dict[str, Any]:
-    """Returns what results depend on: bundles by the hashes of their files, and settings."""
-    keys = ("format", "probabilities", "uncertainty", "picture", "threshold", "spacing_tolerance")
-    files = [{"client": b.facts["client"], "files": digest(dict(b.hashes))} for b in bundles]
-    weights = None if options.weights is None else list(options.weights)
-    return {"bundles": files, **{k: getattr(options, k) for k in keys}, "weights": weights}
+def said_of(options: PredictOptions, bundle: Bundle) -> dict[str, Any]:
+    """Returns what results depend on: the bundle by the hashes of its files, and settings."""
+    keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
+    files = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
+    return {"bundle": files, **{k: getattr(options, k) for k in keys}}
 
 
 def _state(files: Iterable[Path]) -> tuple[str, str]:
@@ -233,8 +230,9 @@ def segment_cases(
     cases: Sequence[Case],
     what: str,
     unit: str,
-    committee: Committee,
-    bundles: Sequence[Bundle],
+    predictor: Predictor,
+    options: PredictOptions,
+    bundle: Bundle,
     console: Console,
 ) -> None:
     """Segments cases one at a time; a bad one does not stop the others.
@@ -243,23 +241,23 @@ def segment_cases(
         cases: What there is.
         what: What cases are called, in plural.
         unit: Of a region's size: ``ml`` or ``percent``.
-        committee: Who answers.
-        bundles: Theirs.
+        predictor: What answers.
+        options: What is wanted.
+        bundle: The predictor's.
         console: Where the table of sizes is printed.
 
     Raises:
         MedfedError: If nothing can be done, or some cases could not be segmented.
     """
-    options = committee.options
     check_apart([(case.name, case.targets) for case in cases], what)
     check_place(options)
-    named = columns(committee, unit)
-    table, left_out = _table(committee, unit, what), 0
+    named = columns(predictor, unit)
+    table, left_out = _table(named, what), 0
 
     with ExitStack() as stack:
         record = None
         if options.into_folder:
-            record = stack.enter_context(OutputFolder(options, bundles, named).open())
+            record = stack.enter_context(OutputFolder(options, bundle, named).open())
         waiting = [c for c in cases if record is None or not record.is_done(c)]
         if len(waiting) < len(cases):
             kept = len(cases) - len(waiting)
@@ -289,30 +287,28 @@ def segment_cases(
         attempt(waiting, one, lambda case: case.name, what, report, *folder)
 
 
-_UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels"), "dice": (3, "Dice between bundles")}
+_UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels")}
 """Digits and words of what the terminal shows."""
 
 
-def columns(committee: Committee, unit: str) -> list[str]:
+def columns(predictor: Predictor, unit: str) -> list[str]:
     """Names what is measured of a case, and its channels if cases may lack some.
 
     Args:
-        committee: Who answers.
+        predictor: What answers.
         unit: Of a region's size.
     """
-    several = ("dice", "spread") if committee.several else ()
-    kinds = (unit, "highest_probability", *several)
-    partial = any(member.facts.get("channels_of_cases") for member in committee.members)
-    named = [f"{label}_{kind}" for kind in kinds for label in committee.first.labels]
-    return [*named, *["channels"] * partial]
+    kinds, partial = (unit, "highest_probability"), predictor.facts.get("channels_of_cases")
+    named = [f"{label}_{kind}" for kind in kinds for label in predictor.labels]
+    return [*named, *["channels"] * bool(partial)]
 
 
 def _kind(column: str) -> str:
     return column.rpartition("_")[2]
 
 
-def _table(committee: Committee, unit: str, what: str) -> Table:
-    kinds = {name: _kind(name) for name in columns(committee, unit)}
+def _table(named: Sequence[str], what: str) -> Table:
+    kinds = {name: _kind(name) for name in named}
     shown = [
         f"{cell(name.removesuffix(f'_{kind}'))} ({_UNITS[kind][1]})"
         for name, kind in kinds.items()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -23,13 +23,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
-from medfed.datamodules.readers import dicom, pictures
+from medfed.datamodules.readers import dicom
 from medfed.datamodules.readers.volumes import as_stored
 from medfed.delivery.bundle.onnx_file import import_extra
 from medfed.delivery.bundle.scripts.masks import SEG
@@ -43,8 +42,7 @@ from medfed.delivery.bundle.scripts.scans import (
     find_cases,
 )
 from medfed.delivery.predict.cases import Case
-from medfed.delivery.predict.committee import Committee, SegmentedCase, segmented
-from medfed.delivery.predict.options import check_writable
+from medfed.delivery.predict.options import PredictOptions, check_writable
 from medfed.functional.grids import on_grid
 
 _SCHEME = "99MEDFED"
@@ -138,12 +136,12 @@ def _description(hd: ModuleType, number: int, name: str) -> Any:
     )
 
 
-def mask_cases(committee: Committee) -> tuple[list[Case], str, str]:
+def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
     """Returns a case for a scan or picture, or for every one of a folder.
 
     Args:
-        committee: Segmentation models; the options' ``output`` is a file for one input, or a
-            folder.
+        predictor: A segmentation model.
+        options: Their ``output`` is a file for one input, or a folder.
 
     Returns:
         The cases, what they are called, in plural, and the unit of a region's size.
@@ -151,9 +149,8 @@ def mask_cases(committee: Committee) -> tuple[list[Case], str, str]:
     Raises:
         MedfedError: If there is no input, or the output cannot be used.
     """
-    options, first = committee.options, committee.first
-    output, facts = Path(options.output), [member.facts for member in committee.members]
-    in_pictures = first.facts["input"]["kind"] == "pictures"
+    output, facts = Path(options.output), predictor.facts
+    in_pictures = facts["input"]["kind"] == "pictures"
     if options.format is not None and in_pictures:
         raise ConfigError("format is for masks of scans; those of pictures are PNG: leave it out.")
     if options.format == "dicomseg" or (output.suffix.lower() == SEG and not in_pictures):
@@ -167,71 +164,61 @@ def mask_cases(committee: Committee) -> tuple[list[Case], str, str]:
                 "name without a suffix."
             )
         check_writable(output, "png" if in_pictures else options.format, what.removesuffix("s"))
-    return [_case(committee, each, len(inputs) == 1) for each in inputs], what, unit
+    alone = len(inputs) == 1
+    return [_case(predictor, options, each, alone) for each in inputs], what, unit
 
 
-def _case(committee: Committee, given: ScanFiles | PictureFile, alone: bool) -> Case:
+def _case(
+    predictor: Predictor, options: PredictOptions, given: ScanFiles | PictureFile, alone: bool
+) -> Case:
     """An input with all files that are written for it: the output itself, or in it, by its name."""
-    options, first = committee.options, committee.first
-    output = Path(options.output)
+    output, facts, labels = Path(options.output), predictor.facts, predictor.labels
     target = given.target(output, options.format) if options.into_folder else output
     is_seg = target.suffix.lower() == SEG
     if is_seg and alone and not given.path.is_dir():
         raise ConfigError(f"{given.path} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
-    wanted = {"probabilities": options.probabilities, "uncertainty": options.uncertainty}
-    maps = {n: given.maps(first.labels, target, n) for n, is_wanted in wanted.items() if is_wanted}
-    picture = given.contours(target) if options.picture else None
+    maps = given.maps(labels, target) if options.probabilities else []
+    drawn = [given.contours(target)] if options.picture else []
 
     def write() -> dict[str, float | str]:
-        decided, segmented, channels = _segmented(committee, given)
-        if is_seg and isinstance(segmented, SegmentedScan):
-            title = f"medfed, {first.facts['method']}"
-            planes = {n: m.numpy() for n, m in zip(first.labels, decided.masks, strict=True)}
-            save_segments(planes, segmented.scan, target, title)
+        found = given.segment(predictor, options.spacing_tolerance)
+        masks = predictor.masks(found.regions)
+        if is_seg and isinstance(found, SegmentedScan):
+            title = f"medfed, {facts['method']}"
+            planes = {n: m.numpy() for n, m in zip(labels, masks, strict=True)}
+            save_segments(planes, found.scan, target, title)
         else:
-            segmented.save(first.facts, decided.masks, target)
-        values = {"probabilities": decided.probabilities, "uncertainty": decided.spread}
-        for name, files in maps.items():
-            if (tensor := values[name]) is not None:
-                segmented.save_maps(first.labels, tensor, files)
-        if picture is not None:
-            _draw(committee, given, segmented, decided.probabilities, picture)
-        sizes = decided.sizes(given.unit, segmented.factor)
+            found.save(facts, masks, target)
+        if maps:
+            found.save_maps(labels, found.regions, maps)
+        for path in drawn:
+            _draw(predictor, given, found, path)
+        channels = found.scan.channels if isinstance(found, SegmentedScan) else ()
+        sizes = _sizes(labels, masks, found.regions, given.unit, found.factor)
         return {**sizes, "channels": "+".join(channels)}
 
-    masks = [target] if is_seg else given.masks(first.facts, target)
-    pictures = [] if picture is None else [picture]
-    targets = (*masks, *(file for files in maps.values() for file in files), *pictures)
-    return Case(given.id, given.path, given.files, write, targets)
+    masks = [target] if is_seg else given.masks(facts, target)
+    return Case(given.id, given.path, given.files, write, (*masks, *maps, *drawn))
+
+
+def _sizes(
+    labels: Sequence[str], masks: Tensor, regions: Tensor, unit: str, factor: float
+) -> dict[str, float]:
+    """Of each region ``<region>_<unit>``, and ``_highest_probability`` of any voxel."""
+    sizes: dict[str, float] = {}
+    for name, mask, probabilities in zip(labels, masks, regions, strict=True):
+        sizes[f"{name}_{unit}"] = int(mask.sum()) * factor
+        sizes[f"{name}_highest_probability"] = float(probabilities.max())
+    return sizes
 
 
 _OTHER = "leave format=dicomseg out to get a mask of the scan's own format"
 
 
-def _segmented(
-    committee: Committee, given: ScanFiles | PictureFile
-) -> tuple[SegmentedCase, SegmentedScan | SegmentedPicture, list[str]]:
-    """What the models say together, the input as the first one sees it, and its channels."""
-    kept: list[SegmentedScan | SegmentedPicture] = []
-    channels: dict[str, None] = {}
-
-    def answer(member: Predictor) -> Tensor:
-        one = given.segment(member, committee.options.spacing_tolerance)
-        if isinstance(one, SegmentedScan):
-            channels.update(dict.fromkeys(one.scan.channels))
-        kept[1:] = []  # of the others no more than their answers
-        kept.append(one)
-        return committee.in_order(member, one.regions, 0)
-
-    decided = segmented(committee, committee.ask(answer))
-    return decided, kept[0], [*channels]
-
-
 def _draw(
-    committee: Committee,
+    predictor: Predictor,
     given: ScanFiles | PictureFile,
     segmented: SegmentedScan | SegmentedPicture,
-    probabilities: Tensor,
     path: Path,
 ) -> None:
     """Draws the contours of all regions, once per channel; of a scan in one axial slice."""
@@ -239,8 +226,9 @@ def _draw(
     from medfed.models.contours import prediction_row
     from medfed.models.segmentation_meter import slice_with_most
 
-    predictor, title, aspect = committee.first, given.id.rpartition("/")[2], 1.0
+    title, aspect = given.id.rpartition("/")[2], 1.0
     if isinstance(segmented, SegmentedScan):
+        probabilities = segmented.regions
         (image, _, grid, geometry, *_), spacing = segmented.scan, segmented.scan.geometry.spacing
         image = image if grid is None else on_grid(image, grid, geometry.shape)
         foreground = predictor.masks(probabilities).permute(3, 0, 1, 2)
@@ -251,10 +239,7 @@ def _draw(
         aspect = spacing[1] / spacing[0]
         image, probabilities = image[..., number], probabilities[..., number]
     else:
-        image = segmented.image
-        size = image.shape[2], image.shape[1]
-        mean = pictures.upright(pictures.resized(probabilities.numpy(), size))
-        probabilities = torch.from_numpy(mean) if committee.several else segmented.small
+        image, probabilities = segmented.image, segmented.small
     figure = prediction_row(
         image[predictor.present],
         predictor.of_regions.outlines(probabilities),

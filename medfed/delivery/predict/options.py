@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 from medfed.common.checks import check_count, check_fields, check_not_negative, within
 from medfed.common.console import Steps
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError, first_line
-from medfed.delivery.bundle.scripts.masks import NIFTI, SEG, WRITTEN
+from medfed.delivery.bundle.scripts.masks import NIFTI, SEG
 
 Item = TypeVar("Item")
 
@@ -25,14 +24,12 @@ class PredictOptions:
         ConfigError: If a number is out of its range, or a word is unknown.
     """
 
-    bundle: str | Sequence[str]
+    bundle: str
     input: str
     output: str
-    weights: Sequence[float] | None = None
     candidates: str | None = None
     format: Literal["nifti", "dicomseg"] | None = None
     probabilities: bool = False
-    uncertainty: bool = False
     picture: bool = False
     overwrite: bool = False
     spacing_tolerance: Annotated[float | None, check_not_negative] = 0.25
@@ -49,44 +46,10 @@ class PredictOptions:
         return [str(g) for g in given or ()] if isinstance(given, list | None) else [str(given)]
 
     def __post_init__(self) -> None:
-        for key in ("input", "output"):  # as of a shell's variable that is not set
+        for key in ("bundle", "input", "output"):  # as of a shell's variable that is not set
             if not str(getattr(self, key)).strip():
                 raise ConfigError(f"{key} is empty; name a file or folder.")
         check_fields("", self)
-        self._check_bundles()
-
-    def _check_bundles(self) -> None:
-        if not self.bundles:
-            raise ConfigError("bundle names no folder; name one that medfed export wrote.")
-        if twice := [b for n, b in enumerate(self.bundles) if b in self.bundles[:n]]:
-            raise ConfigError(f"bundle names {twice[0]} twice; give it more weight by weights.")
-        if self.uncertainty and len(self.bundles) == 1:
-            raise ConfigError(
-                "uncertainty=true maps how far several bundles differ; name them in bundle=[A,B]."
-            )
-        if self.weights is None:
-            return
-        given = list(self.weights) if isinstance(self.weights, Sequence) else [self.weights]
-        numbers = all(isinstance(w, int | float) and not isinstance(w, bool) for w in given)
-        if not numbers or not all(0 <= w < math.inf for w in given) or not sum(given) > 0:
-            raise ConfigError(
-                f"weights={self.weights} must be numbers of 0 or more, with one above 0."
-            )
-        if len(given) != len(self.bundles):
-            raise ConfigError(
-                f"{len(given)} weights were given for {len(self.bundles)} bundles; give one each."
-            )
-
-    @property
-    def bundles(self) -> list[Path]:
-        """The folders of the bundles, one or several.
-
-        Example:
-            >>> [b.name for b in PredictOptions(["own", "near"], "a", "b").bundles]
-            ['own', 'near']
-        """
-        given = [self.bundle] if isinstance(self.bundle, str) else list(self.bundle)
-        return [Path(str(folder)) for folder in given]
 
     @property
     def into_folder(self) -> bool:
@@ -169,11 +132,10 @@ def check_place(options: PredictOptions) -> None:
     output = Path(options.output).absolute()
     if output.resolve() == Path(options.input).resolve():
         raise ConfigError(f"output={options.output} is the input; choose another one.")
-    for folder in options.bundles:
-        if output.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(
-                f"output={options.output} lies in the bundle {folder}; choose another one."
-            )
+    if output.resolve().is_relative_to(Path(options.bundle).resolve()):
+        raise ConfigError(
+            f"output={options.output} lies in the bundle {options.bundle}; choose another one."
+        )
     above = next(p for p in output.parents if p.exists())
     for path in (output, above):
         is_wanted = options.into_folder if path == output else True
@@ -232,7 +194,7 @@ def check_writable(path: Path, wanted: str | None, what: str) -> None:
     """
     every: dict[str | None, tuple[str, ...]]
     every = {"nifti": NIFTI, "dicomseg": (SEG,), "png": (".png",)}
-    kinds = every.get(wanted, (*WRITTEN, SEG))
+    kinds = every.get(wanted, (*NIFTI, SEG))
     if not path.name.lower().endswith(kinds):
         by = f" with format={wanted}" * (wanted in ("nifti", "dicomseg"))
         raise ConfigError(

@@ -40,13 +40,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from torch import nn
 
 from medfed.common.console import say
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.config.sections import Section
-from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.bundle.bundle import Bundle, read_bundle
+from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
+from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.bundle.scripts.samples import predict_table
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, table_path
 
@@ -69,21 +73,18 @@ def predict(config: Section, console: Console | None = None) -> None:
     options: PredictOptions = build(config)
     console = console or Console()
     check_place(options)
-    bundles = [read_bundle(folder) for folder in options.bundles]
-    # Imported here, so that errors in options or bundles are reported at once.
-    from medfed.delivery.predict.committee import make_committee
-
-    committee = make_committee(bundles, options)
-    kind = committee.first.facts["input"]["kind"]
+    bundle = read_bundle(Path(options.bundle))
+    predictor = make_predictor(bundle, options)
+    kind = predictor.facts["input"]["kind"]
     if options.candidates is not None and kind != "ct_patches":
         raise ConfigError("candidates is for models of CT patches; this one takes others.")
     if kind in ("pictures", "volumes"):
         from medfed.delivery.predict.cases import segment_cases
         from medfed.delivery.predict.masks import mask_cases
 
-        segment_cases(*mask_cases(committee), committee, bundles, console)
+        segment_cases(*mask_cases(predictor, options), predictor, options, bundle, console)
         return
-    for key in ("probabilities", "picture", "uncertainty"):
+    for key in ("probabilities", "picture"):
         if getattr(options, key):
             raise ConfigError(f"{key}=true is for segmentation; this model writes a table.")
     if options.format is not None:
@@ -91,8 +92,8 @@ def predict(config: Section, console: Console | None = None) -> None:
     output = table_path(options)
     candidates = None if options.candidates is None else Path(options.candidates)
     tolerance = options.spacing_tolerance
-    predict_table(committee, kind, Path(options.input), output, _each, candidates, tolerance)
-    predicts = bundles[0].facts["task"] in ("regression", "survival")
+    predict_table(predictor, kind, Path(options.input), output, _each, candidates, tolerance)
+    predicts = bundle.facts["task"] in ("regression", "survival")
     what = "Predictions" if predicts else "Probabilities"
     say(console, f"{what}: {output}")
 
@@ -101,3 +102,65 @@ def _each(
     items: Sequence[Any], work: Callable[[Any], None], what: str, save: Callable[[], None]
 ) -> None:
     attempt(items, work, lambda item: Path(item).name, what, save)
+
+
+def network_of(bundle: Bundle, options: PredictOptions) -> nn.Module:
+    """Builds what computes the logits of a bundle.
+
+    Args:
+        bundle: Checked by `read_bundle`.
+        options: ``backend`` and ``device``.
+
+    Returns:
+        From images ``(B, C, *spatial)`` or features ``(B, F)`` to logits.
+
+    Raises:
+        ConfigError: If the device or ONNX Runtime cannot be used.
+        CheckpointError: If network and weights do not fit together.
+    """
+    name = options.device
+    if options.backend == "onnx":
+        if name not in (None, "cpu"):
+            raise ConfigError(f"backend=onnx runs on the CPU, not on device={name}; leave one out.")
+        if ONNX not in bundle.hashes:
+            raise ConfigError(
+                f"{bundle.folder} holds no {ONNX}; export it with onnx=true, or choose "
+                "backend=torch."
+            )
+        return OnnxNetwork(bundle.folder / ONNX, torch.get_num_threads())
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device={name} cannot be used on this machine; leave it out, or choose cpu."
+        ) from error
+    return bundle.network(options.accepted).to(device)
+
+
+def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
+    """Builds the network of a bundle, and what its logits mean.
+
+    Args:
+        bundle: Checked by `read_bundle`.
+        options: What is wanted.
+
+    Returns:
+        The predictor.
+
+    Raises:
+        CheckpointError: If network and weights do not fit together.
+        ConfigError: If the device or ONNX Runtime cannot be used.
+    """
+    if bundle.facts.get("activation") == "softmax" and options.threshold is not None:
+        raise ConfigError(
+            f"threshold={options.threshold} is for regions that may overlap; this model gives "
+            "each voxel to its likeliest class: leave it out."
+        )
+    return Predictor.of(
+        network_of(bundle, options),
+        bundle.facts,
+        options.threshold,
+        options.batch_size,
+        str(bundle.folder),
+    )

@@ -20,7 +20,6 @@ from medfed.common.files import replacing, writing
 from medfed.datamodules.readers.volumes import Geometry, as_stored, stem_of, suffix_of
 
 NIFTI = (".nii.gz", ".nii")
-WRITTEN = (*NIFTI, ".nrrd", ".mha")
 SEG = ".dcm"
 
 
@@ -127,27 +126,6 @@ def largest_part(mask: Tensor) -> Tensor:
     return torch.from_numpy(parts == sizes.argmax())
 
 
-def mask_suffix(scan: Path, wanted: str | None = None) -> str:
-    """Chooses the format of a scan's mask.
-
-    Args:
-        scan: A volume's file, or the folder of a DICOM series.
-        wanted: ``nifti``, ``dicomseg``, or None: that of the scan, NIfTI for a DICOM series.
-
-    Returns:
-        One of :data:`WRITTEN`, or :data:`SEG`.
-
-    Example:
-        >>> mask_suffix(Path("a.nii")), mask_suffix(Path("a.mhd")), mask_suffix(Path("series"))
-        ('.nii.gz', '.mha', '.nii.gz')
-        >>> mask_suffix(Path("a.mha"), "nifti"), mask_suffix(Path("series"), "dicomseg")
-        ('.nii.gz', '.dcm')
-    """
-    if wanted is not None:
-        return SEG if wanted == "dicomseg" else ".nii.gz"
-    return {".nrrd": ".nrrd", ".mha": ".mha", ".mhd": ".mha"}.get(suffix_of(scan), ".nii.gz")
-
-
 def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
     """Names a file after a mask.
 
@@ -173,32 +151,22 @@ def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
 def save_like(
     array: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str = ""
 ) -> None:
-    """Writes an array in RAS on a scan's own axes and grid.
+    """Writes an array in RAS as NIfTI, on a scan's own axes and grid.
 
     Args:
         array: ``(H, W, D)`` or ``(H, W, D, n)``, as :func:`readers.volumes.read_volume` turns the
             scan.
         geometry: Of the scan.
-        source: The scan; a NIfTI's header goes on in a NIfTI mask.
-        target: The file to write, of one of :data:`WRITTEN`; whole, or not at all.
-        note: The description in a NIfTI header, 79 characters at most.
+        source: The scan; a NIfTI's header goes on in its mask.
+        target: The file to write; whole, or not at all.
+        note: The description in the header, 79 characters at most.
 
     Raises:
         DataError: If the file cannot be written.
     """
-    turned = as_stored(array, geometry)
-    with writing(target, "choose another output"), replacing(target) as partial:
-        if suffix_of(target) in NIFTI:
-            _save_nifti(turned, geometry, source, partial, note)
-        else:
-            _save_by_itk(turned, geometry, partial)
-
-
-def _save_nifti(
-    turned: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str
-) -> None:
     import nibabel as nib  # tables need none of it
 
+    turned = as_stored(array, geometry)
     if suffix_of(source) in NIFTI:
         scan = nib.load(source)
         header = scan.header.copy()
@@ -211,21 +179,8 @@ def _save_nifti(
         image.set_qform(geometry.stored, code="scanner")
         image.set_sform(geometry.stored, code="scanner")
     image.header["descrip"] = note.encode("ascii", "replace")[:79]
-    nib.save(image, target)
-
-
-def _save_by_itk(turned: NDArray[Any], geometry: Geometry, target: Path) -> None:
-    """NRRD and MetaImage, whose axes run to the left and to the back (LPS)."""
-    import SimpleITK as sitk
-
-    affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ geometry.stored
-    spacing = np.linalg.norm(affine[:3, :3], axis=0)
-    axes = (2, 1, 0, *range(3, turned.ndim))  # ITK's arrays begin with the last axis
-    image = sitk.GetImageFromArray(turned.transpose(axes), isVector=turned.ndim == 4)
-    image.SetSpacing(spacing.tolist())
-    image.SetOrigin(affine[:3, 3].tolist())
-    image.SetDirection((affine[:3, :3] / spacing).ravel().tolist())
-    sitk.WriteImage(image, str(target), useCompression=True)
+    with writing(target, "choose another output"), replacing(target) as partial:
+        nib.save(image, partial)
 
 
 def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, int]]:

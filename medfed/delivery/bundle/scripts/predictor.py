@@ -7,9 +7,9 @@ training does, so that windows and activations are those of the evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,6 @@ from medfed.models.inference import (
     RegionInference,
     SurvivalInference,
 )
-
-Answer = TypeVar("Answer")
 
 
 def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
@@ -182,15 +180,11 @@ class Predictor:
             probabilities[..., part + below] = one.permute(1, 2, 3, 0)
         return probabilities
 
-    def ask(self, question: Callable[[Predictor], Answer]) -> list[Answer]:
-        """Asks this model, as a committee asks each of its members."""
-        return [question(self)]
-
-    def classify(self, read: Callable[[Predictor], Tensor], source: object) -> Tensor:
+    def classify(self, seen: Tensor, source: object) -> Tensor:
         """Classifies samples, or predicts their outcome.
 
         Args:
-            read: Gives what the model sees: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
+            seen: What the model sees: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
             source: Where they are from, for error sentences.
 
         Returns:
@@ -200,11 +194,8 @@ class Predictor:
         Raises:
             DataError: If the network cannot take them.
         """
-        parts = read(self).split(self.batch_size)
-        return self.decided(torch.cat([self.answer(part, source) for part in parts]))
-
-    def decided(self, answers: Tensor) -> Tensor:
-        """Appends the decisions of a threshold to ``(N, 2)`` probabilities, if there is one."""
+        parts = seen.split(self.batch_size)
+        answers = torch.cat([self.answer(part, source) for part in parts])
         if self.level is None:
             return answers
         return torch.cat([answers, (answers[:, 1:2] >= self.level).to(answers)], 1)

@@ -46,7 +46,7 @@ def run(
         file = None if candidates is None else Path(candidates)
         predict_table(predictor, kind, source, output / TABLE, _each, file, spacing_tolerance)
         return
-    cases = find_cases(source, [facts], output)
+    cases = find_cases(source, facts, output)
     check_apart(
         [(case.id, case.masks(facts, case.target(output))) for case in cases], cases[0].what
     )

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,26 +36,8 @@ from medfed.datamodules.readers.pictures import (
 )
 from medfed.datamodules.readers.volumes import read_geometry
 from medfed.datamodules.tables.columns import Columns, from_facts
-from medfed.delivery.bundle.scripts.predictor import Answer, Predictor
+from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.bundle.scripts.scans import check_spacing, find_images
-
-
-class Models(Protocol):
-    """One model, or several that answer together."""
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns that a table of results gains."""
-        ...
-
-    def ask(self, question: Callable[[Predictor], Answer]) -> list[Answer]:
-        """Asks every model."""
-        ...
-
-    def classify(self, read: Callable[[Predictor], Tensor], source: object) -> Tensor:
-        """Returns ``(N, columns)`` answers from what each model sees."""
-        ...
-
 
 Each = Callable[[Sequence[Any], Callable[[Any], None], str, Callable[[], None]], None]
 """Works through items of a name in plural; what is called last saves the results."""
@@ -173,32 +154,24 @@ def read_rows(predictor: Predictor, source: Path) -> Rows:
 
 
 def save_rows(
-    read: Sequence[Rows], answers: Tensor, columns: Sequence[str], source: Path, output: Path
+    read: Rows, answers: Tensor, columns: Sequence[str], source: Path, output: Path
 ) -> None:
     """Writes the answers to the rows of a table, and warns of unusual cells.
 
     Args:
-        read: The rows as each model sees them.
+        read: The rows.
         answers: ``(N, columns)``.
         columns: Their names.
         source: The table.
         output: The file to write: ``row``, counted from 1, the cells of all columns that are no
             features, ``warning``, and the answers.
     """
-    unusual: dict[int, list[str]] = {}
-    for each in read:
-        for row, cells in each.unusual.items():
-            known = unusual.setdefault(row, [])
-            known += [cell for cell in cells if cell not in known]
-    _warn(dict(sorted(unusual.items())), source, output)
-    # What is a feature of any of the models is none of the others.
-    shared = [name for name in read[0].others if all(name in each.others for each in read)]
-    others = [read[0].others[name] for name in shared]
+    _warn(read.unusual, source, output)
     numbers = range(1, len(answers) + 1)
-    warnings = ["; ".join(unusual.get(n, ())) for n in numbers]
-    before = zip(numbers, *others, warnings, strict=True)
+    warnings = ["; ".join(read.unusual.get(n, ())) for n in numbers]
+    before = zip(numbers, *read.others.values(), warnings, strict=True)
     rows = ([*a, *b] for a, b in zip(before, answers.tolist(), strict=True))
-    write_csv(output, ["row", *shared, "warning", *columns], rows)
+    write_csv(output, ["row", *read.others, "warning", *columns], rows)
 
 
 def _warn(unusual: Mapping[int, list[str]], source: Path, output: Path) -> None:
@@ -215,7 +188,7 @@ def _warn(unusual: Mapping[int, list[str]], source: Path, output: Path) -> None:
 
 
 def predict_table(
-    models: Models,
+    predictor: Predictor,
     kind: str,
     source: Path,
     output: Path,
@@ -233,7 +206,7 @@ def predict_table(
     coordinates are of another frame.
 
     Args:
-        models: What answers.
+        predictor: What answers.
         kind: Of the input, see the metadata.
         source: The input.
         output: The CSV file.
@@ -245,18 +218,16 @@ def predict_table(
         MedfedError: If an input cannot be used, or nothing can be written.
     """
     if kind == "table":
-        pairs = models.ask(lambda model: (model, read_rows(model, source)))
-        tensors = {id(model): rows.tensor for model, rows in pairs}
-        answers = models.classify(lambda model: tensors[id(model)], source)
-        save_rows([rows for _, rows in pairs], answers, models.columns, source, output)
+        rows = read_rows(predictor, source)
+        save_rows(rows, predictor.classify(rows.tensor, source), predictor.columns, source, output)
     elif kind == "images":
         root = source if source.is_dir() else source.parent
         images: list[list[object]] = []
         each(
             find_images(source),
-            lambda file: images.extend(rows_of_image(file, root, models)),
+            lambda file: images.extend(rows_of_image(file, root, predictor)),
             "images",
-            lambda: write_csv(output, ["image", *models.columns], images) if images else None,
+            lambda: write_csv(output, ["image", *predictor.columns], images) if images else None,
         )
     else:
         if candidates is None:
@@ -264,7 +235,7 @@ def predict_table(
                 "This model classifies candidates; name them in candidates=FILE.csv, with the "
                 "columns seriesuid, coordX, coordY, coordZ."
             )
-        points = ScanCandidates(source, candidates, models, tolerance)
+        points = ScanCandidates(source, candidates, predictor, tolerance)
         each(points.series, points.classify, "scans", lambda: points.save(output))
 
 
@@ -274,7 +245,7 @@ class ScanCandidates:
     Args:
         scans: A MetaImage scan, or the folder of several.
         source: The CSV file.
-        models: What answers.
+        predictor: What answers.
         tolerance: See :func:`scans.check_spacing`.
 
     Attributes:
@@ -284,13 +255,15 @@ class ScanCandidates:
         DataError: If there is no scan or candidate, or the file cannot be read.
     """
 
-    def __init__(self, scans: Path, source: Path, models: Models, tolerance: float | None) -> None:
-        self.source, self.models, self.tolerance = source, models, tolerance
+    def __init__(
+        self, scans: Path, source: Path, predictor: Predictor, tolerance: float | None
+    ) -> None:
+        self.source, self.predictor, self.tolerance = source, predictor, tolerance
         self.points = read_points(source, None)
         self.folder = scans
         self.scans = find_scans(scans) if scans.is_dir() else self._one_scan(scans)
         self.series = list(self.points.series if scans.is_dir() else self.scans)
-        self.chances = np.full((len(self.points.row), len(models.columns)), np.nan)
+        self.chances = np.full((len(self.points.row), len(predictor.columns)), np.nan)
 
     def _one_scan(self, path: Path) -> dict[str, Path]:
         if not path.is_file() or path.suffix.lower() not in (".mhd", ".mha"):
@@ -322,8 +295,8 @@ class ScanCandidates:
         labels = np.zeros(len(rows), np.int64)
         chosen = Candidates(points.world[rows], labels, points.row[rows], str(self.source))
         file = self.scans[series]
-        cut = partial(_patches, file, chosen, self.tolerance)
-        self.chances[rows] = self.models.classify(cut, file).double().numpy()
+        patches = _patches(file, chosen, self.tolerance, self.predictor)
+        self.chances[rows] = self.predictor.classify(patches, file).double().numpy()
 
     def save(self, output: Path) -> None:
         """Writes the classified candidates, in the order of their file; no file without any."""
@@ -333,7 +306,7 @@ class ScanCandidates:
         # Coordinates as they were read, to the last digit.
         rows = [[names[r], *map(repr, world[r]), *self.chances[r].tolist()] for r in done]
         if rows:
-            header = ["seriesuid", "coordX", "coordY", "coordZ", *self.models.columns]
+            header = ["seriesuid", "coordX", "coordY", "coordZ", *self.predictor.columns]
             write_csv(output, header, rows)
 
 
@@ -354,25 +327,25 @@ def _patches(
     return torch.from_numpy(to_unit(patches, spec.window, predictor.present.numpy()))
 
 
-def rows_of_image(file: Path, root: Path, models: Models) -> list[list[object]]:
+def rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[object]]:
     """Classifies the image of a file, or the images of an ``.npz`` file.
 
     Args:
         file: The file.
         root: The folder below which it lies.
-        models: What answers.
+        predictor: What answers.
 
     Returns:
         A row per image: its name and the answer.
     """
     name = file.relative_to(root).as_posix()
     if file.suffix.lower() != ".npz":
-        return [[name, *models.classify(partial(read_pixels, file), file)[0].tolist()]]
+        return [[name, *predictor.classify(read_pixels(file, predictor), file)[0].tolist()]]
     return [
         [f"{name}/{key}/{n}", *answer]
         for key, images in read_arrays(file).items()
         for n, answer in enumerate(
-            models.classify(partial(_of_array, images, f"{file}, {key}"), file).tolist()
+            predictor.classify(_of_array(images, f"{file}, {key}", predictor), file).tolist()
         )
     ]
 

@@ -36,10 +36,10 @@ from medfed.datamodules.readers.volumes import (
     suffix_of,
 )
 from medfed.delivery.bundle.scripts.masks import (
+    SEG,
     label_map,
     map_codes,
     mask_files,
-    mask_suffix,
     named_after,
     named_after_picture,
     save_like,
@@ -142,17 +142,16 @@ class ScanFiles:
         return [file for volume in self._volumes for file in files_of(volume)]
 
     def target(self, folder: Path, wanted: str | None = None) -> Path:
-        """Returns the file of its masks in a folder; its format is that of its volumes."""
-        volume = min(self._volumes, default=self.path)
-        return folder / f"{self.id}{mask_suffix(volume, wanted)}"
+        """Returns the file of its masks in a folder: NIfTI, or a DICOM SEG."""
+        return folder / f"{self.id}{SEG if wanted == 'dicomseg' else '.nii.gz'}"
 
     def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
         """Lists the files of its masks."""
         return [*mask_files(facts, target)]
 
-    def maps(self, labels: Sequence[str], target: Path, what: str) -> list[Path]:
-        """Lists the files of a map of all regions: one."""
-        return [named_after(target, f"_{what}")]
+    def maps(self, labels: Sequence[str], target: Path) -> list[Path]:
+        """Lists the files of all regions' probabilities: one."""
+        return [named_after(target, "_probabilities")]
 
     def contours(self, target: Path) -> Path:
         """Returns the file of a picture of it."""
@@ -217,8 +216,8 @@ class SegmentedScan(NamedTuple):
             save_like(values, self.scan.geometry, self.scan.source, path, note)
 
     def save_maps(self, labels: Sequence[str], values: Tensor, files: Sequence[Path]) -> None:
-        """Writes a map ``(R, H, W, D)`` of all regions."""
-        note = f"{files[0].name.rpartition('_')[2].partition('.')[0]} of {', '.join(labels)}"
+        """Writes the probabilities ``(R, H, W, D)`` of all regions."""
+        note = f"probabilities of {', '.join(labels)}"
         last = np.moveaxis(values.numpy(), 0, -1)
         save_like(last, self.scan.geometry, self.scan.source, files[0], note)
 
@@ -251,10 +250,9 @@ class PictureFile:
             return [target]
         return [named_after_picture(target, str(name)) for name in facts["labels"]]
 
-    def maps(self, labels: Sequence[str], target: Path, what: str) -> list[Path]:
-        """Lists the files of a map of all regions: one for each."""
-        word = what.replace("probabilities", "probability")
-        return [named_after_picture(target, f"{name}_{word}", ".tif") for name in labels]
+    def maps(self, labels: Sequence[str], target: Path) -> list[Path]:
+        """Lists the files of all regions' probabilities: one for each."""
+        return [named_after_picture(target, f"{name}_probability", ".tif") for name in labels]
 
     def contours(self, target: Path) -> Path:
         """Returns the file of a picture of its contours."""
@@ -314,25 +312,25 @@ class SegmentedPicture(NamedTuple):
 
 
 def find_cases(
-    path: Path, facts: Sequence[Mapping[str, Any]], apart_from: Path
+    path: Path, facts: Mapping[str, Any], apart_from: Path
 ) -> Sequence[ScanFiles | PictureFile]:
-    """Lists the scans or pictures that an input names, for models that segment them.
+    """Lists the scans or pictures that an input names, for a model that segments them.
 
     Args:
         path: The input.
-        facts: The bundles', of one kind of input.
+        facts: The bundle's.
         apart_from: A folder in it that is left out: the one for the masks.
 
     Raises:
         DataError: If there is none.
     """
-    if facts[0]["input"]["kind"] == "pictures":
+    if facts["input"]["kind"] == "pictures":
         return find_pictures(path, apart_from)
     return find_scans(path, facts, apart_from)
 
 
 def find_scans(
-    path: Path, facts: Sequence[Mapping[str, Any]], apart_from: Path | None = None
+    path: Path, facts: Mapping[str, Any], apart_from: Path | None = None
 ) -> list[ScanFiles]:
     """Lists the scans that an input names.
 
@@ -340,7 +338,7 @@ def find_scans(
         path: A volume (a file, or the folder of a DICOM series); a folder with one volume per
             contrast, of one scan or of several whose names begin differently; or a folder of all
             these, however deep.
-        facts: The bundles', which name the files of a contrast.
+        facts: The bundle's, which name the files of a contrast.
         apart_from: A folder in it that is left out: the one for the masks.
 
     Returns:
@@ -358,14 +356,14 @@ def find_scans(
         )
 
     def is_one(place: Path) -> bool:
-        return is_volume(place) or any(_is_case(place, each) for each in facts)
+        return is_volume(place) or _is_case(place, facts)
 
     def scans_in(place: Path, name: str) -> list[ScanFiles]:
-        found = [_flat(place, each) for each in facts]
-        stems = dict.fromkeys(stem for cases in found for stem in cases)
-        of = {s: {f for cases in found for f in cases.get(s, {}).values()} for s in stems}
         below = place.relative_to(path)
-        cases = [ScanFiles((below / s).as_posix(), place, s, tuple(sorted(of[s]))) for s in stems]
+        cases = [
+            ScanFiles((below / stem).as_posix(), place, stem, tuple(sorted(of.values())))
+            for stem, of in _flat(place, facts).items()
+        ]
         return cases or [ScanFiles(name.removesuffix("_0000"), place)]  # nnU-Net's only contrast
 
     if is_one(path):
