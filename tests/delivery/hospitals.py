@@ -19,7 +19,7 @@ from medfed.config.description import checked
 from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import write_bundle
-from medfed.delivery.bundle.networks import code_of, describe
+from medfed.delivery.bundle.networks import describe
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.split import float_entries
@@ -134,8 +134,7 @@ def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
         preprocessing=preprocessing,
     )
     facts = record.facts(client, describe(dict(config.model.network)))
-    sources = code_of(facts["network"])[1]
-    write_bundle(bundle, facts, float_entries(task.network), {}, sources=sources)
+    write_bundle(bundle, facts, float_entries(task.network), {})
     return Hospital(client, config, data, task, bundle)
 
 

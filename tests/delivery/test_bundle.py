@@ -24,11 +24,17 @@ from PIL import Image
 from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import CONFIG_DIR, load
 from medfed.delivery.bundle import scripts as bundle_scripts
-from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
+from medfed.delivery.bundle.bundle import (
+    CARRIED,
+    MANIFEST,
+    carried,
+    read_bundle,
+    write_bundle,
+    write_manifest,
+)
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.networks import MIXTURE, TARGETS, describe
 from medfed.delivery.bundle.scripts.masks import label_map, map_codes
-from medfed.delivery.bundle.source_code import CARRIED, carried
 from medfed.delivery.bundle.weights import MODEL, kmeans, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries

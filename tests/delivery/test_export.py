@@ -21,8 +21,7 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.files import sha256
 from medfed.config.compose import described, load
 from medfed.config.description import checked
-from medfed.delivery.bundle.bundle import read_bundle
-from medfed.delivery.bundle.documents import CARD, README, page
+from medfed.delivery.bundle.bundle import CARD, README, page, read_bundle
 from medfed.delivery.bundle.weights import with_codebooks
 from medfed.delivery.export.client_model import choose_bits, collapse, quantise
 from medfed.delivery.export.export import export_run

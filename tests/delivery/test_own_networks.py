@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,16 +12,15 @@ import pytest
 import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config import allowed
 from medfed.config.allowed import with_plugins
-from medfed.delivery.bundle.bundle import Bundle, read_bundle, write_bundle, write_manifest
-from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.networks import (
     bounded,
     build_network,
     describe,
 )
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, OnnxNetwork, save_onnx
-from medfed.delivery.bundle.source_code import PLUGINS, describe_code
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.models.networks.outputs import only_logits
@@ -106,11 +103,6 @@ def made(tmp_path_factory, plugins):
     return get
 
 
-def accepted(bundle: Bundle) -> list[str]:
-    code = bundle.facts["code"]
-    return [code["hash"][:12]] if code else []
-
-
 def example(hospital: Hospital) -> torch.Tensor:
     return next(iter(hospital.data.clients[hospital.client].eval_batches("test")))["image"][:2]
 
@@ -128,18 +120,15 @@ def test_the_bundle_and_its_onnx_file_answer_as_the_run_does(made, tmp_path, nam
     image = image[..., :16, :16, :8] if image.ndim == 5 else image
     expected = answer(hospital, image)
     with torch.no_grad():
-        found = bundle.network(accepted(bundle))(image)
+        found = bundle.network()(image)
     assert_alike(found, expected, 1e-6)
     assert len(bundle.state) == len(float_entries(hospital.task.network))
     books = quantise(bundle.state, choose_bits(hospital.task.network, 4, {"*": 4}))
     dense = {n: t for n, t in bundle.state.items() if n not in books}
-    paths = {
-        n: hospital.bundle / PLUGINS / n for n in (bundle.facts["code"] or {}).get("files", ())
-    }
-    write_bundle(tmp_path / "b", bundle.facts, dense, books, onnx=True, sources=paths)
+    write_bundle(tmp_path / "b", bundle.facts, dense, books, onnx=True)
     few = read_bundle(tmp_path / "b")
     with torch.no_grad():
-        expected = few.network(accepted(few))(image)
+        expected = few.network()(image)
     assert not torch.allclose(expected, found)
     assert_alike(OnnxNetwork(few.folder / ONNX)(image), expected)
 
@@ -159,68 +148,34 @@ def test_monai_runs_a_network_of_two_names_for_each_tensor(made, tmp_path, monke
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_source_runs_by_monai_as_it_did_in_training(made, tmp_path):
+def test_source_runs_by_monai_as_it_did_in_training(made, tmp_path, monkeypatch):
+    """With the folder of the source among those that Python knows, as by PYTHONPATH."""
     hospital = made("tied")
     images = example(hospital)
     (tmp_path / "in").mkdir()
     for i, image in enumerate(images):
         values = ((image + 1) * hospital.data.data.peak / 2).round().numpy().astype(np.uint8)
         np.save(tmp_path / "in" / f"{i}.npy", values)
-    known = sys.path[:]
-    sys.path[:] = [p for p in known if "plugins" not in p]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [n for n in sys.modules if n.startswith("own_")]:
-            patch.delitem(sys.modules, name)
-        run_by_monai(hospital.bundle, tmp_path / "in", tmp_path / "out", patch)
-    sys.path[:] = known
+    run_by_monai(hospital.bundle, tmp_path / "in", tmp_path / "out", monkeypatch)
     rows = (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1:]
     found = torch.tensor([[float(cell) for cell in row.split(",")[1:]] for row in rows])
-    expected = answer(hospital, images).softmax(1)
-    assert_alike(found, expected)
-    assert not [n for n in sys.modules if n == "unused"]
+    assert_alike(found, answer(hospital, images).softmax(1))
 
 
-def test_source_is_run_only_if_its_hash_is_named(made, tmp_path):
+def test_source_is_run_only_if_its_folder_is_named(made, plugins, tmp_path, monkeypatch):
     hospital = made("tied")
-    bundle = read_bundle(hospital.bundle)
-    code = bundle.facts["code"]
-    assert sorted(SOURCE) == sorted([*code["files"], "unused.py"])
-    text = (bundle.folder / "docs" / "README.md").read_text()
-    assert f"accept_code=sha256-{code['hash'][:12]}" in text
+    monkeypatch.setattr(allowed, "_active", [])
+    folder = read_bundle(hospital.bundle).folder
+    assert "plugins=FOLDER" in (folder / "docs" / "README.md").read_text()
+    assert not [path for path in folder.rglob("*") if path.name in SOURCE]
     np.save(tmp_path / "a.npy", np.zeros((1, 8, 8), np.uint8))
     paths = {"input": tmp_path / "a.npy", "output": tmp_path / "out.csv"}
-    for given in (None, "sha256-00000000", f"sha256-{code['hash'][:7]}"):
-        with pytest.raises(CheckpointError, match=r"source code of its own .* accept_code=sha256-"):
-            hospital.predict(**paths, accept_code=given)
-    hospital.predict(**paths, accept_code=f"sha256-{code['hash'][:12]}")
+    sentence = "names the network own_network.Tied, which is not .* that you add by plugins=FOLDER"
+    for other in (None, tmp_path):
+        with pytest.raises(CheckpointError, match=sentence):
+            hospital.predict(**paths, plugins=other)
+    hospital.predict(**paths, plugins=plugins)
     assert (tmp_path / "out.csv").is_file()
-
-
-def test_changed_source_is_not_the_accepted_one(made, tmp_path):
-    folder = made("tied").copy(tmp_path)
-    before = accepted(read_bundle(folder))
-    ran = tmp_path / "ran"
-    file = folder / PLUGINS / "own_network.py"
-    file.write_text(f"open({str(ran)!r}, 'w')\n" + file.read_text())
-    write_manifest(folder)
-    with pytest.raises(CheckpointError, match="is not the file that was exported"):
-        read_bundle(folder).network(before)
-    metadata = json.loads((folder / METADATA).read_text())
-    code = metadata["medfed"]["code"]
-    code |= describe_code_of(file, code)
-    (folder / METADATA).write_text(json.dumps(metadata))
-    write_manifest(folder)
-    with pytest.raises(CheckpointError, match="accept_code="):
-        read_bundle(folder).network(before)
-    assert not ran.exists()
-
-
-def describe_code_of(file: Path, code: dict) -> dict:
-    """The description of changed source, its hashes right."""
-    from medfed.common.files import digest, sha256
-
-    files = {**code["files"], file.name: sha256(file)}
-    return {"files": files, "hash": digest(files)}
 
 
 REFUSED = {
@@ -234,7 +189,7 @@ REFUSED = {
     "huge": ({"_target_": f"{NETS}.SegResNet", "init_filters": 1 << 30}, "beyond all measure"),
     "long": ({"_target_": f"{NETS}.SegResNet", "blocks_down": [1] * 999}, "beyond all measure"),
     "arguments": ({"_target_": f"{NETS}.SegResNet", "depth": 3}, "cannot be built of its arg"),
-    "source": ({"_target_": "scripts.plugins.mine.Net"}, "cannot be built|No module"),
+    "source": ({"_target_": "mine.Net"}, "which is not among .* that you add by plugins=FOLDER"),
 }
 
 
@@ -316,13 +271,6 @@ class Several(torch.nn.Module):
 @pytest.mark.parametrize("how", ["tuple", "dict", "list"])
 def test_the_first_of_several_answers_counts(how):
     assert torch.equal(only_logits(Several())(torch.ones(2), how), torch.ones(2))
-
-
-def test_source_that_needs_medfed_is_refused(plugins):
-    (plugins / "needs_medfed.py").write_text("from medfed.models.networks.unet import unet\n")
-    importlib.invalidate_caches()
-    with pytest.raises(ConfigError, match=r"needs_medfed.py imports medfed, which a hospital"):
-        describe_code(["needs_medfed.unet"])
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("einops"), reason="SwinUNETR needs einops")

@@ -56,8 +56,7 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
     bundle = read_bundle(folder)
     facts = bundle.facts
     assert facts["bits"]
-    hashes = facts["code"] and [facts["code"]["hash"]]
-    network = bundle.network(hashes or ())
+    network = bundle.network()
     shape = (
         2,
         len(facts["channels"]),
@@ -70,26 +69,25 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
     if (folder / ONNX).is_file():
         assert_alike(OnnxNetwork(folder / ONNX)(image), expected)
     (tmp_path / "in").mkdir()
-    accept = f"accept_code={hashes[0]}" if hashes else "accept_code=null"
     if facts["task"] == "segmentation":
-        check_masks(run, client, folder, tmp_path, accept, monkeypatch)
+        check_masks(run, client, folder, tmp_path, monkeypatch)
         return
     for i, one in enumerate(image):
         values = ((one + 1) * 8).round().numpy().astype(np.uint8)
         np.save(tmp_path / "in" / f"{i}.npy", values)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", monkeypatch)
     keys = {"bundle": folder, "input": tmp_path / "in", "output": tmp_path / "own.csv"}
-    predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
+    predict(checked(load([f"{k}={v}" for k, v in keys.items()], "predict")))
     table = (tmp_path / "out" / "predictions.csv").read_bytes()
     assert table == (tmp_path / "own.csv").read_bytes()
 
 
-def check_masks(run, client, folder: Path, tmp_path: Path, accept: str, patch) -> None:
+def check_masks(run, client, folder: Path, tmp_path: Path, patch) -> None:
     splits = json.loads((run.folder / "splits.json").read_text())
     patient = splits["clients"][client]["test"][0]
     file = next(f for f in splits["files"] if patient in f and "images" in f)
     (tmp_path / "in" / "a.nii.gz").symlink_to(file)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", patch)
     keys = {"bundle": folder, "input": file, "output": tmp_path / "own.nii.gz"}
-    predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
+    predict(checked(load([f"{k}={v}" for k, v in keys.items()], "predict")))
     assert (tmp_path / "out" / "a.nii.gz").read_bytes() == (tmp_path / "own.nii.gz").read_bytes()

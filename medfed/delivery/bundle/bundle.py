@@ -9,14 +9,13 @@ It holds::
     models/model.onnx        the same for ONNX Runtime, if it was asked for
     scripts/                 what reads, infers and writes without this package: the modules of
                              `medfed predict`
-    scripts/plugins/         the source of your network, if it comes from no library
     docs/README.md           how it is run
     docs/model_card.md       what is recorded of data, metrics and origin
 
+Every line of the pages comes from the metadata; where nothing was recorded, the page says so.
 MONAI evaluates the expressions of ``inference.json``. The reader here executes nothing: it builds
 the network from the plain data of ``metadata.json``, and only what
-:func:`medfed.delivery.bundle.networks.build_network` allows; source in the bundle only
-once the user has accepted its hash.
+:func:`medfed.delivery.bundle.networks.build_network` allows.
 """
 
 from __future__ import annotations
@@ -36,36 +35,56 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from medfed.common.console import shown
+from medfed.common.console import in_markdown, shown
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
 from medfed.common.schemas import parse_json
+from medfed.common.templates import text_templates
 from medfed.common.untrusted import reading
-from medfed.delivery.bundle import weights
-from medfed.delivery.bundle.documents import CARD, README, inference_config, page
+from medfed.delivery.bundle import scripts, weights
 from medfed.delivery.bundle.metadata import (
     FORMAT_VERSION,
     METADATA,
     check_facts,
+    further,
     input_size,
     monai_metadata,
 )
-from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known
+from medfed.delivery.bundle.networks import (
+    bounded,
+    build_network,
+    check_state,
+    is_known,
+    is_own,
+)
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx, trace_shape
 from medfed.delivery.bundle.scripts.decode import fill
-from medfed.delivery.bundle.source_code import INIT, PLUGINS, carried
+from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.weights import MODEL, Codebook
 from medfed.models.networks.outputs import only_logits
 
 MANIFEST = "configs/manifest.json"
 FOLDERS = ("configs", "models", "scripts", "docs")
 _OWN = re.compile(
-    r"configs/(metadata|inference|manifest)\.json|models/model\.(pt|onnx)|scripts/(plugins/(\w+/)*)?\w+\.py"
+    r"configs/(metadata|inference|manifest)\.json|models/model\.(pt|onnx)|scripts/\w+\.py"
     r"|docs/(README|model_card)\.md"
 )
 # What MONAI's own runs, Python and file managers leave in a folder.
 _LEFT_BY_OTHERS = ("__pycache__", ".DS_Store", "Thumbs.db", "desktop.ini")
 _OUTPUTS = ("eval", "input")
+_TEMPLATES = Path(__file__).parent / "templates"
+README, CARD = "docs/README.md", "docs/model_card.md"
+# As well as medfed/delivery/bundle/scripts; they need what MONAI and Pillow need.
+CARRIED = {
+    "common": ("checks", "errors", "files", "seeding"),
+    "datamodules": ("ct_patches", "preparation"),
+    "datamodules/readers": ("csv_files", "dicom", "itk", "pictures", "volumes"),
+    "datamodules/tables": ("columns",),
+    "functional": ("grids",),
+    "models": ("inference",),
+    "models/networks": ("densenet", "mixture", "outputs", "small", "unet"),
+}
+_OF_MEDFED = re.compile(r"^( *)from medfed((?:\.\w+)*) import", re.MULTILINE)
 COPY_AGAIN = "copy the bundle again"
 
 
@@ -178,19 +197,16 @@ class Bundle:
         facts: dict[str, Any] = self.metadata["medfed"]
         return facts
 
-    def network(self, accepted: Sequence[str] = ()) -> nn.Module:
+    def network(self) -> nn.Module:
         """Builds the network with its weights, in evaluation mode.
-
-        Args:
-            accepted: Hashes of source in the bundle that the user has accepted.
 
         Returns:
             From images ``(B, C, *spatial)`` or features ``(B, F)`` to logits.
 
         Raises:
-            CheckpointError: If network and weights do not fit together, or source is not accepted.
+            CheckpointError: If network and weights do not fit together.
         """
-        plain, code = self.facts["network"], self.facts.get("code")
+        plain = self.facts["network"]
         _check_packages(self.folder, self.facts.get("packages") or {})
         numbers = sum(t.numel() for t in self.state.values())
         try:
@@ -202,7 +218,7 @@ class Bundle:
                 with torch.device("meta"), bounded(len(self.state), numbers):
                     check_state(build_network(plain), self.state)
             with bounded(len(self.state), numbers):
-                network = build_network(plain, code, self.folder, accepted)
+                network = build_network(plain)
             check_state(network, self.state)
             network = only_logits(fill(network, self.state))
         except RuntimeError as error:
@@ -243,7 +259,6 @@ def write_bundle(
     dense: Mapping[str, Tensor],
     books: Mapping[str, Codebook],
     onnx: bool = False,
-    sources: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
     """Writes a bundle in the place of one that is there already.
 
@@ -254,7 +269,6 @@ def write_bundle(
         dense: Tensors that stay as they are, by name.
         books: Quantised tensors, by name.
         onnx: Whether it holds an ONNX file, too, if the network can be written as one.
-        sources: Files of the network's own source by their names, as ``code`` in the facts says.
 
     Returns:
         The facts with ``bits`` and ``sizes``, as they stand in the metadata.
@@ -274,14 +288,10 @@ def write_bundle(
             "packed": (made / MODEL).stat().st_size,
             "entropy_bound": weights.entropy_bound(dense, books),
         }
-        for name, path in {"__init__.py": None, **sources}.items() if sources else ():
-            target = made / PLUGINS / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes() if path else INIT.encode())
-        if onnx or sources:  # source that lacks a part of it shows when it is built
-            network = Bundle(made, {"medfed": facts}, state, {}).network(accepted_by(facts))
-        if onnx and _saved_as_onnx(made / ONNX, network, facts):
-            sizes["onnx"] = (made / ONNX).stat().st_size
+        if onnx:
+            network = Bundle(made, {"medfed": facts}, state, {}).network()
+            if _saved_as_onnx(made / ONNX, network, facts):
+                sizes["onnx"] = (made / ONNX).stat().st_size
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
         _write_json(made / "configs" / "inference.json", inference_config(whole))
         for name, text in carried().items():
@@ -322,12 +332,6 @@ def _check_place(folder: Path) -> None:
         raise DataError(f"{folder} holds something else than a bundle; choose another out=FOLDER.")
 
 
-def accepted_by(facts: Mapping[str, Any]) -> list[str]:
-    """The hash of the source that the one who exports has run already."""
-    code = facts.get("code")
-    return [code["hash"]] if code else []
-
-
 def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> bool:
     """Writes the ONNX file; where that cannot be, a line says so and the bundle goes without."""
     try:
@@ -365,3 +369,109 @@ def _fp32_bytes(state: Mapping[str, Tensor]) -> int:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def page(name: str, facts: Mapping[str, Any]) -> str:
+    """Writes a page for people.
+
+    Args:
+        name: ``docs/README.md``, or ``docs/model_card.md``.
+        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
+
+    Returns:
+        Markdown.
+    """
+    environment = text_templates(_TEMPLATES)
+    environment.filters |= {
+        "bytes": "{:,}".format,
+        "interval": _interval,
+        "number": _number,
+        "numbers": _numbers,
+    }
+    facts = in_markdown(facts)
+    source = facts["input"]
+    return environment.get_template(name.removeprefix("docs/")).render(
+        facts=facts,
+        source=source,
+        sizes=facts["sizes"],
+        card=facts.get("card") or {},
+        own=is_own(facts["network"]),
+        files=source.get("files"),
+        bits=sorted(set(facts["bits"].values())),
+        absent=[n for n in facts["channels"] if n not in facts["present"]],
+        inputs="Features" if source["kind"] == "table" else "Channels",
+        outputs=outputs(facts),
+        packages=["monai", "nibabel", "pillow", "fire", *sorted(further(facts))],
+        ranges=list(_ranges(source)),
+        versions={n: v for n, v in facts["versions"].items() if isinstance(v, str)},
+    )
+
+
+def outputs(facts: Mapping[str, Any]) -> str:
+    """What the results hold: names, of a label map with their values."""
+    if facts.get("activation") != "softmax":
+        return ", ".join(facts["labels"])
+    codes = map_codes(facts) or {}
+    return "a label map: 0 background, " + ", ".join(f"{v} {name}" for name, v in codes.items())
+
+
+def _ranges(source: Mapping[str, Any]) -> Iterator[str]:
+    """The values of a table's columns that training has seen."""
+    numeric = [n for n in source.get("features", ()) if n not in (source.get("categories") or {})]
+    ends = zip(numeric, source.get("lowest") or (), source.get("highest") or (), strict=False)
+    yield from (f"{n} {low:g} to {high:g}" for n, low, high in ends if low is not None)
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"
+
+
+def _numbers(lengths: Sequence[float], between: str = " × ") -> str:
+    return between.join(f"{mm:.3g}" for mm in lengths)
+
+
+def _interval(ends: Sequence[float | None] | None) -> str:
+    if not ends or any(end is None for end in ends):
+        return "not known"
+    return f"{ends[0]:.4f} to {ends[1]:.4f}"
+
+
+def inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds the configuration that ``python -m monai.bundle run`` runs.
+
+    Args:
+        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
+
+    Returns:
+        ``configs/inference.json``, as JSON has it.
+    """
+    config: dict[str, Any] = json.loads((_TEMPLATES / "inference.json").read_text(encoding="utf-8"))
+    if facts["input"]["kind"] == "ct_patches":
+        config["candidates"] = "$@dataset_dir + '/candidates.csv'"
+    return config | {"network_def": facts["network"]}
+
+
+def carried() -> dict[str, str]:
+    """Returns the files of ``scripts``, which run a bundle where medfed is not installed.
+
+    They are modules of medfed as they are, so that ``medfed predict`` and a bundle are one
+    inference; only their imports of each other name ``scripts``.
+
+    Example:
+        >>> [line for line in carried()["predictor.py"].splitlines() if "scripts.masks" in line]
+        ['from scripts.masks import largest_part']
+    """
+    folder = Path(scripts.__path__[0])
+    root = folder.parents[2]
+    paths = [root / place / f"{name}.py" for place, names in CARRIED.items() for name in names]
+    paths += folder.glob("*.py")
+    files = {path.name: path for path in sorted(paths, key=lambda path: path.name)}
+
+    def renamed(line: re.Match[str]) -> str:
+        module = line[2].rpartition(".")[2]  # of a package, modules are imported
+        return f"{line[1]}from scripts{f'.{module}' * (f'{module}.py' in files)} import"
+
+    return {
+        name: _OF_MEDFED.sub(renamed, path.read_text(encoding="utf-8"))
+        for name, path in files.items()
+    }

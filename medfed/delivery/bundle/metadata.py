@@ -1,7 +1,7 @@
 """What a bundle says: ``configs/metadata.json``.
 
 The metadata have MONAI's own entries, and under ``medfed`` all facts. The pages for people are made
-of these, too (:mod:`medfed.delivery.bundle.documents`).
+of these, too (:mod:`medfed.delivery.bundle.bundle`).
 
 ================  ==================================================================================
 ``medfed`` entry
@@ -12,8 +12,6 @@ task              ``segmentation``, ``classification``, ``findings``, ``risk``, 
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see
                   :mod:`medfed.delivery.bundle.networks`
-code              source of the network in ``scripts/plugins``: hashes of its ``files``, the
-                  ``hash`` of all, packages that they ``require``; ``null`` for a library's network
 packages          versions of the libraries that the network is of
 spatial_dims      2 or 3; ``null`` for tables
 slices            whether a 2-D model runs over the axial slices of a volume (those without any
@@ -74,7 +72,6 @@ from medfed.common.schemas import fit
 from medfed.datamodules.preparation import Preparation, rules_from
 from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.bundle.networks import ordinary
-from medfed.delivery.bundle.source_code import has_modules
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
@@ -174,11 +171,10 @@ def further(facts: Mapping[str, Any]) -> dict[str, str]:
     """Returns packages and versions that a bundle needs in addition to PyTorch and MONAI.
 
     Example:
-        >>> further({"packages": {"monai": "1.6", "einops": "0.8"}, "code": None})
+        >>> further({"packages": {"monai": "1.6", "einops": "0.8"}})
         {'einops': '0.8'}
     """
-    code = facts.get("code") or {"require": {}}
-    every = {**(facts.get("packages") or {}), **code["require"]}
+    every = dict(facts.get("packages") or {})
     patches = facts.get("input", {}).get("patches") or {}  # of CT scans, which are MetaImage
     every |= {"SimpleITK": version("SimpleITK")} if patches else {}
     if facts.get("largest_part") or patches.get("spacing"):
@@ -196,14 +192,6 @@ Size = Annotated[list[Above0], Meta(min_length=2, max_length=3)]
 Codes = Annotated[list[Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]], Meta(min_length=1)]
 Color = Literal["rgb", "grey"]
 _LARGEST = 1 << 27  # voxels or pixels of one window, image or patch
-
-
-class Code(Struct):
-    """Source of a network; see `source_code.describe_code`."""
-
-    files: Annotated[dict[str, str], Meta(min_length=1)]
-    hash: str
-    require: dict[str, str]
 
 
 class Volumes(Struct, tag_field="kind", tag="volumes"):
@@ -269,7 +257,6 @@ class Facts(Struct, kw_only=True):
     channels_of_cases: dict[str, tuple[int, int]] | None = None
     annotated: Names | None = None
     normalization: dict[str, Any] | None = None
-    code: Code | None = None
     packages: dict[str, Text] | None = None
     spacing: Lengths | None = None
     spacing_range: tuple[Lengths, Lengths] | None = None
@@ -314,7 +301,6 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, str]]:
         yield math.prod(size or ()) <= _LARGEST, f"a size of {size} does not fit into memory"
     ends = zip(*(facts.spacing_range or ()), strict=True)
     yield all(low <= high for low, high in ends), "spacing_range has its greatest lengths first"
-    yield facts.code is None or has_modules(facts.code.files), "code.files are not Python's alone"
     yield {*facts.present} <= {*channels}, "present names what channels does not"
     yield {*(facts.largest_part or ())} <= {*labels}, "largest_part names what labels does not"
     numbers = columns = len(channels)

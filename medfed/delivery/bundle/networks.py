@@ -3,9 +3,9 @@
 A network is described by the name and arguments that the run's configuration gives it. The
 project's builders stand in modules that every bundle holds in ``scripts`` as they are; so
 ``medfed.models.networks.unet.unet`` becomes ``scripts.unet.unet``. A class or function of a library
-keeps its name. One from a plugin folder becomes ``scripts.plugins.MODULE.NAME``, and its source
-goes into the bundle (:mod:`medfed.delivery.bundle.source_code`). Nothing else is built: of
-libraries what the allow-list (:mod:`medfed.config.allowed`) permits, and accepted source.
+keeps its name, and so does one from a plugin folder, whose code is in no bundle: it is built where
+the user names that folder. Of both the allow-list (:mod:`medfed.config.allowed`) decides; nothing
+else is built.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import inspect
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import version
-from pathlib import Path
+from importlib.metadata import packages_distributions, version
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,14 +27,7 @@ from torch.nn.modules.module import (
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.streams import own_stream
-from medfed.config.allowed import LIBRARIES, check_targets
-from medfed.delivery.bundle.source_code import (
-    PACKAGE,
-    check_accepted,
-    describe_code,
-    installed_by_module,
-    source_of,
-)
+from medfed.config.allowed import LIBRARIES, check_targets, is_plugin
 from medfed.federation.split import float_entries
 
 Plain = dict[str, Any]
@@ -55,6 +47,7 @@ TARGETS = {
     **{f"scripts.{name}": f"medfed.models.networks.{name}" for name in _BUILDERS},
 }
 """What bundles carry of medfed: names in a bundle, and here."""
+_distributions = cache(packages_distributions)  # reading their files takes 0.2 seconds
 _TARGET, _MODE = "_target_", "_mode_"
 _LARGEST, _LONGEST, _DEEPEST = 1 << 20, 256, 16  # of numbers, lists and what is in what
 _SPARE = 4  # a network may register so many times the layers and numbers that it keeps
@@ -77,7 +70,7 @@ def describe(node: Mapping[str, Any]) -> Plain:
         >>> describe({"_target_": "torch.nn.Linear", "_args_": [2, 3], "bias": False})
         {'_target_': 'torch.nn.Linear', 'in_features': 2, 'out_features': 3, 'bias': False}
         >>> describe({"_target_": "mine.Network", "width": (4, 8)})
-        {'_target_': 'scripts.plugins.mine.Network', 'width': [4, 8]}
+        {'_target_': 'mine.Network', 'width': [4, 8]}
         >>> describe({"_target_": "medfed.models.networks.unet.unet", "in_channels": 4})
         {'_target_': 'scripts.unet.unet', 'in_channels': 4}
     """
@@ -146,26 +139,16 @@ def is_library(target: object) -> bool:
     return isinstance(target, str) and target.startswith(tuple(LIBRARIES))
 
 
-def bundled_targets(plain: Any) -> list[str]:
-    """Names what a description takes from the source in the bundle, without ``scripts.plugins``.
+def is_own(plain: Mapping[str, Any]) -> bool:
+    """Says whether a part of a network is from a plugin folder, of which a bundle has no code.
 
     Example:
         >>> act = {"_target_": "torch.nn.ReLU"}
-        >>> bundled_targets({"_target_": "scripts.plugins.a.B", "act": act})
-        ['a.B']
+        >>> is_own({"_target_": "mine.Network", "act": act}), is_own(act)
+        (True, False)
     """
-    names = [node[_TARGET] for node in _nodes(plain)]
-    return [n.removeprefix(f"{PACKAGE}.") for n in names if str(n).startswith(f"{PACKAGE}.")]
-
-
-def code_of(plain: Any) -> tuple[Plain | None, dict[str, Path]]:
-    """Describes the source that a network needs in addition to libraries; None without any.
-
-    Raises:
-        ConfigError: See :func:`medfed.delivery.bundle.source_code.describe_code`.
-    """
-    targets = bundled_targets(plain)
-    return describe_code(targets) if targets else (None, {})
+    targets = [str(node[_TARGET]) for node in _nodes(plain)]
+    return not all(target in TARGETS or is_library(target) for target in targets)
 
 
 def packages_of(plain: Any) -> dict[str, str]:
@@ -177,33 +160,24 @@ def packages_of(plain: Any) -> dict[str, str]:
         >>> list(packages_of({"_target_": "monai.networks.nets.SegResNet"}))
         ['monai']
     """
-    targets = [t for node in _nodes(plain) if not (t := str(node[_TARGET])).startswith(PACKAGE)]
-    modules = [import_module(_found(target).__module__) for target in targets]
+    modules = [import_module(_found(str(n[_TARGET])).__module__) for n in _nodes(plain)]
     held = [value for module in modules for value in vars(module).values()]
     names = [str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in held]
     tops = {name.partition(".")[0] for name in [*names, *(m.__name__ for m in modules)]}
-    known = installed_by_module()
-    distributions = {known[top][0] for top in tops & set(known)} - {"torch", "numpy", "medfed"}
+    known = _distributions()
+    distributions = {known[top][0] for top in tops & {*known}} - {"torch", "numpy", "medfed"}
     return {name: version(name) for name in sorted(distributions)}
 
 
 @own_stream(0)  # all that is drawn is overwritten
-def build_network(
-    plain: Mapping[str, Any],
-    code: Mapping[str, Any] | None = None,
-    folder: Path | None = None,
-    accepted: Sequence[str] = (),
-) -> nn.Module:
+def build_network(plain: Mapping[str, Any]) -> nn.Module:
     """Builds a network of plain data; nothing but the following is ever imported and called.
 
-    :data:`TARGETS`, the libraries' classes that a configuration may build, and source of the
-    bundle's own that the user has accepted.
+    :data:`TARGETS`, the libraries' classes that a configuration may build, and what is in a folder
+    that the user has named by ``plugins=FOLDER``.
 
     Args:
         plain: From :func:`describe`.
-        code: What the metadata say of source in the bundle.
-        folder: The bundle; None where a plugin folder itself is at hand.
-        accepted: Hashes of source that the user has accepted.
 
     Raises:
         CheckpointError: If the target is another one, or does not take the arguments.
@@ -213,34 +187,27 @@ def build_network(
         Traceback (most recent call last):
         ...
         medfed.common.errors.CheckpointError: The bundle names the network os.system, which is \
-not among those that are built: networks of MONAI and PyTorch, and the bundle's own.
+not among those that are built: networks of MONAI and PyTorch, and code of your own in a folder \
+that you add by plugins=FOLDER.
     """
     name = reprlib.repr(plain.get(_TARGET)).strip(_QUOTES)
     _check_sizes(plain, name)
     nodes = list(_nodes(plain))
     for target in [node[_TARGET] for node in nodes] or [None]:
-        ours = str(target) in TARGETS or str(target).startswith(f"{PACKAGE}.")
-        if not ours and not is_library(target):
+        if not (str(target) in TARGETS or is_library(target) or is_plugin(str(target))):
             raise CheckpointError(
                 f"The bundle names the network {reprlib.repr(target).strip(_QUOTES)}, which is not "
-                "among those that are built: networks of MONAI and PyTorch, and the bundle's own."
+                "among those that are built: networks of MONAI and PyTorch, and code of your own "
+                "in a folder that you add by plugins=FOLDER."
             )
     if any(node[_TARGET] == MIXTURE for node in nodes[1:]):
         raise CheckpointError(f"The bundle's network {name} holds another mixture.")
     try:
         for node in nodes:
-            if is_library(node[_TARGET]):
+            if node[_TARGET] not in TARGETS:
                 plain_values = {k: v for k, v in node.items() if not isinstance(v, Mapping | list)}
                 check_targets(plain_values, found=True)
-        if not bundled_targets(plain) or folder is None:
-            return _called(plain)  # type: ignore[no-any-return]
-        if code is None:
-            raise CheckpointError(f"{folder} names source of its own, but says nothing of it.")
-        check_accepted(code, accepted, folder)
-        with source_of(folder, code):
-            return _called(plain)  # type: ignore[no-any-return]
-    except CheckpointError:
-        raise
+        return _called(plain)  # type: ignore[no-any-return]
     except Exception as error:  # whatever MONAI raises on arguments that do not fit
         raise CheckpointError(
             f"The bundle's network {name} cannot be built of its arguments: {first_line(error)}."
@@ -323,9 +290,9 @@ def _plain_node(node: Mapping[str, Any], place: str) -> Plain:
     if given := node.get("_args_"):
         arguments = _named(target, given, place) | arguments
     ours = {here: there for there, here in TARGETS.items()}
-    name = ours.get(target, target if is_library(target) else f"{PACKAGE}.{target}")
     mode = {_MODE: "callable"} if node.get("_partial_") else {}
-    return {_TARGET: name, **mode, **{k: _plain(v, f"{place}.{k}") for k, v in arguments.items()}}
+    values = {k: _plain(v, f"{place}.{k}") for k, v in arguments.items()}
+    return {_TARGET: ours.get(target, target), **mode, **values}
 
 
 def _named(target: str, given: Sequence[Any], place: str) -> Plain:
@@ -341,8 +308,7 @@ def _named(target: str, given: Sequence[Any], place: str) -> Plain:
 
 
 def _found(target: str) -> Any:
-    target = TARGETS.get(target, target).removeprefix(f"{PACKAGE}.")
-    module, _, name = target.rpartition(".")
+    module, _, name = TARGETS.get(target, target).rpartition(".")
     return getattr(import_module(module), name)
 
 

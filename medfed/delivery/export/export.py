@@ -20,7 +20,6 @@ from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.networks import code_of
 from medfed.delivery.bundle.onnx_file import import_extra
 from medfed.delivery.export.client_model import FULL, choose_bits
 from medfed.delivery.export.finetuning import STAGES, Quantised, falls, open_data, quantise_and_tune
@@ -143,8 +142,7 @@ def export_client(
         "validation": finite(done.validation),
     }
     dense = {n: t for n, t in done.weights.items() if n not in done.books}
-    sources = code_of(model.plain)[1]
-    written = write_bundle(folder, facts, dense, done.books, options.onnx, sources)
+    written = write_bundle(folder, facts, dense, done.books, options.onnx)
     read_bundle(folder)
     return written
 

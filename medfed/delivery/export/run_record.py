@@ -16,7 +16,7 @@ from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build, class_of
 from medfed.config.sections import Section, optional, without_places
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
-from medfed.delivery.bundle.networks import code_of, describe, ordinary, packages_of
+from medfed.delivery.bundle.networks import describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
 from medfed.delivery.export.client_model import ClientModel, checked, from_canonical
 from medfed.models.networks.canonical import Canonical
@@ -150,7 +150,6 @@ class RunRecord(RunFolder):
             "client": client,
             "method": self.summary["algorithm"],
             "network": dict(network),
-            "code": code_of(network)[0],
             "packages": packages_of(network),
             "spatial_dims": dims,
             "slices": segments and dims == 2,

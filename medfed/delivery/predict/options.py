@@ -37,13 +37,7 @@ class PredictOptions:
     batch_size: Annotated[int, check_count] = 16
     backend: Literal["torch", "onnx"] = "torch"
     device: str | None = None
-    accept_code: str | Sequence[str] | None = None
-
-    @property
-    def accepted(self) -> list[str]:
-        """Hashes of source in bundles that may be run."""
-        given = self.accept_code
-        return [str(g) for g in given or ()] if isinstance(given, list | None) else [str(given)]
+    plugins: Sequence[str] | None = None  # named, so that a network's own code may be used
 
     def __post_init__(self) -> None:
         for key in ("bundle", "input", "output"):  # as of a shell's variable that is not set

@@ -135,7 +135,7 @@ def network_of(bundle: Bundle, options: PredictOptions) -> nn.Module:
         raise ConfigError(
             f"device={name} cannot be used on this machine; leave it out, or choose cpu."
         ) from error
-    return bundle.network(options.accepted).to(device)
+    return bundle.network().to(device)
 
 
 def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
