@@ -23,8 +23,7 @@ from omegaconf import OmegaConf
 
 from medfed import train
 from medfed.common.console import size
-from medfed.reports.onboarding import write_onboarding
-from medfed.run.onboarding import onboard
+from medfed.run.onboarding import onboard, write_onboarding
 
 DOCS = Path(__file__).parents[1] / "docs" / "benchmark"
 LESS = ("data.samples=200", "rounds=20", "optimizer.lr=0.1")

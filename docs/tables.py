@@ -39,10 +39,10 @@ import yaml
 
 from medfed.benchmark.tasks import sentences_of
 from medfed.functional.statistics import Difference
-from medfed.reports import page as reports_page
 from medfed.reports.decisions import card, undecided
-from medfed.reports.files import table_csv
 from medfed.reports.findings import Judged, Report
+from medfed.reports.report import page as report_page
+from medfed.reports.report import table_csv
 from medfed.reports.sentences import answer, short_of
 from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
@@ -386,7 +386,7 @@ def rendered(findings: Findings) -> dict[str, str]:
     report.notes += sentences_of(report.dials)
     report.notes += [note for task, _ in tasks for note in short_of(task)]
     report.commands, report.libraries = findings["commands"], findings["libraries"]
-    return {"report.html": reports_page.page(report), "table.csv": table_csv(report)}
+    return {"report.html": report_page(report), "table.csv": table_csv(report)}
 
 
 def _known(kept: Any) -> Any:

@@ -16,8 +16,8 @@ from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.common.files import digest, write_json, write_text, writing
 from medfed.common.templates import filled
 from medfed.records.cells import stale_cells
-from medfed.reports.files import print_tables, write
 from medfed.reports.findings import Report
+from medfed.reports.report import print_tables, write
 
 
 def benchmark(

@@ -208,19 +208,6 @@ def crossings(
     return [ends for ends, (a, b) in zip(pairwise(dial), pairwise(gaps), strict=True) if a * b < 0]
 
 
-def _met(
-    dial: Sequence[float], first: Sequence[float], second: Sequence[float]
-) -> list[tuple[float, float]]:
-    """The places in a picture at which the lines of two curves meet."""
-    gaps = np.subtract(first, second)
-    places = []
-    for left, right in crossings(dial, first, second):
-        a, b = (float(np.interp(x, dial, gaps)) for x in (left, right))
-        x = left + (right - left) * a / (a - b)
-        places.append((x, float(np.interp(x, dial, second))))
-    return places
-
-
 def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str, Any]:
     """By suite the means of methods over its dial, and where they cross the references."""
     dials: dict[str, Any] = {}
@@ -245,11 +232,6 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
             "at": at,
             "curves": {n: [places[0][1].raw(v) for v in c] for n, c in curves.items()},
             "crossings": {pair: where for pair, where in crossed.items() if where},
-            "crossed": {
-                f"{n} × {r}": [(x, places[0][1].raw(y)) for x, y in met]
-                for n, r in pairs
-                if (met := _met(at, curves[n], curves[r]))
-            },
         }
     return dials
 

@@ -26,8 +26,7 @@ def main(config: Section) -> None:
     with writing(out, "choose another out=FOLDER"), TemporaryFile(dir=near):
         pass  # nothing is trained for a page that cannot be kept
     # Imported here, so that --help and errors in the configuration appear at once.
-    from medfed.reports.audit import write_audit
-    from medfed.run.audit import audit
+    from medfed.run.audit import audit, write_audit
 
     measured = audit(folder, config.shadows, config.minutes, config.rounds, config.tolerance)
     write_audit(measured, out)

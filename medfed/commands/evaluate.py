@@ -17,19 +17,17 @@ from medfed.config.sections import Section
 
 def onboard(config: Section, folder: Path) -> None:
     """Lets hospitals join the run, writes their scores and prints the table."""
-    from medfed.reports.onboarding import print_onboarding, write_onboarding
-    from medfed.run.onboarding import onboard as measured
+    from medfed.run import onboarding
 
     counts = list(config.k) if isinstance(config.k, list) else [config.k]
-    newcomers = measured(folder, str(config.onboard), counts, config.onboard_steps)
-    write_onboarding(newcomers, folder)
-    print_onboarding(newcomers, folder)
+    newcomers = onboarding.onboard(folder, str(config.onboard), counts, config.onboard_steps)
+    onboarding.write_onboarding(newcomers, folder)
+    onboarding.print_onboarding(newcomers, folder)
 
 
 def subsets(config: Section, folder: Path) -> None:
     """Evaluates the run on subsets of the channels, writes the scores and prints the tables."""
-    from medfed.reports.subsets import print_subsets, write_subsets
-    from medfed.run.subsets import measure_subsets
+    from medfed.run.subsets import measure_subsets, print_subsets, write_subsets
 
     given = config.subsets
     wanted = [str(s) for s in given] if isinstance(given, list) else str(given)
@@ -40,8 +38,7 @@ def subsets(config: Section, folder: Path) -> None:
 
 def by(config: Section, folder: Path) -> None:
     """Evaluates the run by subgroup, writes the scores and prints the table."""
-    from medfed.reports.across import show_subgroups
-    from medfed.run.evaluation import measure_subgroups
+    from medfed.run.evaluation import measure_subgroups, show_subgroups
 
     source = None if config.patients is None else Path(str(config.patients)).expanduser()
     of = str(config.split), str(config.by), source, list(config.bands or ()), int(config.least)
@@ -50,8 +47,7 @@ def by(config: Section, folder: Path) -> None:
 
 def across(config: Section, folder: Path) -> None:
     """Evaluates each model on all hospitals' patients, writes the scores and prints the table."""
-    from medfed.reports.across import show_across
-    from medfed.run.evaluation import measure_across
+    from medfed.run.evaluation import measure_across, show_across
 
     show_across(measure_across(folder, str(config.split)), folder, str(config.split))
 

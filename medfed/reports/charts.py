@@ -310,7 +310,6 @@ def curves(
     *,
     log: bool = False,
     evenly: bool = False,
-    crossed: Sequence[Point] = (),
     axes: Axes | None = None,
 ) -> Figure:
     """Draws a line for each method.
@@ -322,7 +321,6 @@ def curves(
         looks: By method.
         log: Whether the first axis is logarithmic; it leaves out points at 0.
         evenly: Whether equal steps separate the values of the first number.
-        crossed: Points to mark.
         axes: A panel to draw in; ``None``: a new picture.
     """
     axes = panels()[1][0] if axes is None else axes
@@ -341,9 +339,6 @@ def curves(
         for n, (x, y) in enumerate(seen, start=1):
             hover = f"{name}: {y:.4f} at {size(round(x)) if log else f'{x:g}'}"
             _dot(axes, spread(x), y, look, hover, 3, name * (n == len(seen)))
-    for x, y in crossed:
-        for look, radius in ((INK, 3.5), (Look("paper"), 2)):
-            _dot(axes, spread(x), y, look, "the lines cross here", radius)
     if evenly:
         axes.set_xticks(range(len(places)), [f"{v:g}" for v in places])
     elif log:

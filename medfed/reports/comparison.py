@@ -22,14 +22,14 @@ from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
 from medfed.common.scores import interval, number, smaller_is_better
 from medfed.common.templates import filled
-from medfed.reports.files import TEMPLATES, print_tables
 from medfed.reports.methods import Cell, Comparison, Finding, compare
+from medfed.reports.report import TEMPLATES, print_tables
 from medfed.reports.runs import common_folder, find_runs
 from medfed.reports.tables import Table
 
 # Modules of this folder with a function ``find`` from the comparison to a Finding, in the order of
 # the report.
-FINDINGS = ("lambda_path", "task_pictures", "sweeps", "subsets", "across")
+FINDINGS = ("task_pictures", "sweeps", "subsets")
 STATISTICS = ("mean", "sd", "worst")
 _HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit into the width of a terminal

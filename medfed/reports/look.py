@@ -17,7 +17,7 @@ from medfed.common.untrusted import read_json
 from medfed.datamodules.descriptions import DEVIATIONS, GREY, MEANS, SPACING, Description
 from medfed.datamodules.preparation import PERCENTILES
 from medfed.reports.charts import Picture, curves, hospitals, looks_in_order
-from medfed.reports.page import rendered
+from medfed.reports.report import rendered
 from medfed.reports.tables import Cell, Table
 
 _MOST = 40  # names in a picture

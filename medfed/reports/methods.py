@@ -21,8 +21,6 @@ from medfed.reports.findings import Report, report_on
 from medfed.reports.runs import (
     check_same_patients,
     chosen_metric,
-    differences,
-    grouped,
     pool,
     seed_note,
     without_repeats,
@@ -191,26 +189,3 @@ def compare(
     every = [r.summary.get("constant", {}) for method in methods for r in method.runs]
     constants = tuple(n for n in every[0] if all(n in own for own in every))
     return Comparison(methods, tuple(first["clients"]), metrics, report, others, constants)
-
-
-def sweeps(
-    methods: Sequence[Method], key: str, others: Callable[[str], bool] = lambda key: False
-) -> list[list[Method]]:
-    """Groups methods that are equal but for one number.
-
-    Args:
-        methods: Methods; those without the key are in no group.
-        key: The number's key, such as ``canonical.count``.
-        others: Which other keys may differ, too.
-
-    Returns:
-        Groups of one method or more, each by the growing number, the longest group first.
-    """
-
-    def same(one: Method, other: Method) -> bool:
-        changed = differences(one.runs[0], other.runs[0])
-        return all(c == key or others(c) for c in changed)
-
-    groups = grouped([m for m in methods if m.setting(key) is not None], same)
-    ordered = [sorted(group, key=lambda m: float(m.setting(key))) for group in groups]
-    return sorted(ordered, key=len, reverse=True)

@@ -1,21 +1,34 @@
 """``medfed report``: one page about finished runs, which says only what their splits support.
 
 Runs that differ in ``seed``, ``data.seed`` or ``data.fold`` alone are one method on several splits.
+The files of a report are those of ``medfed benchmark``, too: tables for programs and papers, text,
+pictures, and the page.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from medfed.common.console import say, wide_console
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Console
+
+from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.errors import ConfigError, few
-from medfed.common.files import writing
+from medfed.common.figures import save_figures
+from medfed.common.files import csv_text, write_json, write_text, writing
+from medfed.common.scores import label_of
+from medfed.common.templates import filled
+from medfed.federation.card import REFERENCES
+from medfed.functional.statistics import Difference
 from medfed.records.folder import Run, RunFolder
-from medfed.reports.files import print_tables, write
+from medfed.reports.charts import COLOURS, Look, Picture, svg
+from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Report, report_on
-from medfed.reports.page import GENERATOR
 from medfed.reports.runs import (
     check_same_patients,
     chosen_metric,
@@ -25,6 +38,27 @@ from medfed.reports.runs import (
     pool,
     without_repeats,
 )
+from medfed.reports.sentences import details, ends_of
+from medfed.reports.tables import (
+    BRIEF,
+    PAPER,
+    hospitals_table,
+    latex_cell,
+    latex_text,
+    methods_table,
+    settings_table,
+)
+from medfed.reports.task_pictures import (
+    dial_pictures,
+    looks_of,
+    models_of,
+    pictures_of,
+)
+from medfed.reports.tasks import Task
+from medfed.reports.verdicts import Against, Harm, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
@@ -87,10 +121,10 @@ def report_runs(
     """
     folders = find_runs(runs)
     folder = common_folder(folders) / "report" if out is None else out.expanduser()
-    page = folder / "report.html"
-    if page.is_file() and GENERATOR.encode() not in page.read_bytes()[:1000]:
+    html = folder / "report.html"
+    if html.is_file() and GENERATOR.encode() not in html.read_bytes()[:1000]:
         raise ConfigError(
-            f"{page} is there and no report has written it; choose another out=FOLDER."
+            f"{html} is there and no report has written it; choose another out=FOLDER."
         )
     report = own_report(folders, metric)
     report.notes += _unfinished(runs, folders)
@@ -98,7 +132,7 @@ def report_runs(
         write(folder, report, figures)
     if not quiet:
         print_tables(report)
-        say(wide_console(), *report.sentences, f"Report: {page}")
+        say(wide_console(), *report.sentences, f"Report: {html}")
     return report
 
 
@@ -112,3 +146,190 @@ def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]
         if folder.resolve() not in known and RunFolder(folder).splits_json.is_file()
     )
     return [f"The report leaves out unfinished runs: {few(lost, 5)}."] if lost else []
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
+    """The line of a method, by column; means are in the metric's direction."""
+    raw = task.raw
+    low, high = sorted((raw(v.mean.low), raw(v.mean.high)))
+    row: dict[str, object] = {"suite": task.suite, "variant": task.variant, "method": name}
+    row |= {"metric": task.metric, "splits": len(v.scores.values), "mean": raw(v.mean.mean)}
+    row |= {"low": low, "high": high, "half_width": v.mean.half}
+    row |= {"worst_client": raw(v.worst), "worst_decile": raw(v.decile)}
+    unknown = Difference(*[math.nan] * 6)
+    for r in REFERENCES:
+        a = v.against.get(r, Against(r, unknown, unknown[:2], math.nan, ""))
+        d = a.difference
+        row |= {f"difference_{r}": d.mean, f"low_{r}": d.low, f"high_{r}": d.high}
+        row |= {f"half_width_{r}": d.half, f"patients_low_{r}": a.patients[0]}
+        row |= {f"patients_high_{r}": a.patients[1], f"p_holm_{r}": a.p}
+        row |= {f"detectable_{r}": d.detectable, f"verdict_{r}": a.verdict}
+    harm = v.harm or Harm(*unknown[:3])
+    row |= {"harmed": harm.share, "harmed_low": harm.low, "harmed_high": harm.high}
+    row |= {
+        "harmed_clients": " ".join(harm.clients),
+        "surely_harmed_clients": " ".join(harm.surely),
+    }
+    up, down = v.scores.sent
+    setting = " ".join(f"{key}={value:g}" for key, value in v.scores.setting.items())
+    row |= {"bytes_up": up, "bytes_down": down, "passes": v.scores.passes}
+    return row | {"failed_splits": v.scores.failed, "setting": setting}
+
+
+def table_csv(report: Report) -> str:
+    """Returns a line per suite, variant and method.
+
+    Args:
+        report: The report.
+    """
+    rows = [_row(task, name, v) for task, verdicts in report.tasks for name, v in verdicts.items()]
+    lines = [[_cell(value) for value in row.values()] for row in rows]
+    return csv_text([*rows[0]] if rows else (), lines)
+
+
+def write(folder: Path, report: Report, figures: bool = True) -> None:
+    """Writes all files of a report.
+
+    Args:
+        folder: Made where it is not there.
+        report: What was found.
+        figures: Whether to write pictures as vectors, too.
+    """
+    write_text(folder / "table.csv", table_csv(report))
+    clients = [
+        [task.suite, task.variant, name, split, client, _cell(task.raw(float(value)))]
+        for task, verdicts in report.tasks
+        for name, v in verdicts.items()
+        for split, values in enumerate(v.scores.values)
+        for client, value in zip(task.clients, values, strict=True)
+    ]
+    head = ("suite", "variant", "method", "split", "client", "value")
+    write_text(folder / "clients.csv", csv_text(head, clients))
+    write_json(folder / "findings.json", report.plain())
+    write_text(folder / "report.md", markdown(report))
+    write_text(folder / "tables.tex", latex(report))
+    write_text(folder / "report.html", page(report))
+    if figures:
+        save_figures(folder / "figures", _figures(report), endings=("svg", "pdf"))
+
+
+def _figures(report: Report) -> dict[str, Figure | None]:
+    """The pictures that papers show: of each suite's first task, and of dials."""
+    pictures: dict[str, Picture] = {}
+    looks = looks_of(report)
+    suites: dict[str, Task] = {}
+    for task, verdicts in report.tasks:
+        if suites.setdefault(task.suite, task) is task:
+            of_task = pictures_of(task, verdicts, looks)
+            pictures |= {f"{place(task.name)}-{name}": one for name, one in of_task.items()}
+    pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, looks).items()}
+    return {name: one.figure for name, one in pictures.items()}
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return value
+
+
+def markdown(report: Report) -> str:
+    """Returns the report: the decision card, verdicts in words, then a table for each task.
+
+    Args:
+        report: The report.
+    """
+    tasks = [
+        (task, methods_table(task, v).only(BRIEF), [*details(task, v), *task.notes])
+        for task, v in report.tasks
+    ]
+    words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
+    return filled(TEMPLATES / "report.md", **words).rstrip() + "\n"
+
+
+def latex(report: Report) -> str:
+    r"""Returns a table for a paper, of booktabs: a line per method, best first, for each task.
+
+    Args:
+        report: The report.
+    """
+    tables = [(task, methods_table(task, verdicts).only(PAPER)) for task, verdicts in report.tasks]
+    words = {"tables": tables, "text": latex_text, "cell": latex_cell}
+    return filled(TEMPLATES / "tables.tex", **words)
+
+
+def print_tables(report: Report, console: Console | None = None) -> None:
+    """Prints a table for each task."""
+    console = console or wide_console()
+    for task, verdicts in report.tasks:
+        table = methods_table(task, verdicts).only(BRIEF)
+        console.print(table.printed(f"{task.name}: {task.metric}"))
+        say(console, *task.left_out.values())
+
+
+GENERATOR = '<meta name="generator" content="medfed">'
+
+
+def page(report: Report) -> str:
+    """Returns the page.
+
+    Args:
+        report: The report.
+
+    Returns:
+        HTML that fetches nothing.
+    """
+    suites: dict[str, list[dict[str, Any]]] = {}
+    looks = looks_of(report)
+    for task, verdicts in report.tasks:
+        suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
+    return rendered(
+        "report.html",
+        report=report,
+        suites=suites,
+        card=card(report.tasks),
+        undecided=undecided(report.tasks),
+        dials=dial_pictures(report, looks),
+        settings=settings_table(report.tasks),
+    )
+
+
+def rendered(template: str, **content: Any) -> str:
+    """Returns a page of a template in ``templates``, which escapes all content."""
+    loader = PackageLoader("medfed.reports")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"place": place, "svg": svg}
+    environment.globals["colours"] = COLOURS
+    return environment.get_template(template).render(generator=GENERATOR, **content)
+
+
+def place(name: str) -> str:
+    """Returns the anchor of a section.
+
+    Example:
+        >>> place("brats/lack_flair")
+        'brats-lack_flair'
+    """
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]) -> dict[str, Any]:
+    """The content of the section on a task."""
+    better = "smaller" if task.falls else "larger"
+    count = "1 split" if task.single else f"{task.splits} splits"
+    tested = f"{task.patients} patients" if task.patients else "patients that only sites know"
+    facts = (
+        f"{label_of(task.metric)}, {better} is better; {count}, "
+        f"{len(task.clients)} hospitals, {tested} tested over all splits. "
+        f"{ends_of(task, verdicts)}"
+    )
+    return {
+        "task": task,
+        "facts": f"{task.title}. {facts}" if task.title else facts,
+        "details": [*details(task, verdicts), *task.notes],
+        "pictures": [*pictures_of(task, verdicts, looks).values(), *models_of(task, verdicts)],
+        "methods": methods_table(task, verdicts),
+        "hospitals": hospitals_table(task, verdicts),
+    }

@@ -17,7 +17,7 @@ from rich.table import Table as Printed
 from medfed.common.console import cell as escaped
 from medfed.common.console import in_markdown, size
 from medfed.common.scores import mean_of_known
-from medfed.federation.card import CEILINGS, REFERENCES
+from medfed.federation.card import REFERENCES
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, Verdicts, by_mean
 
@@ -198,42 +198,6 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
     )
 
 
-def harmed_table(task: Task, verdicts: Verdicts) -> Table | None:
-    """Returns the hospitals that would be better off alone, by method; the most harmful first.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
-    harms = {n: v.harm for n, v in verdicts.items() if n not in CEILINGS and v.harm is not None}
-    if not harms:
-        return None
-    if not task.same:
-        return Table((), (), note="Each split has other hospitals, so the table cannot name them.")
-    order = sorted(harms, key=lambda n: (-len(harms[n].surely), -harms[n].share))
-    rows, nobody = [], []
-    for name in order:
-        harm = harms[name]
-        if not harm.clients:
-            nobody.append(name)
-            continue
-        perhaps = [c for c in harm.clients if c not in harm.surely]
-        who = [f"surely {', '.join(harm.surely)}"] * bool(harm.surely)
-        who += [f"perhaps {', '.join(perhaps)}"] * bool(perhaps)
-        rows.append([Cell(name), _share(verdicts[name]), Cell("; ".join(who))])
-    return Table(
-        ("method", "harmed", "who") if rows else (),
-        rows,
-        prose=(0, 2),
-        kind="list",
-        note=f"No hospital would be with {', '.join(nobody)}. "
-        * bool(nobody)
-        + "Surely: the loss is shown, also after Holm's correction for the number of hospitals. "
-        "Perhaps: only the mean is lower. The interval of the share goes from the surely harmed "
-        "hospitals to all hospitals except those that surely gain.",
-    )
-
-
 def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
     """Returns the score of each hospital alone, and its gain with each method.
 
@@ -242,8 +206,10 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         verdicts: By method.
     """
     local = verdicts.get("local")
-    if local is None or not task.same or not task.clients:
+    if local is None or not task.clients:
         return None
+    if not task.same:
+        return Table((), (), note="Each split has other hospitals, so the table cannot name them.")
     alone = mean_of_known(local.scores.values, axis=0)
     rows = [[Cell("local"), *(number(task.raw(float(v)), 3) for v in alone)]]
     for name in by_mean(verdicts):

@@ -260,13 +260,12 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
         metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
         where = "; ".join(f"{pair} {between(ends)}" for pair, ends in dial["crossings"].items())
-        crossed = [tuple(point) for points in dial["crossed"].values() for point in points]
         caption = (
             f"Crossings: {where}."
             if where
             else "No curve crosses that of local training or of FedAvg."
         )
-        figure = curves(lines, dial["dial"], label_of(metric), looks, evenly=True, crossed=crossed)
+        figure = curves(lines, dial["dial"], label_of(metric), looks, evenly=True)
         pictures[suite] = Picture(figure, caption)
     return pictures
 

@@ -12,9 +12,10 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from medfed.common.checks import check_count, check_positive
-from medfed.common.console import Steps, say, wide_console
+from medfed.common.console import Steps, say, shown, wide_console
 from medfed.common.errors import ConfigError
+from medfed.common.files import write_json, write_text, writing
+from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors, flatten, select
 from medfed.config.description import RunDescription
@@ -41,8 +44,9 @@ from medfed.functional.sketches import sketch_vector
 from medfed.models.networks.canonical import Canonical
 from medfed.models.task import TaskModule
 from medfed.personalize.quantized_base import layer_weights
-from medfed.records.evaluations import Audit, Fingerprint, Guess, RowsFound
 from medfed.records.folder import RunFolder
+from medfed.reports.charts import Picture, Row, forest
+from medfed.reports.report import rendered
 from medfed.run.experiment import Experiment, reopen_selected
 from medfed.run.federating import federate
 
@@ -53,6 +57,97 @@ LEAST = 4  # shadow models, and training patients of a client that is attacked
 DESCRIBE = ("sketch", "membership")  # parts of messages that describe a client
 Sure = dict[tuple[str, str], tuple[Floats, Floats]]
 """By model and client, how sure the model is of each training and of each test patient."""
+
+
+@dataclass(frozen=True)
+class RowsFound:
+    """Training rows that follow from the messages of a client, at one setting.
+
+    Attributes:
+        client: The client.
+        own: Whether the setting is the run's, otherwise one step per round.
+        batch: Rows of a batch.
+        steps: Gradient steps of a round.
+        used: Rows that the messages are computed from, over all rounds.
+        found: How many of them the messages give away.
+    """
+
+    client: str
+    own: bool
+    batch: int
+    steps: int
+    used: int
+    found: int
+
+
+@dataclass(frozen=True)
+class Guess:
+    """How well an attack tells a client's training patients from others by a model.
+
+    Attributes:
+        model: ``shared model``, ``personal model``, or ``personal model, 4 bits``.
+        client: The client, or ``all``.
+        of_run: Whether the run's model is attacked, and its test patients are the others;
+            otherwise models trained alike on halves of the training patients.
+        patients: Training patients.
+        others: Test patients of the run, otherwise 0.
+        auc: The area under the ROC curve and its interval.
+        hits: The share of members that are recognised at 1 % false positives, and its interval.
+        allowed: How many false positives that is.
+    """
+
+    model: str
+    client: str
+    of_run: bool
+    patients: int
+    others: int
+    auc: tuple[float, float, float]
+    hits: tuple[float, float, float]
+    allowed: int
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """How often a part of a client's messages points to the client.
+
+    Attributes:
+        part: ``sketch`` or ``membership``.
+        clients: How many there are; 1 in so many is chance.
+        pairs: Pairs of federations on complementary halves of the patients.
+        rate: The share of the clients that are recognised, and its interval.
+    """
+
+    part: str
+    clients: int
+    pairs: int
+    rate: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the messages and models of a run give away.
+
+    Attributes:
+        summary: Of the run, as ``summary.json`` holds it.
+        rounds: How many first rounds were replayed.
+        tolerance: The largest distance to a row, as a share of its norm.
+        layer: The network's first layer.
+        shadows: Federations trained on halves of the patients.
+        rows: By setting and client; empty if the attack does not apply.
+        guesses: By model and client.
+        fingerprints: By part.
+        notes: Sentences about what was not measured, and why.
+    """
+
+    summary: dict[str, Any]
+    rounds: int
+    tolerance: float
+    layer: str
+    shadows: int
+    rows: tuple[RowsFound, ...]
+    guesses: tuple[Guess, ...]
+    fingerprints: tuple[Fingerprint, ...]
+    notes: tuple[str, ...] = ()
 
 
 def audit(
@@ -409,3 +504,91 @@ def rows_found(
         RowsFound(c, own, local.data.batch_size, local.steps, used[c], found[c])
         for c, local in clients.items()
     ]
+
+
+_MOST = 40  # clients in a picture
+
+
+def write_audit(audit: Audit, folder: Path) -> None:
+    """Writes ``audit.html`` and ``audit.json``, and prints the sentences.
+
+    Args:
+        audit: What was measured.
+        folder: A new or empty folder.
+    """
+    kept = {key: audit.summary[key] for key in ("name", "algorithm", "selected_round")}
+    with writing(folder, "choose another out=FOLDER"):
+        write_json(folder / "audit.json", {**asdict(audit), "summary": kept})
+        write_text(folder / "audit.html", page(audit))
+    say(wide_console(), *sentences(audit), *audit.notes, f"Page: {folder / 'audit.html'}")
+
+
+def page(audit: Audit) -> str:
+    """Returns the page as HTML that fetches nothing."""
+    models = {
+        model: [g for g in audit.guesses if g.model == model]
+        for model in dict.fromkeys(g.model for g in audit.guesses)
+    }
+    pictures = {}
+    for model, guesses in models.items():
+        alike = [Row(shown(g.client), *g.auc) for g in guesses if not g.of_run][-_MOST:]
+        pictures[model] = Picture(forest(alike, {"chance": 0.5}, "AUC"), f"From the {model}.")
+    return rendered(
+        "audit.html",
+        audit=audit,
+        sentences=sentences(audit),
+        models=models,
+        pictures=pictures,
+        shown=shown,
+        text=_text,
+    )
+
+
+def sentences(audit: Audit) -> list[str]:
+    """Returns the answers in words: rows, membership, descriptions."""
+    return [_about_rows(audit), *_about_members(audit), *map(_about, audit.fingerprints)]
+
+
+def _about_rows(audit: Audit) -> str:
+    if not audit.rows:
+        return (
+            f"The first layer is {audit.layer}, not a plain linear layer with a bias: rows do not "
+            "follow exactly from its gradient. That is no protection: images can be approximated."
+        )
+    settings: dict[tuple[bool, int], list[RowsFound]] = {}
+    for row in audit.rows:
+        settings.setdefault((row.own, 0 if row.own else row.batch), []).append(row)
+    counts = []
+    for rows in settings.values():
+        found, used = sum(row.found for row in rows), sum(row.used for row in rows)
+        size = f"{rows[0].steps} steps with batches of {rows[0].batch}"
+        counts.append(f"{found:,} of {used:,} ({size.replace('1 steps', '1 step')})")
+    return (
+        f"Training rows that follow from messages within {audit.tolerance:.2g} of their size: at "
+        f"the run's settings {counts[0]}; of single steps {', '.join(counts[1:])}."
+    )
+
+
+def _about_members(audit: Audit) -> Iterator[str]:
+    for model in dict.fromkeys(g.model for g in audit.guesses):
+        alike = [g for g in audit.guesses if g.model == model and not g.of_run]
+        whole, worst = alike[-1], max(alike, key=lambda g: (g.client != "all", g.auc[0]))
+        verdict = "better than chance" if whole.auc[1] > 0.5 else "not shown to beat chance"
+        yield (
+            f"Who was in training, guessed from the {model}: AUC {_text(whole.auc)} over "
+            f"{whole.patients} patients, {verdict} (0.5); at 1 % false positives "
+            f"{_text(whole.hits)} of the members are recognised. Most exposed: "
+            f"{shown(worst.client)}, AUC {_text(worst.auc)}, {worst.patients} patients."
+        )
+
+
+def _about(each: Fingerprint) -> str:
+    beats = "is identifying" if each.rate[1] > 1 / each.clients else "is not shown to identify it"
+    return (
+        f"A client's {each.part} {beats}: from other patients of the same client it points to the "
+        f"client in {_text(each.rate)} of the cases; chance is {1 / each.clients:.3f}."
+    )
+
+
+def _text(value: tuple[float, float, float]) -> str:
+    return f"{value[0]:.3f} {interval(value[1:])}"

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from medfed.common.checks import check_known
+from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.figures import save_figures
 from medfed.common.files import write_json
-from medfed.common.scores import failed
+from medfed.common.scores import failed, interval, label_of, number, smaller_is_better
 from medfed.common.tensors import to_device
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.readers.csv_files import Sheet
@@ -25,6 +28,8 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
+from medfed.reports.subsets import heat_map
+from medfed.reports.tables import Table
 from medfed.run.experiment import Experiment, examined, reopen, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
@@ -210,3 +215,46 @@ def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, 
     bands = [f"{low:g} to below {high:g}" for low, high in pairwise(ends)]
     bands = [f"below {ends[0]:g}", *bands, f"{ends[-1]:g} and more"]
     return {patient: bands[bisect_right(ends, number)] for patient, number in numbers.items()}
+
+
+def picture(values: Mapping[str, Any], metric: str, title: str) -> Figure:
+    """Draws metrics by model (row) and hospital; a dot says whose patients."""
+    table = np.array([[of.get(metric) for of in row.values()] for row in values.values()], float)
+    rows = [f"model of {name}" for name in values]
+    falls = smaller_is_better(metric)
+    columns = [f"patients of {name}" for name in next(iter(values.values()))]
+    return heat_map(table, rows, [[name] for name in columns], columns, title, falls=falls)
+
+
+def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
+    """Writes ``across_<split>.json`` and its picture, and prints the table."""
+    run, console = RunFolder(folder), wide_console()
+    metric = run.summary["selection"][0]
+    title = f"{split} {label_of(metric)}: of each model"
+    write_json(folder / f"across_{split}.json", values)
+    save_figures(run.pictures_folder, {f"across_{split}": picture(values, metric, title)})
+    rows = [
+        [m, *(number(of.get(metric, np.nan)) for of in row.values())] for m, row in values.items()
+    ]
+    columns = next(iter(values.values()))
+    console.print(Table.of(["model of", *columns], rows, prose=(0,)).printed(title))
+    say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
+
+
+def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
+    """Writes ``subgroups_<split>.json``, prints the table, and names the worst subgroup."""
+    split, groups = subgroups["split"], subgroups["groups"]
+    metric, path = RunFolder(folder).summary["selection"][0], folder / f"subgroups_{split}.json"
+    write_json(path, subgroups)
+    enough = {name: one for name, one in groups.items() if "metrics" in one}
+    known = {name: one["metrics"].get(metric, np.nan) for name, one in enough.items()}
+    ends = {name: interval(one["intervals"].get(metric)) for name, one in enough.items()}
+    rows = [[n, str(groups[n]["patients"]), number(v), ends[n]] for n, v in known.items()]
+    table = Table.of([subgroups["column"], "patients", metric, "95 % interval"], rows, prose=(0,))
+    title = f"{split} {label_of(metric)} by subgroup, all hospitals together"
+    wide_console().print(table.printed(title))
+    order = sorted((v * (1 - 2 * smaller_is_better(metric)), n) for n, v in known.items() if v == v)
+    lines = [f"Worst by {metric}: {n}, {number(known[n])} {ends[n]}." for _, n in order[:1]]
+    if few := [name for name in groups if name not in known]:
+        lines.append(f"Too few patients to be shown: {', '.join(few)}.")
+    say(wide_console(), *lines, f"Written: {path}, with all metrics")

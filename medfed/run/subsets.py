@@ -5,23 +5,63 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.console import Console
 from torch import Tensor
 
 from medfed.common.checks import check_known
+from medfed.common.console import cell, say, wide_console
 from medfed.common.errors import ConfigError
+from medfed.common.figures import save_figures
+from medfed.common.files import csv_text, write_text
+from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.tensors import to_device
 from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.readers.base import check_names
 from medfed.federation.client import Batch
 from medfed.federation.lightning.module import EvalSplit
-from medfed.records.evaluations import Subset, Subsets
 from medfed.records.folder import RunFolder
+from medfed.reports.subsets import heat_map
+from medfed.reports.tables import Table
 from medfed.run.experiment import reopen_selected
+
+Subset = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """What was measured.
+
+    Attributes:
+        summary: Of the run, as ``summary.json`` holds it.
+        split: The split.
+        channels: The names of all channels.
+        subsets: The requested subsets, in the order of tables.
+        present: The channels of each client.
+        metrics: By client and subset, without subsets with a channel that the client lacks.
+    """
+
+    summary: dict[str, Any]
+    split: str
+    channels: tuple[str, ...]
+    subsets: tuple[Subset, ...]
+    present: dict[str, Subset]
+    metrics: dict[str, dict[Subset, dict[str, float]]]
+
+    def values(self, metric: str) -> dict[str, list[float]]:
+        """Returns a metric by client, a value per subset, NaN if there is none."""
+        return {
+            client: [by_subset.get(s, {}).get(metric, float("nan")) for s in self.subsets]
+            for client, by_subset in self.metrics.items()
+        }
+
 
 MOST = 6
 """Largest number of channels of which all subsets are evaluated: 63 subsets."""
@@ -132,3 +172,68 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
             "image": alter.only(batch["image"], kept, batch["channels"]),
             "channels": kept,
         }
+
+
+_FEW = 8  # clients with a column each
+
+
+def shown_metrics(subsets: Subsets) -> list[str]:
+    """Returns Dice, where the task has it, and the metric that selected the round."""
+    known = next(m for by_subset in subsets.metrics.values() for m in by_subset.values())
+    return list(dict.fromkeys(n for n in ("dice", subsets.summary["selection"][0]) if n in known))
+
+
+def table_of(subsets: Subsets, metric: str) -> NDArray[np.float64]:
+    """Returns a metric, a row per client and a last one of means, a column per subset."""
+    values = np.array(list(subsets.values(metric).values()))
+    return np.vstack([values, mean_of_known(values, 0)])
+
+
+def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None) -> None:
+    """Prints Dice and the selecting metric for each subset and client."""
+    console = console or wide_console()
+    clients = list(subsets.metrics)
+    for metric in shown_metrics(subsets):
+        values = table_of(subsets, metric)
+        shown, rows = clients if len(clients) <= _FEW else [], []
+        for column, subset in enumerate(subsets.subsets):
+            texts = ["" if np.isnan(v) else number(v) for v in values[: len(shown), column]]
+            having = sum(subset in by_subset for by_subset in subsets.metrics.values())
+            row = [*texts, number(values[-1, column]), f"{having} of {len(clients)}"]
+            rows.append(["+".join(subset), *row])
+        title = f"{subsets.split} {label_of(metric)} on subsets of the channels"
+        run = f"{cell(subsets.summary['name'])}, {subsets.summary['algorithm']}"
+        table = Table.of(["channels", *shown, "mean", "of"], rows, prose=(0,))
+        console.print(table.printed(f"{run}: {title}"))
+    say(
+        console,
+        "A client is measured on what it has; means are over the clients of the last column.",
+        f"Written: {folder}/subsets_{subsets.split}.csv and pictures/subsets_{subsets.split}.png",
+    )
+
+
+def to_csv(subsets: Subsets) -> str:
+    """Returns a line per client and subset: how many of its channels are missing, and metrics."""
+    rows = [(c, s, m) for c, by_subset in subsets.metrics.items() for s, m in by_subset.items()]
+    names = list(rows[0][2])
+    return csv_text(
+        ["client", "channels", "missing", *names],
+        (
+            [c, "+".join(s), len(subsets.present[c]) - len(s), *(m[n] for n in names)]
+            for c, s, m in rows
+        ),
+    )
+
+
+def write_subsets(subsets: Subsets, folder: Path) -> None:
+    """Writes ``subsets_<split>.csv`` and ``pictures/subsets_<split>.png``."""
+    run = RunFolder(folder)
+    write_text(run.subsets_csv(subsets.split), to_csv(subsets))
+    metric = shown_metrics(subsets)[0]
+    values = table_of(subsets, metric)
+    title = f"{subsets.split} {label_of(metric)} with some channels"
+    rows, falls = [*subsets.metrics, "mean"], smaller_is_better(metric)
+    figure = heat_map(
+        values, rows, subsets.subsets, subsets.channels, title, falls=falls, mean=True
+    )
+    save_figures(run.pictures_folder, {f"subsets_{subsets.split}": figure})

@@ -34,9 +34,9 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import Run, RunFolder
 from medfed.records.tasks import build_task
-from medfed.reports.onboarding import to_csv
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import federation_of, preprocessing
+from medfed.run.onboarding import to_csv
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
 from medfed.sites.wire import Facts, Greeting, Transport
@@ -154,7 +154,7 @@ class Joining(reference.Newcomer):
 
 @dataclass(frozen=True)
 class Joined:
-    """A hospital that has joined; fields as those of :class:`medfed.records.evaluations.Row`.
+    """A hospital that has joined; fields as those of :class:`medfed.run.onboarding.Row`.
 
     Attributes:
         client: The hospital.

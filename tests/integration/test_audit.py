@@ -12,9 +12,7 @@ import pytest
 from medfed.commands.main import main
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.functional.leakage import auc
-from medfed.records.evaluations import Audit
-from medfed.reports.audit import page, sentences, write_audit
-from medfed.run.audit import attack, audit
+from medfed.run.audit import Audit, attack, audit, page, sentences, write_audit
 from tests.integration.runs import left_in, run
 
 MLP = ("model=mlp", "model.network.hidden_channels=[64]", "logger=none", "progress=false")

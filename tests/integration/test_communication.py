@@ -12,7 +12,7 @@ from medfed.common.errors import CheckpointError
 from medfed.reports.comparison import compare_runs
 from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
-from medfed.reports.sweeps import GAMMA
+from medfed.reports.sweeps import paths_of
 from tests.integration.runs import imaging, run
 
 GAMMAS = (0, 1, 100)
@@ -49,7 +49,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_columns_are_those_of_the_median_round(sweep, report):
-    rows = table(report / "communication.csv")
+    rows = table(report / "channel_up_cer_gamma.csv")
     assert {(r["method"].split("=")[-1], float(r["gamma"])) for r in rows} == {
         *(("STC", g) for g in GAMMAS),
         *(("RunLength", g) for g in GAMMAS[:2]),
@@ -68,19 +68,20 @@ def test_the_columns_are_those_of_the_median_round(sweep, report):
 
 
 def test_the_report_says_what_cer_saves(sweep, report):
-    paths = GAMMA.paths(compare(find_runs(str(sweep))))
+    (key, paths), *others = paths_of(compare(find_runs(str(sweep)))).items()
+    assert (key, others) == ("channel.up.cer.gamma", [])
     text = (report / "comparison.md").read_text()
     assert len(paths) == 2
-    assert all(GAMMA.describe(path) in text for path in paths)
+    assert all(path.describe(key) in text for path in paths)
     stc = next(path for path in paths if len(path.values) == 3)
     none, little, much = stc.over_seeds("kilobytes_up")
     assert much < little < none
-    assert f"kilobytes up per round {none:.4g} (γ = 0), {little:.4g} (γ = 1)" in text
+    assert f"kilobytes up per round {none:.4g} (0), {little:.4g} (1)" in text
 
 
 def test_the_picture_is_drawn_and_named(report):
     text = (report / "comparison.md").read_text()
-    for name in ("communication.png", "bytes.png"):
+    for name in ("channel_up_cer_gamma.png", "bytes.png"):
         assert (report / name).stat().st_size > 10_000
         assert f"({name})" in text
 
@@ -91,6 +92,6 @@ def test_a_torn_ledger_is_named(sweep, tmp_path):
     ledger.write_text(whole.replace("dense", "other"))
     try:
         with pytest.raises(CheckpointError, match=r"stc_0/ledger.csv cannot be read"):
-            GAMMA.paths(compare(find_runs(str(sweep))))
+            paths_of(compare(find_runs(str(sweep))))
     finally:
         ledger.write_text(whole)

@@ -14,9 +14,8 @@ import torch
 from medfed.common.console import wide_console
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.common.tensors import digest
-from medfed.reports.onboarding import print_onboarding, write_onboarding
 from medfed.run.experiment import reopen_selected
-from medfed.run.onboarding import find_clients, onboard
+from medfed.run.onboarding import find_clients, onboard, print_onboarding, write_onboarding
 from tests.integration.runs import CLINICAL, ROOT, left_in, run
 
 DIGITS = (

@@ -14,11 +14,17 @@ import torch
 
 from medfed.common.console import wide_console
 from medfed.common.errors import CheckpointError, ConfigError
-from medfed.records.evaluations import Subsets
 from medfed.reports.methods import Finding, compare
-from medfed.reports.subsets import find, heat_map, print_subsets, table_of, write_subsets
+from medfed.reports.subsets import find, heat_map
 from medfed.run.experiment import reopen_selected
-from medfed.run.subsets import find_subsets, measure_subsets
+from medfed.run.subsets import (
+    Subsets,
+    find_subsets,
+    measure_subsets,
+    print_subsets,
+    table_of,
+    write_subsets,
+)
 from tests.integration.runs import ROOT, imaging, left_in, run
 
 COLOURS = (

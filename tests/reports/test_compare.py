@@ -16,11 +16,13 @@ from omegaconf import OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.scores import worst_value
+from medfed.common.untrusted import read_checkpoint
+from medfed.federation.lightning.checkpoint import last_whole
 from medfed.reports.comparison import compare_runs
-from medfed.reports.lambda_path import lambda_path
 from medfed.reports.methods import compare
 from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs
+from medfed.reports.sweeps import paths_of
 from medfed.run.intervals import over_clients
 from tests.integration.runs import run
 
@@ -306,32 +308,38 @@ def test_unknown_metric_and_missing_runs(runs, tmp_path, monkeypatch):
         compare(find_runs([str(tmp_path)]))
 
 
-def test_the_lambda_path_is_that_of_the_models(sweep, tmp_path):
+def test_personal_models_draw_together_as_the_coupling_grows(sweep, tmp_path):
+    """The sum over the graph's edges of the distances of the exported models."""
     comparison = compare_runs(str(sweep), tmp_path)
     assert [m.name for m in comparison.methods] == [f"pfednet strength={s:g}" for s in STRENGTHS]
-    path = lambda_path(comparison)
-    assert path is not None
-    assert path.strengths.tolist() == list(STRENGTHS)
-    # Where the last round was selected the exported models are those of the path.
-    for k, method in enumerate(comparison.methods):
-        run = method.runs[0]
-        if run.summary["selected_round"] == 1:
-            files = [run.folder / "models" / f"{c}.safetensors" for c in path.clients]
-            models = [safetensors.numpy.load_file(f) for f in files]
-            flat = [np.concatenate([a.ravel() for a in m.values()]) for m in models]
-            ours = np.sort(path.models[k], axis=1)
-            np.testing.assert_allclose(ours, np.sort(np.stack(flat), axis=1), rtol=1e-6)
-    assert path.coupling[0] > path.coupling[1] > path.coupling[2]
-    assert path.is_consensus()
-    assert path.shares is not None
-    assert path.shares[0] < 0.5 < path.shares[-1]
-    with (tmp_path / "lambda_path.csv").open() as file:
+    with (tmp_path / "algorithm_strength.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(STRENGTHS) * 4
-    assert (tmp_path / "lambda_path.png").stat().st_size > 20000
+    assert [float(row["strength"]) for row in rows] == list(STRENGTHS)
+    coupling = [float(row["coupling"]) for row in rows]
+    assert coupling[0] > coupling[1] > coupling[2] >= 0
+    assert coupling[2] <= 1e-3 * coupling[0]  # one model for all
+    compared = 0
+    for method, found in zip(comparison.methods, coupling, strict=True):
+        run = method.runs[0]
+        if run.summary["selected_round"] == 1:  # then the exported models are those of the end
+            server = read_checkpoint(last_whole(run.checkpoints))["federation"]["server"]
+            models = [
+                safetensors.numpy.load_file(run.folder / "models" / f"{c}.safetensors")
+                for c in run.clients
+            ]
+            names = server["personal"]
+            flat = [np.concatenate([m[n].ravel() for n in names]) for m in models]
+            apart = [
+                np.linalg.norm(flat[i] - flat[j], ord=run.config.algorithm.p)
+                for i, j in server["graph"]["edges"].tolist()
+            ]
+            assert found == pytest.approx(sum(apart), rel=1e-4, abs=1e-6)
+            compared += 1
+    assert compared
+    assert (tmp_path / "algorithm_strength.png").stat().st_size > 20000
     report = (tmp_path / "comparison.md").read_text()
-    assert "falls monotonically in this run" in report
+    assert f"over the edges of the graph, last round {coupling[0]:.4g} (" in report
 
 
 def test_without_a_sweep_there_is_no_path(runs):
-    assert lambda_path(compare([runs / "fedavg_0", runs / "local_0"])) is None
+    assert paths_of(compare([runs / "fedavg_0", runs / "local_0"])) == {}

@@ -6,13 +6,12 @@ import csv
 import json
 import pathlib
 
-import numpy as np
 import pytest
 
 from medfed.reports.comparison import compare_runs
-from medfed.reports.methods import compare, sweeps
+from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
-from medfed.reports.sweeps import BITS, Path, Point, partners
+from medfed.reports.sweeps import Path, Point, draw, paths_of
 from tests.integration.runs import run
 from tests.pages import hovers
 
@@ -53,7 +52,7 @@ def summary(runs: pathlib.Path, name: str) -> dict:
 
 def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
     comparison = compare_runs(str(runs), tmp_path)
-    with (tmp_path / "bits.csv").open() as file:
+    with (tmp_path / "algorithm_bits.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["bits"], int(r["seed"])) for r in rows] == [
         (b, s) for b in ("1", "1.5") for s in (0, 1)
@@ -66,49 +65,22 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
     names = [m.name for m in comparison.methods]
     assert "qupel bits=1 client_bits=32" in names  # and not a word per client
     report = (tmp_path / "comparison.md").read_text()
-    assert "(bits.png)" in report
+    assert "(algorithm_bits.png)" in report
     assert "Bits per weight of qupel: mean test" in report
-    assert report.count("with partners with 1 (") == 2
-    assert (tmp_path / "bits.png").stat().st_size > 10000
-
-
-def test_poor_clients_are_compared_with_themselves(runs):
-    comparison = compare(find_runs(str(runs)))
-    found = {p.rich: p for p in partners(comparison)}
-    assert set(found) == {(2,), (32,)}
-    # 1.5 bits are dealt in even turns, and client_bits names the first and the third.
-    poor = ("hospital_1", "hospital_3")
-    dealt = summary(runs, "mixed_0")["clients"]
-    assert list(dealt) == [f"hospital_{i}" for i in range(4)]
-    for rich, name in (((2,), "mixed"), ((32,), "full")):
-        means = {
-            kind: [
-                np.mean(
-                    [summary(runs, f"{kind}_{s}")["clients"][c][comparison.metric] for c in poor]
-                )
-                for s in (0, 1)
-            ]
-            for kind in (name, "poor")
-        }
-        gain = np.subtract(means[name], means["poor"])
-        assert (found[rich].clients, found[rich].poor) == (2, 1)
-        assert found[rich].among_rich.value == pytest.approx(np.mean(means[name]))
-        assert found[rich].among_poor.value == pytest.approx(np.mean(means["poor"]))
-        assert found[rich].gain.value == pytest.approx(np.mean(gain))
-        assert found[rich].gain.sd == pytest.approx(np.std(gain))
+    assert (tmp_path / "algorithm_bits.png").stat().st_size > 10000
 
 
 def test_what_differs_otherwise_is_no_path(runs):
-    methods = compare(find_runs(str(runs))).methods
-    assert [len(g) for g in sweeps(methods, BITS.key)] == [2, 1]
-    alone = compare([f for f in find_runs(str(runs)) if "poor" not in f.name])
-    assert (partners(alone), BITS.paths(alone)) == ([], [])
+    (path,) = paths_of(compare(find_runs(str(runs))))["algorithm.bits"]
+    assert path.values == [1.0, 1.5]  # without the run in which some clients have 32
+    assert not paths_of(compare([f for f in find_runs(str(runs)) if "poor" not in f.name]))
 
 
 def test_the_picture_spaces_the_bits_equally():
     scores = [{"mean": 0.8 + s / 10, "worst": 0.7} for s in (0, 1)]
     points = [Point(b, s, scores[s]) for b in (1, 2.5, 32) for s in (0, 1)]
-    drawn = BITS.draw([Path("qupel", "accuracy", tuple(points))], {"fedavg": (0.6, 0.2)})
+    paths = [Path("qupel", "accuracy", tuple(points))]
+    drawn = draw("algorithm.bits", paths, {"fedavg": (0.6, 0.2)})
     axes = drawn.axes[0]
     words = {tick.get_text(): tick.get_position()[0] for tick in axes.get_xticklabels()}
     one, two, many = (words[bits] for bits in ("1", "2.5", "32"))

@@ -9,9 +9,9 @@ import pathlib
 import pytest
 
 from medfed.reports.comparison import compare_runs
-from medfed.reports.methods import compare, sweeps
+from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
-from medfed.reports.sweeps import COUNT, Path, Point
+from medfed.reports.sweeps import Path, Point, draw, paths_of
 from tests.integration.runs import run
 from tests.pages import hovers
 
@@ -42,15 +42,14 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
     comparison = compare_runs([str(f) for f in find_runs(str(runs)) if "ppfl" in f.name], tmp_path)
     with (tmp_path / "canonical_count.csv").open() as file:
         rows = list(csv.DictReader(file))
-    keys = [(r["method"], int(r["canonical_models"]), int(r["seed"])) for r in rows]
+    keys = [(r["method"], int(r["count"]), int(r["seed"])) for r in rows]
     assert keys == [("ppfl", k, s) for k in (1, 2) for s in (0, 1)]
     for (method, count, seed), row in zip(keys, rows, strict=True):
         summary = json.loads((runs / f"{method}_{count}_{seed}" / "summary.json").read_text())
         scores = summary["federation"][comparison.metric]
         assert float(row[f"mean_test_{comparison.metric}"]) == scores["mean"]
         assert float(row[f"worst_test_{comparison.metric}"]) == scores["worst"]
-        assert int(row["leading"]) == summary["memberships"]["leading"]
-        assert row["adjusted_rand"] == row["half_l1"] == ""
+        assert "adjusted_rand" not in row  # nothing was planted
     report = (tmp_path / "comparison.md").read_text()
     assert "(canonical_count.png)" in report
     assert "Canonical models of ppfl: mean test auroc" in report
@@ -59,8 +58,9 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
 
 def test_what_differs_otherwise_is_no_path(runs):
     folders = find_runs(str(runs))
-    assert [len(g) for g in sweeps(compare(folders).methods, COUNT.key)] == [2, 1]
-    assert not COUNT.paths(compare([f for f in folders if f.name in ("ppfl_2_0", "ifca_3_0")]))
+    assert [p.values for p in paths_of(compare(folders))["canonical.count"]] == [[1, 2]]
+    two = [f for f in folders if f.name in ("ppfl_2_0", "ifca_3_0")]
+    assert not paths_of(compare(two))
 
 
 def test_the_picture_shows_recovery_where_it_is_known():
@@ -68,7 +68,6 @@ def test_the_picture_shows_recovery_where_it_is_known():
         k: {
             "mean": 0.8 + k / 50,
             "worst": 0.7,
-            "leading": k,
             "adjusted_rand": k / 4,
             "half_l1": None,
         }
@@ -76,18 +75,20 @@ def test_the_picture_shows_recovery_where_it_is_known():
     }
     points = [Point(k, s, scores[k]) for k in (2, 4) for s in (0, 1)]
     path = Path("ppfl", "accuracy", tuple(points), planted=4)
-    known = COUNT.draw([path], {"fedavg": (0.6, 0.2)})
+    known = draw("canonical.count", [path], {"fedavg": (0.6, 0.2)})
     panels = [
         "test accuracy, mean over clients",
         "test accuracy, worst client",
         "adjusted Rand index to the planted groups",
     ]
     assert [axes.get_title("left") for axes in known.axes] == panels
-    assert {axes.get_xlabel() for axes in known.axes} == {"K, canonical models (4 planted)"}
+    assert {axes.get_xlabel() for axes in known.axes} == {
+        "Canonical models (equal steps), 4 planted"
+    }
     dots = hovers(known)
     assert dots[:4] == [
         "ppfl: 0.8400 at 2", "ppfl: 0.8800 at 4", "fedavg: 0.6000 at 2", "fedavg: 0.6000 at 4",
     ]  # fmt: skip
     unknown = [p._replace(scores={**p.scores, "adjusted_rand": None}) for p in points]
-    again = COUNT.draw([Path("ppfl", "accuracy", tuple(unknown))])
+    again = draw("canonical.count", [Path("ppfl", "accuracy", tuple(unknown))])
     assert panels[2] not in [axes.get_title("left") for axes in again.axes]

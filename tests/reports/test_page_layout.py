@@ -13,7 +13,7 @@ import pytest
 
 from medfed.reports.charts import COLOURS, Row, forest, svg
 from medfed.reports.findings import judged
-from medfed.reports.page import page
+from medfed.reports.report import page
 from medfed.reports.task_pictures import looks_of
 from tests.reports.test_verdicts import many_methods
 

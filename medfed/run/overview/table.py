@@ -60,9 +60,9 @@ def count_labels(block: Block, num_classes: int) -> Tensor:
         return torch.tensor([len(label)])
     if label.ndim == 1:
         return torch.bincount(label, minlength=num_classes)
-    if is_survival(label.numpy()):
-        return torch.bincount(label[:, 1].long(), minlength=2)
     if label.ndim == 2:
+        if is_survival(label.numpy()):
+            return torch.bincount(label[:, 1].long(), minlength=2)
         return (label == 1).sum(0)
     return label.bool().transpose(0, 1).flatten(1).sum(dim=1)
 
