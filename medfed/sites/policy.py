@@ -219,16 +219,19 @@ def patients_of_message(config: RunDescription, data: FederatedDataModule, site:
 
     Args:
         config: The run's description.
-        data: The site's, or at least the rows of its table.
+        data: The site's, or at least the rows of its table or the plan of its patients.
         site: Its name.
     """
     if config.privacy.example is not None:
         return 0
     if site in data.clients:
         units = data.clients[site].units("patient").tolist()
+    elif (patches := config.data.get("patches_per_patient")) is not None:
+        units = [n for n in data.plans[site].patients["train"] for _ in range(patches)]
     else:
         units = cast("TabularDataModule", data).train_patients[site].tolist()
-    count, batch, budget = len(units), int(config.data.batch_size), build(config.local)
+    # Not that of the configuration, which a plan may decide; before that it is the least.
+    count, batch, budget = len(units), data.batch_size, build(config.local)
     steps = build(config.algorithm).least_steps(budget.of(count, batch))
     # A last batch of one sample is left out where BatchNorm needs more.
     epoch = count - (count > batch > 1 and count % batch == 1)

@@ -21,17 +21,21 @@ from tests.delivery.hospitals import run_by_monai
 from tests.integration.runs import run
 
 SMALL = (
-    *("experiment=organs_pfednet", "rounds=2", "local.steps=2", "logger=none", "progress=false"),
+    *("rounds=2", "local.steps=2", "logger=none", "progress=false"),
     *("data.generated.hospitals=2", "data.generated.patients=4", "data.generated.shape=[28,24,12]"),
     *("data.patches_per_patient=4", "data.batch_size=4", "data.val_fraction=0.25"),
-    *("model.network.channels=[4,8]", "model.network.strides=[2]"),
 )
+UNET = ("experiment=organs_pfednet", "model.network.channels=[4,8]", "model.network.strides=[2]")
 KINDS = {
+    "planned": (
+        *("experiment=nnunet", "data.planning.memory_gb=0.01", "data.planning.features=4"),
+        *("algorithm=ditto", "model.overlap=0.25"),
+    ),
     "volumes": (
-        *("data.spatial_dims=3", "data.patch_size=[16,16,8]", "data.spacing=[10,10,14]"),
+        *(*UNET, "data.spatial_dims=3", "data.patch_size=[16,16,8]", "data.spacing=[10,10,14]"),
         *("data.crop_foreground=true", "data.memory_gb=1"),
     ),
-    "slices": ("data.patch_size=[16,16]", "data.slices=3", "data.spacing=[9,9]"),
+    "slices": (*UNET, "data.patch_size=[16,16]", "data.slices=3", "data.spacing=[9,9]"),
 }
 
 
@@ -77,7 +81,7 @@ def test_from_training_to_a_mask(kind, tmp_path, monkeypatch):
     values = [0, *(facts["input"]["regions"][name][0] for name in facts["labels"])]
     expected = torch.tensor(values)[classes].numpy()
     # Of slices, those that show the body; the others are background.
-    own = found["torch"][None] if kind == "volumes" else np.moveaxis(found["torch"], -1, 0)
+    own = found["torch"][None] if kind != "slices" else np.moveaxis(found["torch"], -1, 0)
     if kind == "slices":
         shown = own.any((1, 2))
         own, expected = own[shown], expected[expected.any((1, 2))]
