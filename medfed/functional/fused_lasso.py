@@ -53,7 +53,7 @@ def fused_lasso(g: Tensor, gamma: float) -> Tensor:
     if gamma >= total:
         return torch.zeros_like(g, memory_format=torch.contiguous_format)
     # Imported on first use: compiled code has no business in `import medfed`.
-    from medfed.functional.line_kernels import solve_chain
+    from medfed.functional.kernels import solve_chain
 
     out = torch.empty(g.shape, dtype=g.dtype)
     solve_chain(source.numpy(), gamma, out.numpy())

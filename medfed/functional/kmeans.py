@@ -131,7 +131,7 @@ def _gather(x: Array, mass: Array) -> Array:
 def _partition(x: Array, w: Array, m: int) -> Array:
     """Begins of the ``m`` intervals of sorted points with the least squared error."""
     # Imported on first use: compiled code has no business in `import medfed`.
-    from medfed.functional.line_kernels import partition
+    from medfed.functional.kernels import partition
 
     # Around their mean, so that the differences of sums cancel little.
     shifted = x - np.average(x, weights=w)

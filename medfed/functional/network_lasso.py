@@ -106,9 +106,9 @@ class AdmmSteps:
 
     def _prepare(self) -> None:
         # Imported on first use: compiled code has no business in `import medfed`.
-        from medfed.functional import network_lasso_kernels
+        from medfed.functional import kernels
 
-        self._kernels = network_lasso_kernels
+        self._kernels = kernels
         m, (n, d) = self.edges.shape[0], self.v.shape
         self._tau = (self.weight / self.rho).numpy()
         self._norm = {1.0: 1, 2.0: 2, math.inf: 0}[self.p]

@@ -62,7 +62,7 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         [0.0, 0.0, 0.0, 1.0]
     """
     levels, x = check_levels(x, centers), x.detach()
-    from medfed.functional.quantize_kernels import round_all
+    from medfed.functional.kernels import round_all
 
     out = torch.empty(x.shape, dtype=x.dtype)
     round_all(_flat(x), levels.cuts, levels.values, out.view(-1).numpy())
@@ -90,7 +90,7 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
         [[0, 0], [0, 1]]
     """
     levels = check_levels(x, centers)
-    from medfed.functional.quantize_kernels import locate_all
+    from medfed.functional.kernels import locate_all
 
     index = torch.empty(x.shape, dtype=torch.long)
     if not locate_all(_flat(x), levels.cuts, index.view(-1).numpy()):
@@ -129,7 +129,7 @@ def prox_quantize(
     """
     levels = check_levels(y, centers)
     y, target = y.detach(), y if out is None else out.detach()
-    from medfed.functional.quantize_kernels import shrink_all
+    from medfed.functional.kernels import shrink_all
 
     direct = out is not None and target.is_contiguous() and target.device.type == "cpu"
     x = target if direct else torch.empty(y.shape, dtype=y.dtype)
@@ -202,7 +202,7 @@ def check_levels(x: Tensor, centers: Tensor) -> Levels:
         array([0.5, 2. ])
     """
     # Imported on first use: compiled code has no business in `import medfed`.
-    from medfed.functional.quantize_kernels import find_cuts
+    from medfed.functional.kernels import find_cuts
 
     if x.dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"The weights must be float32 or float64, not {x.dtype}; convert them.")
@@ -309,7 +309,7 @@ def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: f
 
 def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, Array]:
     """``(m, 3)`` numbers of elements below, at and above their centre; ``(m,)`` gradient sums."""
-    from medfed.functional.quantize_kernels import tally
+    from medfed.functional.kernels import tally
 
     slopes = x.new_empty(0) if gradient is None else gradient.to(x.dtype)
     counts, sums, clean = tally(_flat(x), _flat(slopes), levels.cuts, levels.values)
@@ -320,7 +320,7 @@ def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, A
 
 def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> Array:
     """The proximal map from ``mu``, in float64."""
-    from medfed.functional.quantize_kernels import collect, settle, walk
+    from medfed.functional.kernels import collect, settle, walk
 
     if not np.isfinite(mu).all():
         raise ValueError(f"The centres step to {mu.tolist()}; their gradient is not finite.")

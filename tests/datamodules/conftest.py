@@ -6,7 +6,7 @@ import pytest
 
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.readers.case_folders import MSDReader
+from medfed.datamodules.readers.datalist import MSDReader
 from medfed.datamodules.segmentation import SegmentationDataModule
 
 COHORT = BratsCohort(hospitals=2, patients=3, shape=(40, 40, 8), seed=1)

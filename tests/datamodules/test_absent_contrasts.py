@@ -13,7 +13,7 @@ from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.duplicates import find_duplicates
 from medfed.datamodules.one_site import OwnData
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.effects import ChannelMissing
+from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.run.overview.table import cohort_record

@@ -13,10 +13,11 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import torch_rng
 from medfed.datamodules import patches
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.effects import ChannelMissing
-from medfed.datamodules.partitions.round_robin import RoundRobin
-from medfed.datamodules.readers.case_folders import FolderReader, MSDReader
+from medfed.datamodules.partitions.by_group import ChannelMissing
+from medfed.datamodules.readers.case_folders import FolderReader
+from medfed.datamodules.readers.datalist import MSDReader
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))
 REAL = SHARED / "data" / "brats2018"

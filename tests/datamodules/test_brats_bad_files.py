@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.case_folders import BratsChallengeReader, MSDReader
+from medfed.datamodules.readers.case_folders import BratsChallengeReader
+from medfed.datamodules.readers.datalist import MSDReader
 from tests.datamodules.brats_layouts import make_head, save, write_challenge, write_msd
 from tests.sweeps import sweep
 

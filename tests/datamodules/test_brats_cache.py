@@ -12,7 +12,7 @@ from medfed.common.errors import DataError
 from medfed.datamodules.cache.volumes import decode, encode
 from medfed.datamodules.client_data import BlocksOnDemand
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.effects import ChannelMissing
+from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.patches import bounding_box
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
 from tests.datamodules.brats_layouts import make_head, write_challenge

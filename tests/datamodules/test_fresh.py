@@ -9,8 +9,7 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.datamodules.cache.volumes import encode
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.by_group import SiteGroups
-from medfed.datamodules.partitions.effects import ChannelMissing
+from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
 from medfed.datamodules.patches import LARGEST, FreshPatches, PatchRows, volume_of, volume_of_cache
 from medfed.datamodules.plans import first_patients
 

@@ -7,11 +7,9 @@ import pytest
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
-from medfed.datamodules.generated.brats import BratsCohort
-from medfed.datamodules.generated.head import make_head
-from medfed.datamodules.generated.hospitals import MriHospital
+from medfed.datamodules.generated.brats import BratsCohort, MriHospital, make_head
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.readers.case_folders import MSDReader
+from medfed.datamodules.readers.datalist import MSDReader
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.splits import split_patients
 from tests.sweeps import sweep

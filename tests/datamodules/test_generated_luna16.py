@@ -10,10 +10,10 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.ct_patches import hounsfield, locate, read_points
-from medfed.datamodules.generated.hospitals import CtHospital
 from medfed.datamodules.generated.luna16 import (
     FLIPPED,
     Canvas,
+    CtHospital,
     LunaCohort,
     add_lookalikes,
     add_nodules,

@@ -13,9 +13,9 @@ from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
 from medfed.config.description import describe
 from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import LabelImbalance
-from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.image_folder import read_image_folder, read_image_table
 from medfed.datamodules.splits import SPLITS
 from tests.integration.runs import data_and_task

@@ -14,9 +14,9 @@ from PIL import Image
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import QuantitySkew
-from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.segmentation import ImageMasksDataModule

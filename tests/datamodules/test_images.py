@@ -14,10 +14,9 @@ from medfed.config.description import describe
 from medfed.datamodules.client_data import ArrayRows
 from medfed.datamodules.generated.medmnist import CLASSES, BloodCells
 from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.by_group import LabelGroups, SiteGroups
-from medfed.datamodules.partitions.effects import ChannelMissing
-from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.by_group import ChannelMissing, LabelGroups, SiteGroups
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS

@@ -26,8 +26,8 @@ from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
 from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import LabelImbalance
-from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.readers.luna16 import Luna16Reader
 
 COHORT = LunaCohort(hospitals=2, patients=5, shape=(48, 48, 24), lookalikes=8, seed=1)

@@ -1,10 +1,10 @@
 import pytest
 
 from medfed.common.errors import ConfigError
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import LabelImbalance
-from medfed.datamodules.partitions.effects import ChannelMissing
-from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.base import Patient
 from tests.sweeps import sweep
 

@@ -9,12 +9,10 @@ from omegaconf import OmegaConf
 
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build
-from medfed.datamodules.partitions.base import Dealt, Wrapped
+from medfed.datamodules.partitions.base import Dealt, RoundRobin, Wrapped
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.by_group import LabelGroups, SiteGroups, group_of
+from medfed.datamodules.partitions.by_group import ChannelMissing, LabelGroups, SiteGroups, group_of
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew, Shards
-from medfed.datamodules.partitions.effects import ChannelMissing
-from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.base import Patient
 from tests.contract.names import load, partition_yamls
 from tests.sweeps import sweep

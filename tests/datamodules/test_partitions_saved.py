@@ -7,9 +7,8 @@ import torch
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.by_group import SiteGroups
+from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
 from medfed.datamodules.partitions.by_label import LabelImbalance
-from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.readers.base import Patient
 

@@ -9,7 +9,8 @@ import torch
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient, with_hospitals
-from medfed.datamodules.readers.case_folders import FolderReader, MSDReader
+from medfed.datamodules.readers.case_folders import FolderReader
+from medfed.datamodules.readers.datalist import MSDReader
 
 MODALITIES = {"FLAIR": "*_flair.nii.gz", "T1": "*_t1.nii.gz"}
 

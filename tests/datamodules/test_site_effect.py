@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.partitions.by_group import SiteGroups
-from medfed.datamodules.partitions.effects import ChannelMissing
+from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from tests.sweeps import sweep
 

@@ -13,11 +13,10 @@ from medfed.config.description import describe
 from medfed.datamodules.ct_patches import PatchSpec
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
-from medfed.datamodules.partitions.by_group import SiteGroups, group_of
-from medfed.datamodules.partitions.effects import ChannelMissing
+from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups, group_of
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.case_folders import MSDReader
+from medfed.datamodules.readers.datalist import MSDReader
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.scanner import UNCHANGED
 from medfed.run.memberships import planted_groups

@@ -10,7 +10,7 @@ from scipy.optimize import lsq_linear
 
 from benchmarks.fused_lasso import fused_lasso_admm
 from medfed.functional.fused_lasso import fused_lasso
-from medfed.functional.line_kernels import _backward, _forward, solve_chain
+from medfed.functional.kernels import _backward, _forward, solve_chain
 from tests.sweeps import sweep
 
 D = 3000

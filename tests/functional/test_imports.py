@@ -9,7 +9,7 @@ import medfed.functional
 MODULES = [
     f"medfed.functional.{path.stem}"
     for path in sorted(Path(medfed.functional.__file__).parent.glob("*.py"))
-    if not path.stem.endswith("_kernels")
+    if path.stem != "kernels"
 ]
 CODE = """
 import importlib, sys

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from medfed.common.errors import ConfigError
-from medfed.models.networks.densenet import densenet121, densenet_bc
+from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.personal_part import default_personal
 from medfed.models.networks.small import LinearRegression, LogisticRegression, SmallCNN
 from medfed.models.networks.unet import basic_unet, unet
@@ -18,7 +18,10 @@ from tests.sweeps import sweep
 COUNTS = [
     (densenet_bc(2, 1, 2), 198_224),
     (densenet_bc(2, 1, 2, stem="small"), 197_744),
-    (densenet121(2, 1, 2), 6_949_634),
+    (
+        densenet_bc(2, 1, 2, growth_rate=32, block_config=(6, 12, 24, 16), init_features=64),
+        6_949_634,
+    ),
     (unet(2, 4, 3), 211_657),
     (basic_unet(2, 4, 3), 488_475),
     (basic_unet(2, 3, 2), 488_394),

@@ -1,4 +1,8 @@
-"""Shared by all generated cohorts: a folder named by its parameters, written once and whole."""
+"""Shared by all generated cohorts: how hospitals differ, and a folder, written once and whole.
+
+Hospitals differ in whom they treat, how they scan, and how they outline. The folder of a cohort is
+named by its parameters.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,67 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medfed.common.checks import check_fields, check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.files import digest, made_once, writing
 from medfed.common.seeding import derive_seed, numpy_rng
-from medfed.datamodules.generated.hospitals import Hospital, Range
+
+Array = NDArray[np.float32]
+Label = NDArray[np.uint8]
+Rng = np.random.Generator
+Range = tuple[float, float]
+
+
+def trait(low: float, high: float) -> Any:
+    """A field of a hospital that goes from `low` to `high` over the hospitals of a cohort."""
+    return field(metadata={"range": (low, high)})
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """Base of the hospitals: each trait is spread evenly, in its random order.
+
+    So any two hospitals differ in most traits.
+
+    Attributes:
+        name: Such as ``hospital_0``.
+    """
+
+    name: str
+
+    @classmethod
+    def traits(cls) -> dict[str, tuple[float, float]]:
+        """Returns the lowest and the highest value of every trait."""
+        return {f.name: f.metadata["range"] for f in fields(cls) if "range" in f.metadata}
+
+    @classmethod
+    def draw(cls, count: int, seed: int, ranges: Mapping[str, Range] | None = None) -> list[Self]:
+        """Draws the hospitals of a cohort.
+
+        Args:
+            count: How many.
+            seed: Seed of the order of every trait.
+            ranges: The lowest and the highest value of traits with other ranges than the defaults.
+
+        Returns:
+            The hospitals, ``hospital_0`` first.
+
+        Example:
+            >>> sorted(h.name for h in Hospital.draw(2, seed=0))
+            ['hospital_0', 'hospital_1']
+        """
+        values: list[dict[str, float]] = [{} for _ in range(count)]
+        for name, (low, high) in {**cls.traits(), **(ranges or {})}.items():
+            order = numpy_rng(seed, "trait", name).permutation(count).tolist()
+            for of_hospital, place in zip(values, order, strict=True):
+                of_hospital[name] = low + (high - low) * (place / max(count - 1, 1))
+        return [cls(f"hospital_{n}", **traits) for n, traits in enumerate(values)]
+
 
 AnyHospital = TypeVar("AnyHospital", bound=Hospital)
 
@@ -239,3 +295,26 @@ def check_range(key: str, given: Sequence[float]) -> Range:
             "and of the one that has the most."
         )
     return float(given[0]), float(given[1])
+
+
+def smooth_noise(rng: Rng, shape: tuple[int, ...], width: float) -> Array:
+    """Smooth random field of unit variance; slices are thick, so it is narrower along them.
+
+    Args:
+        rng: Source of randomness.
+        shape: (H, W, D).
+        width: In-plane width in voxels.
+
+    Returns:
+        (H, W, D) float32.
+
+    Example:
+        >>> field = smooth_noise(np.random.default_rng(0), (16, 16, 4), 2.0)
+        >>> field.shape, round(float(field.std()), 3)
+        ((16, 16, 4), 1.0)
+    """
+    from scipy.ndimage import gaussian_filter  # all commands read this file, few make a cohort
+
+    noise = rng.standard_normal(shape, dtype=np.float32)
+    field = gaussian_filter(noise, (width, width, width / 3), mode="wrap", truncate=3)
+    return np.asarray(field / field.std(), dtype=np.float32)

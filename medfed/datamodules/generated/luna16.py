@@ -20,14 +20,44 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, zoom
 
 from medfed.common.seeding import derive_seed, numpy_rng
-from medfed.datamodules.generated.cohort import ScanCohort
-from medfed.datamodules.generated.hospitals import CtHospital
+from medfed.datamodules.generated.cohort import Hospital, ScanCohort, trait
 
 Rng = np.random.Generator
 Array = NDArray[np.float32]
 Point = NDArray[np.float64]  # (3,) mm x y z
 Spacing = tuple[float, float, float]  # mm along x, y, z
 Box = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class CtHospital(Hospital):
+    """A hospital that scans lungs.
+
+    Attributes:
+        nodules: Mean number of nodules per scan.
+        diameter: Their median diameter, in mm.
+        subsolid: Share of nodules that are ground glass or partly so.
+        pleural: Share of nodules at the pleura.
+        scars: Share of scars and pleural plaques among the candidates that are not nodules.
+        emphysema: Depth of the dark patches in the lungs, as a share of the worst.
+        agent: HU that the contrast agent adds to the vessels.
+        noise: Standard deviation of the noise, in HU.
+        blur: In-plane blur of the reconstruction kernel, in mm.
+        thickness: Typical distance of the slices, in mm.
+        offset: HU by which the calibration is wrong.
+    """
+
+    nodules: float = trait(3.5, 8.5)
+    diameter: float = trait(5.5, 9.5)
+    subsolid: float = trait(0.1, 0.6)
+    pleural: float = trait(0.1, 0.5)
+    scars: float = trait(0.05, 0.35)
+    emphysema: float = trait(0.0, 1.0)
+    agent: float = trait(0.0, 150.0)
+    noise: float = trait(15.0, 60.0)
+    blur: float = trait(0.4, 1.1)
+    thickness: float = trait(1.1, 2.3)
+    offset: float = trait(-40.0, 40.0)
 
 
 @dataclass(frozen=True)

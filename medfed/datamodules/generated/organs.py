@@ -10,9 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.datamodules.generated.cohort import VolumeCohort
-from medfed.datamodules.generated.head import Label, Rng, smooth_noise
-from medfed.datamodules.generated.hospitals import Hospital, trait
+from medfed.datamodules.generated.cohort import (
+    Hospital,
+    Label,
+    Rng,
+    VolumeCohort,
+    smooth_noise,
+    trait,
+)
 
 LABELS = ("background", "liver", "spleen", "kidneys", "tumour")
 # Painted in this order: centre and half axes in mm, HU without contrast agent, share of the agent.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_fields
 from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
 from medfed.datamodules.readers.base import Patient
 
 if TYPE_CHECKING:
@@ -207,6 +208,37 @@ class Dealt(Partition):
             name: sorted(patients[i].id for i in np.flatnonzero(owner == n))
             for n, name in enumerate(self.names())
         }
+
+
+@dataclass(frozen=True)
+class RoundRobin(Dealt):
+    """Shuffles the patients and assigns them in turn; sizes differ by at most one.
+
+    Attributes:
+        num_clients: Number of clients.
+        shuffle: Whether to shuffle first, by the seed.
+    """
+
+    shuffle: bool = True
+
+    @property
+    def traits(self) -> Traits:
+        """Seeded if patients are shuffled."""
+        return Traits(seeded=self.shuffle)
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
+
+        Example:
+            >>> RoundRobin(2, shuffle=False).assign([Patient("a"), Patient("b"), Patient("c")], 0)
+            {'hospital_0': ['a', 'c'], 'hospital_1': ['b']}
+        """
+        order = np.arange(len(patients))
+        if self.shuffle:
+            order = numpy_rng(seed, "round_robin").permutation(len(patients))
+        owner = np.empty_like(order)
+        owner[order] = np.arange(len(patients)) % self.num_clients
+        return owner
 
 
 @dataclass(frozen=True)

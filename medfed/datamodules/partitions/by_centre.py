@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.seeding import numpy_rng
-from medfed.datamodules.partitions.base import Partition, Traits, in_order
-from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.base import Partition, RoundRobin, Traits, in_order
 from medfed.datamodules.readers.base import Patient, check_names
 
 

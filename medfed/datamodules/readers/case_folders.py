@@ -1,13 +1,9 @@
-"""Volumes in one folder per case, one file per contrast; and BraTS's two published layouts.
+"""Volumes in one folder per case, one file per contrast, such as those of the BraTS challenges.
 
 BraTS challenges, 2017 to 2021 and, by name, 2023: ``<case>/<case>_flair.nii.gz``, ``_t1``,
 ``_t1ce``, ``_t2`` and ``_seg`` (2023: ``-t2f``, ``-t1n``, ``-t1c``, ``-t2w``, ``-seg``), packed or
 not. The cases of 2017 to 2019 lie in ``HGG`` and ``LGG``. Labels: 1 necrotic and non-enhancing
 tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
-
-Medical Segmentation Decathlon, task 1 (the same scans): ``dataset.json`` lists the cases;
-``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w, T1gd and T2w; ``labelsTr`` has 1
-oedema, 2 non-enhancing and 3 enhancing tumour, so 1 and 2 are exchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from pathlib import Path
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
-from medfed.datamodules.readers.datalist import DatalistReader, Regions
 from medfed.datamodules.readers.volumes import FILES, AbsentFileError, Pattern, find_file
 
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
@@ -163,44 +158,3 @@ class BratsChallengeReader(FolderReader):
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
         """See `CaseReader.centres`."""
         return super().centres(cases) or institutions(self.path, cases)
-
-
-REGIONS = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
-
-
-class MSDReader(DatalistReader):
-    """Reads MSD Task01_BrainTumour and generated cohorts in its layout.
-
-    Args:
-        path: The folder with ``dataset.json``; see `readers.datalist.DatalistReader`.
-        channels: Channels to read, in this order.
-        regions: Any of ``whole``, ``core`` and ``enhancing``.
-        hospitals: If no hospital is named: the number of contiguous blocks of cases.
-
-    Raises:
-        ConfigError: If a region or channel is unknown.
-        DataError: If ``dataset.json`` is missing or unreadable.
-    """
-
-    normalize: object = "zscore_nonzero"
-    any_size = False
-    elsewhere = (
-        "set data.path to a folder in the layout of MSD Task01_BrainTumour, or use "
-        "data=brats_challenge or data=brats_folder for one folder per case"
-    )
-
-    def __init__(
-        self,
-        path: Path,
-        channels: Sequence[str] = ("FLAIR", "T1w", "T1gd", "T2w"),
-        regions: Sequence[str] = ("whole",),
-        hospitals: int | None = None,
-    ) -> None:
-        chosen = check_names("region", regions, list(REGIONS))
-        super().__init__(
-            path / "dataset.json", channels, {name: REGIONS[name] for name in chosen}, hospitals
-        )
-
-    def _labels_of(self, wanted: object) -> Regions:
-        """The values that may occur, independent of the list's names."""
-        return {"whole": REGIONS["whole"]}

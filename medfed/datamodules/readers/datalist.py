@@ -347,3 +347,47 @@ class NnunetReader(DatalistReader):
             return layout
         numbers = {name: self._known.index(name) for name in self.channels}
         return {**layout, "files": {c: [f"*_{n:04d}{self._ending}"] for c, n in numbers.items()}}
+
+
+_TUMOUR = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
+
+
+class MSDReader(DatalistReader):
+    """Reads MSD Task01_BrainTumour and generated cohorts in its layout.
+
+    ``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w, T1gd and T2w; ``labelsTr`` has
+    1 oedema, 2 non-enhancing and 3 enhancing tumour: 1 and 2 are exchanged in the BraTS challenges.
+
+    Args:
+        path: The folder with ``dataset.json``; see `DatalistReader`.
+        channels: Channels to read, in this order.
+        regions: Any of ``whole``, ``core`` and ``enhancing``.
+        hospitals: If no hospital is named: the number of contiguous blocks of cases.
+
+    Raises:
+        ConfigError: If a region or channel is unknown.
+        DataError: If ``dataset.json`` is missing or unreadable.
+    """
+
+    normalize: object = "zscore_nonzero"
+    any_size = False
+    elsewhere = (
+        "set data.path to a folder in the layout of MSD Task01_BrainTumour, or use "
+        "data=brats_challenge or data=brats_folder for one folder per case"
+    )
+
+    def __init__(
+        self,
+        path: Path,
+        channels: Sequence[str] = ("FLAIR", "T1w", "T1gd", "T2w"),
+        regions: Sequence[str] = ("whole",),
+        hospitals: int | None = None,
+    ) -> None:
+        chosen = check_names("region", regions, list(_TUMOUR))
+        super().__init__(
+            path / "dataset.json", channels, {name: _TUMOUR[name] for name in chosen}, hospitals
+        )
+
+    def _labels_of(self, wanted: object) -> Regions:
+        """The values that may occur, independent of the list's names."""
+        return {"whole": _TUMOUR["whole"]}

@@ -34,13 +34,7 @@ Plain = dict[str, Any]
 MIXTURE = "scripts.networks.CanonicalMixture"
 _BUILDERS = (
     *("small.LinearRegression", "small.LogisticRegression", "small.SmallCNN"),
-    *(
-        "unet.unet",
-        "unet.basic_unet",
-        "unet.planned_unet",
-        "densenet.densenet_bc",
-        "densenet.densenet121",
-    ),
+    *("unet.unet", "unet.basic_unet", "unet.planned_unet", "densenet.densenet_bc"),
 )
 TARGETS = {
     MIXTURE: "medfed.delivery.bundle.scripts.networks.CanonicalMixture",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from monai.networks.nets import DenseNet
 from torch import nn
@@ -60,27 +60,6 @@ def densenet_bc(
     if stem == "small":
         _use_small_stem(net, spatial_dims, in_channels, init_features)
     return net
-
-
-@checked("model.network")
-def densenet121(
-    spatial_dims: Dims,
-    in_channels: int,
-    out_channels: int,
-    *,
-    dropout: float = 0.0,
-    stem: Stem = "imagenet",
-) -> nn.Module:
-    """Builds DenseNet-121: growth 32, blocks (6, 12, 24, 16), 64 features after the stem.
-
-    Arguments, shapes, errors and source as for :func:`densenet_bc`.
-
-    Example:
-        >>> sum(p.numel() for p in densenet121(2, 1, 2).parameters())
-        6949634
-    """
-    sizes: Any = {"growth_rate": 32, "block_config": (6, 12, 24, 16), "init_features": 64}
-    return densenet_bc(spatial_dims, in_channels, out_channels, **sizes, dropout=dropout, stem=stem)
 
 
 def _use_small_stem(net: nn.Module, spatial_dims: int, in_channels: int, width: int) -> None:
