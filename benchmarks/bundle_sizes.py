@@ -1,10 +1,9 @@
-"""What a bundle's weights take on disk, beside single precision and the entropy of their indices.
+"""What a bundle's weights take on disk, beside single precision.
 
 The weights of each network, as they are at the start of a run (the size of bit planes does not
 depend on the values), are quantised by k-means per layer, all but the first and the last layer, and
 written as a bundle's ``models/model.pt``. Beside it stands a plain PyTorch file of the same
-entries in single precision. The entropy bound counts each index at the entropy of its tensor's
-indices, and dense entries and centres as they are: no code of single weights takes less.
+entries in single precision.
 
 Run with ``python benchmarks/bundle_sizes.py``.
 """
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 
 from medfed.config.compose import load
-from medfed.delivery.bundle.weights import entropy_bound, load_weights, save_weights
+from medfed.delivery.bundle.weights import load_weights, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.records.tasks import build_task
@@ -45,13 +44,12 @@ def measure(name: str, bits: int, folder: Path) -> None:
     load_weights(folder / "model.pt")
     torch.save(weights, folder / "fp32.pt")
     plain, packed = ((folder / f).stat().st_size for f in ("fp32.pt", "model.pt"))
-    bound = entropy_bound(dense, books)
     share = sum(b.indices.numel() for b in books.values()) / sum(
         t.numel() for t in weights.values()
     )
     print(
-        f"{name:12}{bits:5}{plain / 1e6:9.3f}{packed / 1e6:9.3f}{bound / 1e6:9.3f}"
-        f"{plain / packed:8.2f}{plain / bound:8.2f}{100 * share:8.1f}{clustered - began:9.2f}"
+        f"{name:12}{bits:5}{plain / 1e6:9.3f}{packed / 1e6:9.3f}"
+        f"{plain / packed:8.2f}{100 * share:8.1f}{clustered - began:9.2f}"
     )
 
 
@@ -62,8 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     print("MB on disk and ratio to fp32; share of entries that are quantised; seconds of k-means")
     print(
-        f"{'network':12}{'bits':>5}{'fp32':>9}{'bundle':>9}{'bound':>9}"
-        f"{'ratio':>8}{'bound':>8}{'share':>8}{'k-means':>9}"
+        f"{'network':12}{'bits':>5}{'fp32':>9}{'bundle':>9}{'ratio':>8}{'share':>8}{'k-means':>9}"
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in args.networks:

@@ -24,9 +24,9 @@ from typing import Any
 from nvflare.collab import collab
 
 from medfed.common.files import write_json
+from medfed.sites.flare import PREFIXES, write_job
 from medfed.sites.flare.components import CollabTransport
 from medfed.sites.flare.console import Console
-from medfed.sites.flare.job import PREFIXES, write_job
 from scripts.local_federation import LocalFederation
 
 OURS = "benchmarks.sites"

@@ -8,13 +8,11 @@ hospital's file). It shows the patients and says what would leave the hospital.
 ``withdraw run=FOLDER site=NAME`` runs at the coordinator. It takes a site out of the remaining
 rounds of a stopped run. With ``forget=true`` the server also deletes its state of the site.
 ``status run=FOLDER`` runs there, too. It shows which sites are there, what happens in which round
-since when, and what went over the network; ``page=FILE.html`` writes the same as a page, and
-``every=SECONDS`` repeats it until you stop it.
+since when, and what went over the network.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +28,7 @@ USAGE = (
     "medfed site check agreed=FILE local=FILE; "
     "medfed site describe agreed=FILE local=FILE folder=FOLDER; "
     "medfed site withdraw run=FOLDER site=NAME; "
-    "medfed site status run=FOLDER [page=FILE.html] [every=SECONDS]"
+    "medfed site status run=FOLDER"
 )
 _NEEDED = {
     "check": ("agreed", "local"),
@@ -38,7 +36,7 @@ _NEEDED = {
     "withdraw": ("run", "site"),
     "status": ("run",),
 }
-_MORE = {"check": (), "describe": (), "withdraw": ("forget",), "status": ("page", "every")}
+_MORE = {"check": (), "describe": (), "withdraw": ("forget",), "status": ()}
 _KEYS = {name: (*needed, *_MORE[name]) for name, needed in _NEEDED.items()}
 
 
@@ -90,16 +88,7 @@ def _withdraw(keys: dict[str, str]) -> None:
 
 
 def _status(keys: dict[str, str]) -> None:
-    every, page = keys.get("every"), keys.get("page")
-    if every is not None and not (every.isdigit() and int(every)):
-        raise ConfigError(f"every must be whole seconds of at least 1, not {every}.")
-    while True:
-        actions.show_status(
-            Path(keys["run"]).expanduser(), None if page is None else Path(page).expanduser()
-        )
-        if every is None:
-            return
-        time.sleep(int(every))
+    actions.show_status(Path(keys["run"]).expanduser())
 
 
 def _check(keys: dict[str, str]) -> None:

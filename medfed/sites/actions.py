@@ -48,11 +48,11 @@ def withdraw(folder: Path, site: str, forget: bool) -> list[str]:
     return withdrawal.withdraw(folder, site, forget)
 
 
-def show_status(folder: Path, page: Path | None) -> None:
+def show_status(folder: Path) -> None:
     """Prints the state of a run across sites; see :func:`medfed.sites.status.show`."""
     from medfed.sites import status
 
-    status.show(folder, page)
+    status.show(folder)
 
 
 def make_kits(folder: Path, sites: Sequence[str], server: str, port: int, renew: bool) -> Path:

@@ -33,7 +33,7 @@ from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
 from medfed.sites import agreement, calls, masks, newcomers, policy, run, site_folder, withdrawal
-from medfed.sites.flare.job import LOST, PREFIXES, SITE, write_job
+from medfed.sites.flare import LOST, PREFIXES, SITE, write_job
 from medfed.sites.wire import Answers, Reply, Request, Transport
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     Raises:
         ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
     """
-    terms = {**keys.terms, "across": bool(keys.across)}
+    terms = dict(keys.terms)
     calls.Terms(**terms)
     agreed, coordinator_only, said = agreement.Agreed.of(
         typed, [str(site) for site in keys.sites], bool(keys.cut)
@@ -530,25 +530,6 @@ def sealed(kit: Path) -> str:
     return phrase
 
 
-def root_ends(root: Path, today: date) -> str:
-    """Says that the root certificate ends within a year; empty: it does not.
-
-    Args:
-        root: The certificate, as each kit has it.
-        today: The date.
-    """
-    from cryptography.x509 import load_pem_x509_certificate  # late: comes with FLARE
-
-    end = load_pem_x509_certificate(root.read_bytes()).not_valid_after_utc.date()
-    if end > today + timedelta(days=365):
-        return ""
-    return (
-        f"The root certificate of these kits ends on {end}, and renew=true keeps it: before that, "
-        "make kits in another folder by provision=FOLDER, and replace all kits, the server's too, "
-        "on one day."
-    )
-
-
 def make_kits(
     folder: Path, sites: Sequence[str], server: str, port: int, renew: bool = False
 ) -> Path:
@@ -584,8 +565,6 @@ def make_kits(
     make_private(folder)
     end = date.today() + timedelta(days=CERTIFICATES)
     words = {"kits": kits, "server": server, "port": port, "sites": sites, "admin": ADMIN}
-    if line := root_ends(kits / sites[0] / "startup" / "rootCA.pem", date.today()):
-        print(line)
     words |= {"phrases": phrases, "days": CERTIFICATES, "end": end}
     print(templates.filled(TEMPLATES / "kits.txt", **words), end="")
     return kits

@@ -2,12 +2,11 @@
 
 The coordinator writes ``status.json`` whenever something changes, and ``traffic.csv`` with it; the
 ledger counts only the method's messages, as a simulation does. ``medfed site status`` shows both in
-the terminal, and as one HTML file.
+the terminal.
 """
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -162,20 +161,13 @@ def tables(run: RunFolder) -> Group:
     )
 
 
-def show(folder: Path, page: Path | None = None) -> None:
-    """Prints the state of a run, and writes it as a page that a browser loads again by itself.
+def show(folder: Path) -> None:
+    """Prints the state of a run.
 
     Args:
         folder: The coordinator's run folder.
-        page: The HTML file.
     """
-    content = tables(RunFolder(folder))
-    Console().print(content)
-    if page is not None:
-        paper = Console(record=True, file=io.StringIO(), width=160)
-        paper.print(content)
-        refresh = '<head>\n<meta http-equiv="refresh" content="10">'
-        files.write_text(page, paper.export_html(inline_styles=True).replace("<head>", refresh, 1))
+    Console().print(tables(RunFolder(folder)))
 
 
 def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:

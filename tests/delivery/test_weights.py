@@ -10,7 +10,7 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.delivery.bundle.scripts.decode import unpack
-from medfed.delivery.bundle.weights import Codebook, from_centers, pack
+from medfed.delivery.bundle.weights import from_centers, pack
 from tests.sweeps import sweep
 
 
@@ -67,13 +67,6 @@ def test_a_tensor_of_centres_is_found_again(count):
     assert torch.equal(book.dense(), tensor)
     assert book.bits == max(1, math.ceil(math.log2(count)))
     assert torch.equal(unpack(pack(book.indices, book.bits), 105), book.indices)
-
-
-def test_entropy_is_that_of_scipy():
-    entropy = pytest.importorskip("scipy.stats").entropy
-    indices = torch.tensor([0] * 5 + [1] * 2 + [3])
-    book = Codebook(indices, torch.arange(4.0), (8,))
-    assert book.entropy() == pytest.approx(entropy([5, 2, 1], base=2), abs=1e-12)
 
 
 def test_a_weight_that_is_no_centre():

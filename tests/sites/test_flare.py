@@ -14,8 +14,8 @@ pytest.importorskip("psutil", reason='needs NVIDIA FLARE: pip install "medfed[si
 
 from medfed.common.errors import ConfigError
 from medfed.run.onboarding import onboard
+from medfed.sites.flare import PREFIXES, write_job
 from medfed.sites.flare.console import Console, project, provision
-from medfed.sites.flare.job import PREFIXES, write_job
 from scripts.local_federation import SERVER, LocalFederation
 from tests.sites.hospitals import as_left, same
 

@@ -286,7 +286,6 @@ def write_bundle(
         sizes = {
             "fp32": _fp32_bytes(state),
             "packed": (made / MODEL).stat().st_size,
-            "entropy_bound": weights.entropy_bound(dense, books),
         }
         if onnx:
             network = Bundle(made, {"medfed": facts}, state, {}).network()

@@ -40,7 +40,7 @@ outcome_scale     of a regression: the network's output times the second number 
 largest_part      regions of which only the largest connected part is kept, or ``null``
 bits              bits per weight of the quantised tensors, by name
 sizes             bytes: ``fp32`` (a plain file of the same weights), ``packed`` (models/model.pt),
-                  ``entropy_bound``; ``onnx`` (models/model.onnx) where there is one
+                  ``onnx`` (models/model.onnx) where there is one
 data_hash         SHA-256 over the hashes of the data files and the hospital's patients
 test_metrics      of this bundle's weights; ``null`` where they could not be measured
 run_test_metrics  of the model as trained, before it was quantised for the bundle

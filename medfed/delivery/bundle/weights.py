@@ -124,19 +124,6 @@ class Codebook:
         """Returns the tensor, in the type of the centres."""
         return self.centers.index_select(0, self.indices).reshape(self.shape)
 
-    def entropy(self) -> float:
-        """Returns the entropy of the indices in bits per element.
-
-        No code that treats the elements one by one can take fewer bits on average.
-
-        Example:
-            >>> Codebook(torch.tensor([0, 1, 1, 1]), torch.tensor([0.0, 1.0]), (4,)).entropy()
-            0.8112781244591328
-        """
-        counts = torch.bincount(self.indices, minlength=len(self.centers)).double()
-        shares = counts[counts > 0] / counts.sum()
-        return max(0.0, float(-(shares * shares.log2()).sum()))
-
 
 def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
     """Looks up a tensor in the centres that its elements equal.
@@ -290,20 +277,6 @@ def load_weights(path: Path) -> Tensors:
     with reading(path, "export the bundle anew"):
         check_content(content, size)
         return decode_content(content)
-
-
-def entropy_bound(dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> int:
-    """Returns the bytes of dense tensors and centres, and of all indices at their entropy.
-
-    Example:
-        >>> book = Codebook(torch.arange(8) % 2, torch.tensor([0.0, 1.0]), (8,))
-        >>> entropy_bound({"bias": torch.zeros(3)}, {"weight": book})
-        21
-    """
-    plain = sum(t.numel() * t.element_size() for t in dense.values())
-    centers = sum(b.centers.numel() * b.centers.element_size() for b in books.values())
-    bits = sum(b.entropy() * len(b.indices) for b in books.values())
-    return plain + centers + math.ceil(bits / 8)
 
 
 def _together(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -194,15 +194,15 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
     stages = [
         s for s in STAGES if s != "statistics" or any(_scores(r)[s] is not None for r in rows)
     ]
-    head = ["client", "bits", "model.pt", "fp32", "ratio", "entropy bound"]
+    head = ["client", "bits", "model.pt", "fp32", "ratio"]
     head += [f"val {metric}\n{name.replace('kmeans', 'k-means')}" for name in stages]
     head += [f"test {metric}\n{name}" for name in _TEST]
     lines = []
     for row in rows:
-        packed, whole, bound = (row["sizes"][n] for n in ("packed", "fp32", "entropy_bound"))
+        packed, whole = (row["sizes"][n] for n in ("packed", "fp32"))
         line = [row["client"], _bits_of(row), size(packed), size(whole)]
-        line += [f"{whole / packed:.2f}", size(bound)]
-        lines.append([*line, *map(number, [_scores(row)[n] for n in stages])])
+        line += [f"{whole / packed:.2f}", *map(number, [_scores(row)[n] for n in stages])]
+        lines.append(line)
         lines[-1] += map(number, tested(row, metric))
     lines += _means(rows, metric, mode, len(stages))
     console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles"))
@@ -259,7 +259,7 @@ def _means(rows: Sequence[Facts], metric: str, mode: str, stages: int) -> Iterat
             continue
         pairs = np.array([tested(r, metric) for r in same], dtype=float)  # NaN where None
         worst = np.fmin.reduce(pairs) if mode == "max" else np.fmax.reduce(pairs)
-        between = [""] * (4 + stages)
+        between = [""] * (3 + stages)
         for name, values in (("mean", mean_of_known(pairs, axis=0)), ("worst", worst)):
             known = [None if math.isnan(v) else float(v) for v in values]
             yield [f"({name})", width, *between, *map(number, known)]

@@ -1,7 +1,46 @@
 """NVIDIA FLARE, tested with 2.9; no other code of medfed depends on it.
 
-:mod:`~medfed.sites.flare.components` runs at the server and at each site, over the Collab API;
-:mod:`~medfed.sites.flare.job` writes a job; :mod:`~medfed.sites.flare.console` submits and watches
-it; :mod:`~medfed.sites.flare.console` makes the kits. All but ``job`` need the extra, ``pip install
-"medfed[sites]"``.
+:mod:`~medfed.sites.flare.components` runs at the server, over the Collab API;
+:mod:`~medfed.sites.flare.console` submits and watches a job, and makes the kits. Both need the
+extra, ``pip install "medfed[sites]"``.
+
+This file writes a job. It is configuration only, so that each site's list of allowed classes stays
+in force; a recipe or a ``FedJob`` would copy code into the job, which bypasses that list.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from medfed.common.files import write_json
+from medfed.common.templates import filled
+
+SITE = "medfed.commands.hospital"
+PREFIXES = ("medfed.sites.flare", SITE, "nvflare.collab.runtime")
+"""What each site adds to the classes that a job may name, and nothing else."""
+LOST = "its processes are gone"
+"""How a job is of which the server says for ever that it runs."""
+
+
+def write_job(
+    folder: Path,
+    sites: Sequence[str],
+    server: tuple[str, Mapping[str, Any]],
+    site: tuple[str, Mapping[str, Any]],
+) -> None:
+    """Writes a job that names classes and holds no code.
+
+    Args:
+        folder: The job's folder; its name is the job's name.
+        sites: The sites that take part, all of which must be online when it starts.
+        server: The class that runs at the server, and its arguments.
+        site: The class that runs at each site, and its arguments.
+    """
+    template = Path(__file__).parents[1] / "templates" / "job.yml"
+    text = filled(template, name=folder.name, sites=list(sites), server=server, site=site)
+    for name, content in yaml.safe_load(text).items():
+        write_json(folder / name, content)

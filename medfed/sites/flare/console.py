@@ -24,7 +24,7 @@ from nvflare.lighter.provisioner import Provisioner
 from medfed.common.errors import ConfigError, SiteError, first_line
 from medfed.common.files import make_private, write_json, write_text
 from medfed.common.templates import filled
-from medfed.sites.flare.job import LOST, PREFIXES
+from medfed.sites.flare import LOST, PREFIXES
 
 
 def _not_flare(record: logging.LogRecord) -> bool:
