@@ -224,12 +224,12 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
                 )
                 for case in cases
             )
-            self._follow(Agreed.read((yield self.planning.tell(measured))))
+            self.follow(Agreed.read((yield self.planning.tell(measured))))
         if self.normalize == "landmarks":
             yield from self._tell_landmarks(cases, plan)
 
-    def _follow(self, agreed: Agreed) -> None:
-        """Takes the settings of the plan."""
+    def follow(self, agreed: Agreed) -> None:
+        """Takes the settings of a plan on which clients have agreed."""
         plan = agreed.plan
         self.agreed, self.spacing, self.crop_foreground = agreed, plan.spacing, True
         self.patch_size, self.batch_size = plan.patch_size, plan.batch_size

@@ -206,6 +206,8 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
         data.join(experiment.data)
     trained = experiment.data
     if isinstance(data, SegmentationDataModule) and isinstance(trained, SegmentationDataModule):
+        if trained.agreed is not None:
+            data.follow(trained.agreed)
         data.preparation = trained.preparation  # whose clients may have agreed on landmarks
         data.joins = True
     data.balanced = experiment.data.balanced

@@ -11,7 +11,10 @@ import pytest
 from medfed.common.errors import ConfigError
 from medfed.common.files import digest
 from medfed.config.compose import described
+from medfed.delivery.start.pretrained import Pretrained
 from medfed.models.segmentation import SegmentationTask
+from medfed.run.experiment import reopen_selected
+from medfed.run.onboarding import hospital_at
 from tests.integration.runs import data_and_task, outcome, resume, run
 from tests.sites.hospitals import across, direct, same
 
@@ -82,9 +85,24 @@ def test_across_sites_it_is_the_simulation(straight, planned, tmp_path):
     assert plans[0] == plans[1]
 
 
+def test_who_joins_later_has_the_plan_and_who_starts_from_it_is_told(straight, planned, tmp_path):
+    kept = json.loads((straight / "plan.json").read_text())["plan"]
+    experiment = reopen_selected(straight)
+    source = experiment.data.source
+    joined = hospital_at(experiment, source)
+    assert joined.train["image"].shape[2:] == tuple(kept["patch_size"])
+    assert joined.batch_size == kept["batch_size"]
+    with pytest.raises(ConfigError, match="prepared its data by a plan"):
+        Pretrained(weights=str(straight), adopt=["data"]).read()
+    network = Pretrained(weights=str(straight), adopt=["network"]).read().adopted["model.network"]
+    assert network["plan"] == kept
+
+
 def test_patterns_that_leave_nothing_to_share_are_refused(planned):
     with pytest.raises(ConfigError, match="so FedPer would share nothing"):
         data_and_task(described([*planned, 'model.personal=["*_*", "*skip_layers.*"]']))
+    with pytest.raises(ConfigError, match="a residual encoder has no network"):
+        data_and_task(described([*planned, "data.planning.residual=M"]))
     with pytest.raises(ConfigError, match="model=planned is the network of a plan"):
         data_and_task(described([*planned, "data.planning=null", "data.batch_size=2",
                                  "data.patch_size=[16,16,8]"]))  # fmt: skip

@@ -80,6 +80,8 @@ def of_training(config: Any) -> dict[str, Any]:
         ) from error
     target = trained.model.target
     prepared = {f"data.{key}": trained.data[key] for key in _PREPARED if key in trained.data}
+    if planning := trained.data.get("planning"):
+        prepared = {"data.planning": planning}  # with which `Pretrained` refuses to adopt the data
     if target.rpartition(".")[2] == "RegressionTask":
         prepared["data.outcome_scale"] = trained.outcome_scale or [0, 1]
     dims = {"spatial_dims": "${spatial_dims}"} if "spatial_dims" in trained.data else {}
@@ -226,6 +228,12 @@ class Pretrained:
                     f"init.adopt is for bundles of medfed export and run folders; {path} is "
                     "neither. Set init.adopt=[], the network by model and the preparation by data."
                 )
+        if "data" in self.adopt and "data.planning" in weights.adopted:
+            raise ConfigError(
+                f"{path} prepared its data by a plan, which init.adopt=[data] cannot take over; "
+                "set init.adopt=[network], data.spacing and data.patch_size as its plan.json says, "
+                "and data.normalize."
+            )
         starts = tuple(_ADOPTED[what] for what in self.adopt)
         kept = {k: v for k, v in weights.adopted.items() if k.startswith(starts)}
         return replace(weights, adopted=kept)

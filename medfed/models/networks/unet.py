@@ -150,7 +150,7 @@ def planned_unet(
         A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``; in training a list.
 
     Raises:
-        ConfigError: If there is no plan, or it has fewer than three stages.
+        ConfigError: If there is no plan, or it has a residual encoder or fewer than three stages.
 
     Example:
         >>> import torch
@@ -163,6 +163,11 @@ def planned_unet(
         raise ConfigError(
             "model=planned is the network of a plan, and these data have none; choose "
             "experiment=nnunet, or another model."
+        )
+    if plan.get("residual") is not None:
+        raise ConfigError(
+            "A plan with a residual encoder has no network in medfed yet; leave "
+            "data.planning.residual at null, or choose another model."
         )
     strides = [tuple(stride) for stride in plan["strides"]]
     if len(strides) < 3:
