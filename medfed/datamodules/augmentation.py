@@ -240,7 +240,8 @@ class Chain:
 
         Args:
             image: (B, C, *size).
-            label: (B, R, *size), or (B,), which does not change.
+            label: (B, R, *size); (B, M, 7) boxes, which are only flipped; or (B,), which does not
+                change.
             seed: The batch's seed.
 
         Returns:
@@ -254,6 +255,8 @@ class Chain:
             chosen = torch.from_numpy(np.flatnonzero(coin))
             for values in moved:
                 values[chosen] = values[chosen].flip(axis + 2)
+            if label.shape[-1] == 7 and label.ndim == 3:
+                label[chosen] = flipped_boxes(label[chosen], axis, image.shape[axis + 2])
         quarter, affine, *acting = coins[len(self.flips) :]
         if quarter.any():
             self._turn(moved, quarter)
@@ -302,6 +305,19 @@ class Chain:
         for transform in compress(self.intensity, acts):
             sample = transform(sample)
         image.copy_(sample["image"] if inside is None else sample["image"] * inside)
+
+
+def flipped_boxes(label: Tensor, axis: int, side: int) -> Tensor:
+    """Returns boxes (B, M, 7) in images of a given side that are flipped along an axis.
+
+    Example:
+        >>> flipped_boxes(torch.tensor([[[1.0, 2, 3, 4, 5, 6, 1], [0, 0, 0, 0, 0, 0, 0]]]), 0, 8)
+        tensor([[[4., 2., 3., 7., 5., 6., 1.],
+                 [0., 0., 0., 0., 0., 0., 0.]]])
+    """
+    turned = label.clone()
+    turned[..., axis], turned[..., axis + 3] = side - label[..., axis + 3], side - label[..., axis]
+    return torch.where(label[..., -1:] != 0, turned, label)
 
 
 Augment = Chain | Transform

@@ -409,7 +409,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             if augment.channel_dropout:
                 dropout = ChannelDropout(augment.channel_dropout, augment.rescale)
             train: Block = samples["train"]
-            size, regions = train["image"].shape[2:], len(train["label"].shape) > 2
+            size, regions = train["image"].shape[2:], len(train["label"].shape) > 3
             augment = augment.build(size, self.flips, regions) if augment.alters else None
         annotated = None
         if plan.annotated is not None and len(samples["train"]["label"].shape) > 2:

@@ -155,7 +155,7 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
             # neighbours.
             block = _resample(np.clip(block, *spec.window), first, spec.grid, steps)
         patch[:] = block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
-    _check_hounsfield(header, rows)
+    check_hounsfield(header, rows)
     return np.clip(patches, *spec.window, out=patches)
 
 
@@ -230,7 +230,7 @@ def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
     return voxels
 
 
-def _check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
+def check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
     """Refuses voxels that are not in Hounsfield units.
 
     Metal, and voxels outside a scanner's circle, may have any value; most voxels may not.

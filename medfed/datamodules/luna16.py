@@ -22,6 +22,7 @@ from medfed.datamodules.client_data import ArrayRows, Block, ClientData
 from medfed.datamodules.ct_patches import PatchSpec, read_patches, to_unit
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.samples import Index, select_rows
 from medfed.datamodules.scanner import scan_each
@@ -197,9 +198,14 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         Hashing 120 GB of voxels at every run would take longer than training.
         """
         assert self.store is not None
-        record = self.scans.record()
-        hashes = {str(self.scans.path / record["candidates"]): str(record["sha256"])}
-        for series in patients:
-            entry, files = self.store.entry(series), self._patients[series].files
-            hashes |= {str(f): entry.hashes.get(f.name, entry.checksum) for f in files.values()}
-        return dict(sorted(hashes.items()))
+        return cached_files(self.store, self.scans, [self._patients[i] for i in patients])
+
+
+def cached_files(store: Store, reader: Luna16Reader, scans: Sequence[Patient]) -> dict[str, str]:
+    """Returns the SHA-256 of the CSV and of the files of scans; of voxels, the cache's checksum."""
+    record = reader.record()
+    hashes = {str(reader.path / str(record["candidates"])): str(record["sha256"])}
+    for scan in scans:
+        entry = store.entry(scan.id)
+        hashes |= {str(f): entry.hashes.get(f.name, entry.checksum) for f in scan.files.values()}
+    return dict(sorted(hashes.items()))

@@ -152,6 +152,19 @@ def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
     return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in occupied)
 
 
+def painted(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Paints boxes (M, 6 or more) of a volume as a region, for pictures: (1, h, w, d) uint8.
+
+    Example:
+        >>> painted(torch.tensor([[0.0, 1.0, 0.0, 1.0, 3.0, 1.0]]), (1, 4, 1)).flatten().tolist()
+        [0, 1, 1, 0]
+    """
+    region = torch.zeros(1, *size, dtype=torch.uint8)
+    for box in boxes[:, :6].round().int().clamp(min=0).tolist():
+        region[0, *map(slice, box[:3], box[3:])] = 1
+    return region
+
+
 Places = NDArray[np.int32]
 LARGEST = 10_000  # voxels of a region that patches are centred on: as many as nnU-Net keeps
 

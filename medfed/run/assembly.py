@@ -319,6 +319,8 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
         )
     if getattr(data, "survival", False) != ("cuts" in config.model):
         raise ConfigError("model=survival and data.outcome=survival need each other; set both.")
+    if getattr(data, "boxes", False) != ("anchors" in config.model):
+        raise ConfigError("model=detector and data=luna16_scans need each other; set both.")
     background = has_background(config.model, facts)
     said["out_channels"] = data.num_classes + background
     if config.model.get("loss") == "cox":

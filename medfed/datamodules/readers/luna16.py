@@ -23,7 +23,14 @@ from medfed.common.checks import check_not_negative, checked
 from medfed.common.errors import DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
-from medfed.datamodules.ct_patches import Candidates, Points, find_scans, read_points
+from medfed.datamodules.ct_patches import (
+    Candidates,
+    Points,
+    centre_voxels,
+    find_scans,
+    read_points,
+)
+from medfed.datamodules.ct_scans import ScanSpec, places, read_scan
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.itk import source_of
@@ -168,8 +175,10 @@ class Luna16Reader(Reader):
         files = {"header": header}
         if (voxels := source_of(header).file) != header:
             files["raw"] = voxels
-        negatives, positives = np.bincount(self._candidates[series].label, minlength=2).tolist()
-        return Patient(series, files, centre, counts=(negatives, positives))
+        return Patient(series, files, centre, counts=self._counts_of(series))
+
+    def _counts_of(self, series: str) -> tuple[int, ...]:
+        return tuple(np.bincount(self._candidates[series].label, minlength=2).tolist())
 
     def candidates_of(self, series: str) -> Candidates:
         """Returns the candidates of one scan that the subsampling kept.
@@ -252,6 +261,86 @@ def _find_csv(path: Path, name: str | None) -> Path:
         if file.is_file():
             return file
     raise DataError(
-        f"{path} has no {' or '.join(names)}; unpack it there, or name it in "
-        "data.reader.candidates."
+        f"{path} has no {' or '.join(names)}; unpack it there, or name it in data.reader."
     )
+
+
+class Luna16ScanReader(Luna16Reader):
+    """Finds all scans of LUNA16 and their nodules, also the scans without one.
+
+    Args:
+        path: As :class:`Luna16Reader`.
+        annotations: Name of the CSV of nodules, with their ``diameter_mm``.
+        missing: What to do about nodules whose scan is absent, as there.
+
+    Raises:
+        DataError: Naming the unusable file, row or series.
+    """
+
+    classes = ("nodule",)
+
+    @checked("data.reader")
+    def __init__(
+        self,
+        path: Path,
+        annotations: str = "annotations.csv",
+        missing: Literal["error", "skip"] = "error",
+    ) -> None:
+        self.path = path
+        self._scans = find_scans(path)
+        self._csv = _find_csv(path, annotations)
+        points = read_points(self._csv, "diameter_mm")
+        if (points.value <= 0).any():
+            row = points.row[int((points.value <= 0).argmax())]
+            raise DataError(f"{self._csv}, data row {row}: diameter_mm is not above 0; mend it.")
+        self._skipped = self._absent(points, missing)
+        usable = np.array([s in self._scans for s in points.series], dtype=bool)[points.scan]
+        self._candidates = self._group(points, usable)
+        self._diameters = dict(zip(points.row.tolist(), points.value.tolist(), strict=True))
+
+    def patients(self) -> list[Patient]:
+        """Lists all scans, sorted by series id; ``counts`` are nodules."""
+        centres = named_centres(self.path, self._scans)
+        return [self._patient(series, centres.get(series)) for series in sorted(self._scans)]
+
+    def _counts_of(self, series: str) -> tuple[int, ...]:
+        return (len(self.nodules_of(series)[0]),)
+
+    def nodules_of(self, series: str) -> tuple[Candidates, NDArray[np.float64]]:
+        """Returns the nodules of a scan and their diameters in mm."""
+        none = Candidates(np.zeros((0, 3)), *np.zeros((2, 0), dtype=np.int64), str(self._csv))
+        nodules = self._candidates.get(series, none)
+        return nodules, np.array([self._diameters[row] for row in nodules.row.tolist()])
+
+    def record(self) -> dict[str, Any]:
+        """See `Reader.record`."""
+        return {
+            "candidates": self._csv.name,
+            "sha256": sha256(self._csv),
+            "absent_series": self._skipped,
+        }
+
+
+def read_with_nodules(
+    header: Path, nodules: Candidates, diameters: NDArray[np.float64], spec: ScanSpec
+) -> dict[str, NDArray[Any]]:
+    """Reads one scan for the cache, in worker processes.
+
+    Args:
+        header: The scan's header.
+        nodules: m of them.
+        diameters: (m,) in mm.
+        spec: How the scan is prepared.
+
+    Returns:
+        ``image`` as :func:`read_scan`, and ``boxes`` (m, 6) float32, corners in its voxels.
+
+    Raises:
+        DataError: If the scan cannot be read or a nodule lies outside of it.
+    """
+    grid = read_geometry(header, "LPS")
+    centre_voxels(header, grid, nodules)
+    middle = places(grid, nodules.world, spec.spacing)
+    half = diameters[:, None] / 2 / np.array(spec.spacing)
+    boxes = np.concatenate([middle - half, middle + half], axis=1).astype(np.float32)
+    return {"image": read_scan(header, spec), "boxes": boxes}

@@ -19,6 +19,7 @@ from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import augmented
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.patches import painted
 from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
 
@@ -141,7 +142,7 @@ def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
     batch = client.samples(torch.from_numpy(order[:_CHOICE]))
-    chosen = int(batch["label"].flatten(1).sum(dim=1).argmax()) if batch["label"].ndim > 2 else 0
+    chosen = int((batch["label"].flatten(1) > 0).sum(dim=1).argmax()) if batch["label"].ndim > 2 else 0
     image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
     images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
     key = derive_seed(seed, "augmentation sheet", client.id)
@@ -166,13 +167,15 @@ def _flat(samples: Iterable[tuple[Tensor, Tensor]]) -> list[Sample]:
     """One slice of each volume; volumes with regions are in RAS and turned so that front is up."""
     flat = []
     for image, label in samples:
+        if boxes := label.ndim == 2:
+            label = painted(label, image.shape[1:])
         regions = label.ndim > 1
         if image.ndim == 4:
             depth = image.shape[-1] // 2
             if regions and label.any():
                 depth = slice_with_most(label.permute(3, 0, 1, 2))
             image, label = image[..., depth], label[..., depth] if regions else label
-        if regions:
+        if regions and not boxes:  # which are in LPS
             image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
         flat.append((image.numpy(), label.numpy()))
     return flat

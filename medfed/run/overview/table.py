@@ -105,6 +105,7 @@ class Had:
             of the data; empty without classes.
         after: The same among the samples that it uses. For segmentations: share of each region
             among the voxels of training patches. For findings: among the known. For outcomes: mean.
+            For boxes: lesions per scan.
         missing: Classes without a sample, per split that has any sample.
         notes: Other differences from the original data.
         annotated: The labels that it annotates; None if every client annotates all.
@@ -129,8 +130,8 @@ class CohortRecord:
 
     Attributes:
         clients: Per client, including those that are kept out.
-        kind: What `Had.after` counts: ``classes``, ``findings``, ``regions``, ``outcome`` or
-            ``survival``.
+        kind: What `Had.after` counts: ``classes``, ``findings``, ``regions``, ``boxes``,
+            ``outcome`` or ``survival``.
         names: Names of the classes or regions, or of the outcome.
         whole: Share of each class among all samples of the data; empty if it is not known.
         used: Number of patients that some client uses.
@@ -161,7 +162,7 @@ class CohortRecord:
 
 def to_csv(cohort: CohortRecord) -> str:
     """Returns a line per client: patients and samples, shares of classes or regions, and notes."""
-    what = "mean" if cohort.kind == "outcome" else "share"
+    what = {"outcome": "mean", "boxes": "per scan"}.get(cohort.kind, "share")
     head = ["client", "patients", "of", *SPLITS, "samples", *(f"{what} {n}" for n in cohort.names)]
     rows = []
     for name, had in cohort.clients.items():
@@ -213,6 +214,8 @@ def _kind(client: ClientData) -> str:
     if len(shape := client.train["label"].shape) > 1:
         if len(shape) == 2:
             return "survival" if is_survival(label_of(client.train).numpy()) else "findings"
+        if len(shape) == 3:
+            return "boxes"
         return "regions"
     return "outcome" if label_of(client.train).is_floating_point() else "classes"
 
@@ -247,13 +250,15 @@ def _had(
     elif kind == "regions":
         shape = client.train["label"].shape
         after = (counts["train"] / float(np.prod([shape[0], *shape[2:]]))).tolist()
+    elif kind == "boxes":
+        after = [float(np.mean([sum(p.counts or ()) for p in clients_patients]))]
     elif kind == "findings":
         every = np.concatenate([label_of(b).numpy() for s in SPLITS for b in blocks[s]])
         after = np.nan_to_num(mean_of_known(every, 0)).tolist()
     else:
         after = [float(np.mean([v for s in SPLITS for b in blocks[s] for v in label_of(b)]))]
     samples = (
-        sum(b["image"].shape[0] for s in SPLITS for b in blocks[s]) if kind != "regions" else None
+        sum(b["image"].shape[0] for s in SPLITS for b in blocks[s]) if kind not in ("regions", "boxes") else None
     )
     known = plan.annotated or names
     return Had(
@@ -281,7 +286,7 @@ def _label_counts(
     """(K,) samples per class, or voxels per region; empty if that needed reading volumes."""
     if kind == "regions" and split == "train":
         return client.label_counts[1:].numpy().astype(np.float64)
-    if kind == "regions" and not isinstance(blocks, list):
+    if kind == "boxes" or (kind == "regions" and not isinstance(blocks, list)):
         return np.empty(0)
     counts = [count_labels(block, num_classes).numpy() for block in blocks]
     total: Floats = np.sum([np.zeros(num_classes), *counts], axis=0)
@@ -422,6 +427,8 @@ def _table(cohort: CohortRecord) -> Table:
 def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[float]], str]]:
     """The title of the column, and a function that writes the shares before and after."""
     names, kind = cohort.names, cohort.kind
+    if kind == "boxes":
+        return "lesions per scan", lambda _, after: f"{after[0]:.2g}" if after else ""
     if kind == "outcome":
         return f"mean {cell(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
     if kind != "regions" and len(names) > _COLUMNS:

@@ -1,0 +1,268 @@
+"""Lung nodule detection: whole CT scans, mapped from a cache on disk, with boxes of nodules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from medfed.common.checks import check_count, within
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.augmentation import Augmentation
+from medfed.datamodules.cache.store import Item, Recipe, Store
+from medfed.datamodules.cache.volumes import CachedDataModule
+from medfed.datamodules.client_data import Block, BlocksOnDemand, ClientData
+from medfed.datamodules.ct_scans import ScanSpec
+from medfed.datamodules.duplicates import Sample
+from medfed.datamodules.luna16 import cached_files
+from medfed.datamodules.patches import PatchRows, Volume
+from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
+from medfed.datamodules.splits import SPLITS
+
+log = logging.getLogger(__name__)
+Boxes = NDArray[np.float32]
+_INWARDS = 0.15  # share of a patch's side that nodules keep from its ends, where there is room
+
+
+@dataclass(eq=False, repr=False)
+class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
+    """Scans at one spacing: ``image`` (B, 1, h, w, d) in [0, 1], ``label`` (B, M, 7) float32.
+
+    A row of the label has the corners of a nodule's box in voxels, and a flag: 1; -1 for a nodule
+    whose centre lies outside the patch; 0 for an empty row. A box is the cube around the nodule's
+    diameter. Patches for training are cut anew for every epoch; evaluation takes whole scans. A
+    scan counts as a patient; one without a nodule is used like the others.
+
+    Attributes:
+        scan: How scans are prepared. The cache depends on it, but not on the run's seed.
+        patch_size: (h, w, d).
+        patches_per_patient: Patches from every training scan, in every epoch.
+        background_share: Share of the patches that are drawn anywhere; the others hold a nodule.
+        eval_batch_size: Scans per evaluation batch: 1, as their sizes differ.
+    """
+
+    _: KW_ONLY
+    scan: ScanSpec
+    patch_size: Sequence[int] = (48, 48, 24)
+    patches_per_patient: Annotated[int, check_count] = 8
+    background_share: Annotated[float, within("[0, 1]")] = 0.25
+    batch_size: int = 8
+    eval_batch_size: int = 1
+
+    spatial_dims = 3
+    boxes = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.patch_size) != 3 or any(n < 8 or n % 8 for n in self.patch_size):
+            raise ConfigError(
+                f"data.patch_size={list(self.patch_size)} must be three multiples of 8."
+            )
+        h, w, d = self.patch_size
+        self.size = h, w, d
+        moves = ("quarter_chance", "affine_chance")
+        if not (self.augment is None or isinstance(self.augment, Augmentation)) or any(
+            getattr(self.augment, name, 0) for name in moves
+        ):
+            raise ConfigError(
+                "Boxes can be flipped, but not turned: choose augment=none, and of its settings "
+                "flip_chance and those of intensities."
+            )
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """The default size of the window that a network evaluates at once."""
+        return self.size
+
+    def prepare_data(self) -> None:
+        """Generates the cohort if no path is given and it does not exist yet."""
+        self.channel_names = self.scans.channels
+        self.class_names = self.scans.classes
+
+    def recipe(self) -> Recipe:
+        """The cache's recipe: every scan with its nodules."""
+        items = (
+            Item(
+                id=p.id,
+                files=tuple(p.files.values()),
+                hashed=(p.files["header"],) if "raw" in p.files else (),
+                args=(p.files["header"], *self.scans.nodules_of(p.id), self.scan),
+            )
+            for p in self.list_patients()
+        )
+        settings = {"reader": self.scans.record(), "scan": asdict(self.scan)}
+        where = "" if self.path is None else f" data.path={self.path}"
+        again = f"medfed prepare data=luna16_scans{where}"
+        return Recipe(
+            "luna16_scans", settings, tuple(items), read_with_nodules, joined=False, command=again
+        )
+
+    def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
+        """Maps every client's scans from the cache; makes the cache first if it is missing."""
+        for name, plan in plans.items():
+            if plan.scanner is not None or plan.shares is not None or plan.label_order is not None:
+                raise ConfigError(
+                    f"The partition changes the scans or the labels of client {name}, which "
+                    "detection cannot; choose partition=auto, centre or round_robin."
+                )
+        store = self.find_cache()
+        if store is None:
+            store = self.build_cache()
+            log.info("Prepared the scans once for all runs, in %s.", store.folder)
+        return {name: self._client(name, plan, store) for name, plan in plans.items()}
+
+    def _client(self, name: str, plan: ClientPlan, store: Store) -> ClientData:
+        if not plan.patients["train"]:
+            raise DataError(f"Client {name} has no training scan; give it more scans.")
+        arrays = [store.arrays(series) for series in plan.patients["train"]]
+        volumes = [self._volume(of["image"]) for of in arrays]
+        boxes = [np.array(of["boxes"]) for of in arrays]
+        count, share = self.patches_per_patient, self.background_share
+        fresh = ScanPatches(volumes, boxes, count, share, self.size)
+        nodules = sum(map(len, boxes))
+        if not nodules:
+            log.warning(
+                "Client %s has no nodule in its training scans: alone it learns to find none.", name
+            )
+        evaluation = {
+            split: BlocksOnDemand(plan.patients[split], partial(self._whole, store))
+            for split in SPLITS[1:]
+        }
+        train = fresh.block(derive_seed(self.seed, "patches", name))
+        counts = torch.tensor([float(nodules)])
+        made = {"train": train, "evaluation": evaluation, "label_counts": counts, "fresh": fresh}
+        return self.client_of(name, plan, **made)
+
+    def _volume(self, codes: NDArray[np.uint16]) -> Volume:
+        empty = np.zeros((0, *codes.shape), np.uint8)
+        return Volume(codes[None], self.scan.values[None], empty, (0, 0, 0), codes.shape, ())
+
+    def _whole(self, store: Store, series: str, case: int) -> Block:
+        """One scan: ``image`` (1, 1, h, w, d), ``label`` (1, M, 7), ``case``, ``spacing``."""
+        arrays = store.arrays(series)
+        boxes = np.array(arrays["boxes"])
+        image = self.scan.values.take(arrays["image"])[None, None]
+        return {
+            "image": torch.from_numpy(image),
+            "label": torch.from_numpy(flagged(boxes, np.ones(len(boxes)), len(boxes)))[None],
+            "case": torch.tensor([case]),
+            "spacing": torch.tensor([self.scan.spacing], dtype=torch.float32),
+        }
+
+    def contents(self) -> tuple[str, list[Sample]]:
+        """See the base class: scans with their nodules."""
+        assert self.store is not None
+        used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
+        return "scans", [Sample(i, i, self.store.entry(i).checksum) for i in used]
+
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """See the base class: scans on the patient grid, HU windowed to [0, 1]."""
+        return {
+            **super().preprocessing(client),
+            "orientation": "LPS",
+            "normalization": {"name": "window", "hu": list(self.scan.window), "to": [0, 1]},
+            "input": {"kind": "ct_scans", "spacing": list(self.scan.spacing)},
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """How scans were prepared and patches cut."""
+        return {
+            "reader": self.scans.record(),
+            "scan": asdict(self.scan),
+            "patch_size": list(self.size),
+            "patches_per_patient": self.patches_per_patient,
+            "background_share": self.background_share,
+        }
+
+    def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
+        """SHA-256 of the CSV and the headers, with the scans' checksums in place of voxels."""
+        assert self.store is not None
+        return cached_files(self.store, self.scans, [self._patients[i] for i in patients])
+
+
+@dataclass(frozen=True)
+class ScanPatches:
+    """Draws a client's patches.
+
+    Attributes:
+        volumes: Of every training scan.
+        boxes: (m, 6) of each scan's nodules.
+        count: Patches per scan and epoch.
+        background_share: Share of the patches that are drawn anywhere; all of a scan without a
+            nodule.
+        size: (h, w, d).
+    """
+
+    volumes: Sequence[Volume]
+    boxes: Sequence[Boxes]
+    count: int
+    background_share: float
+    size: tuple[int, int, int]
+
+    def block(self, seed: int) -> Block:
+        """Draws the patches of one epoch, scan by scan.
+
+        Args:
+            seed: The epoch's.
+
+        Returns:
+            ``image``, ``label`` and ``case``.
+        """
+        rng, size = numpy_rng(seed, "patches"), np.array(self.size)
+        most = max(1, *map(len, self.boxes)) if self.boxes else 1
+        at, labels = [], []
+        for number, (volume, boxes) in enumerate(zip(self.volumes, self.boxes, strict=True)):
+            room = np.maximum(np.array(volume.shape) - size, 0)
+            aside = round(self.count * self.background_share) if len(boxes) else self.count
+            # As many draws for every patch, wherever it lies.
+            places, inside = rng.random((self.count, 3)), rng.random((self.count, 3))
+            nodules = rng.permutation(self.count)
+            for n in range(self.count):
+                start = np.floor(places[n] * (room + 1)).astype(int)
+                if n >= aside:
+                    box = boxes[nodules[n] % len(boxes)]
+                    share = _INWARDS + (1 - 2 * _INWARDS) * inside[n]
+                    middle = (box[:3] + box[3:]) / 2
+                    start = np.clip(np.rint(middle - share * size), 0, room).astype(int)
+                at.append([number, *start.tolist()])
+                labels.append(boxes_within(boxes, start, size, most))
+        images = PatchRows(self.volumes, np.array(at, dtype=np.int64), self.size)
+        case = torch.arange(len(self.volumes)).repeat_interleave(self.count)
+        return {"image": images, "label": torch.from_numpy(np.stack(labels)), "case": case}
+
+    def some(self, cases: Sequence[int]) -> ScanPatches:
+        """Restricts the patches to some of the scans."""
+        volumes, boxes = ([part[n] for n in cases] for part in (self.volumes, self.boxes))
+        return ScanPatches(volumes, boxes, self.count, self.background_share, self.size)
+
+
+def boxes_within(
+    boxes: Boxes, start: NDArray[np.int64], size: NDArray[np.int64], most: int
+) -> Boxes:
+    """Returns the boxes that touch a patch, from its first voxel on, as a label (most, 7).
+
+    Example:
+        >>> boxes = np.array([[4, 4, 4, 8, 8, 8], [-4, 4, 4, 3, 8, 8]], np.float32)
+        >>> boxes_within(boxes, np.array([1, 1, 1]), np.array([8, 8, 8]), 2)[:, [0, 3, 6]].tolist()
+        [[3.0, 7.0, 1.0], [-5.0, 2.0, -1.0]]
+    """
+    moved = boxes - np.tile(start, 2).astype(np.float32)
+    touch = ((moved[:, 3:] > 0) & (moved[:, :3] < size)).all(1)
+    middle = (moved[:, :3] + moved[:, 3:]) / 2
+    inside = ((middle >= 0) & (middle < size)).all(1)
+    return flagged(moved[touch], np.where(inside, 1, -1)[touch], most)
+
+
+def flagged(boxes: Boxes, flags: NDArray[Any], most: int) -> Boxes:
+    """Returns boxes with their flags as a label of `most` rows, at least one; the rest is 0."""
+    label = np.zeros((max(most, 1), 7), np.float32)
+    label[: len(boxes)] = np.column_stack([boxes, flags])
+    return label
