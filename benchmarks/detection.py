@@ -2,9 +2,9 @@
 
     python benchmarks/detection.py FOLDER --store docs/detection.json
 
-Each method of each seed trains ``experiment=luna16_detection`` once; finished runs stay in the store.
-With ``--rounds 0`` nothing is trained, and the table is printed from the store alone. Two floors stand
-beside the methods: the untrained detector, and 50 boxes at random places of each scan.
+Each method of each seed trains ``experiment=luna16_detection`` once; finished runs stay in the
+store. With ``--rounds 0`` nothing is trained, and the table is printed from the store alone. Two
+floors stand beside the methods: the untrained detector, and 50 boxes at random places of each scan.
 """
 
 from __future__ import annotations
@@ -60,21 +60,23 @@ def floors(folder: Path, seed: int, options: argparse.Namespace) -> dict[str, di
     config = describe({**written(load(given)), "folder": str(folder / "floors")})
     data = read_data(config)
     _, task = task_for(config, data)
-    untrained, random = ({name: [] for name in METRICS} for _ in range(2))
+    untrained: dict[str, list[float]] = {name: [] for name in METRICS}
+    random: dict[str, list[float]] = {name: [] for name in METRICS}
     for client in data.clients.values():
         measured = task.evaluate(client.eval_batches("test"))
         rows, rng = [], numpy_rng(seed, "random boxes", client.id)
         for batch in client.eval_batches("test"):
             mm = batch["spacing"][0].numpy()
-            low, high = batch["label"][0, :, :3].numpy() * mm, batch["label"][0, :, 3:6].numpy() * mm
+            low, high = (batch["label"][0, :, at : at + 3].numpy() * mm for at in (0, 3))
             places = rng.random((50, 3)) * (np.array(batch["image"].shape[2:]) * mm)
             scores = rng.random(50)
             radii = (high - low).mean(1) / 2
             found = match_lesions(places, scores, (low + high) / 2, radii)
             rows.append((SCAN, 0.0, len(low)))
             rows += [(kind, score, 0) for kind, score in zip(found, scores, strict=True)]
-        table = dict(zip(("found", "score", "lesions"), map(np.array, zip(*rows)), strict=True))
-        by_chance = lesion_scores(table, np.ones((1, len(rows))))
+        columns = map(np.array, zip(*rows, strict=True))
+        cases = dict(zip(("found", "score", "lesions"), columns, strict=True))
+        by_chance = lesion_scores(cases, np.ones((1, len(rows))))
         for name in METRICS:
             untrained[name].append(measured[name])
             random[name].append(float(by_chance[name][0]))
@@ -83,7 +85,8 @@ def floors(folder: Path, seed: int, options: argparse.Namespace) -> dict[str, di
 
 def table(stored: Stored) -> list[str]:
     """The lines of the table: means over hospitals, then mean and range over seeds."""
-    lines = ["| | seeds | sensitivity at 1 false alarm | CPM | found at all |", "|---|---|---|---|---|"]
+    lines = ["| | seeds | sensitivity at 1 false alarm | CPM | found at all |"]
+    lines.append("|---|---|---|---|---|")
     for method, seeds in stored.items():
         cells = []
         for name in METRICS:
@@ -96,7 +99,7 @@ def table(stored: Stored) -> list[str]:
 
 def main() -> None:
     """Trains what the store lacks, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))

@@ -76,13 +76,13 @@ def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
     values = affine_transform(
         volume, step, 0.5 * step - 0.5, tuple(size.tolist()), order=1, mode="nearest"
     )
-    return np.rint(values - spec.window[0]).astype(np.uint16)
+    return np.asarray(np.rint(values - spec.window[0]), dtype=np.uint16)
 
 
 def places(grid: Geometry, world: Floats, spacing: Sequence[float]) -> Floats:
     """Transforms points (n, 3) of a CSV, mm x y z, to places h, w, d in the prepared volume."""
     old = _old_spacing(grid)
-    return (locate(grid, world)[:, [1, 0, 2]] + 0.5) * old / np.array(spacing)
+    return np.asarray((locate(grid, world)[:, [1, 0, 2]] + 0.5) * old / np.array(spacing))
 
 
 def world_of(grid: Geometry, found: Floats, spacing: Sequence[float]) -> Floats:

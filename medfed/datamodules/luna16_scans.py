@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -240,8 +240,8 @@ class ScanPatches:
 
     def some(self, cases: Sequence[int]) -> ScanPatches:
         """Restricts the patches to some of the scans."""
-        volumes, boxes = ([part[n] for n in cases] for part in (self.volumes, self.boxes))
-        return ScanPatches(volumes, boxes, self.count, self.background_share, self.size)
+        volumes, boxes = [self.volumes[n] for n in cases], [self.boxes[n] for n in cases]
+        return replace(self, volumes=volumes, boxes=boxes)
 
 
 def boxes_within(

@@ -81,7 +81,7 @@ class BoxInference(Inference):
         """
         maker = AnchorGeneratorWithAnchorShape((1.0,), self.anchors)
         steps = [[torch.tensor(STRIDE)] * 3]
-        (anchors,) = maker.grid_anchors([list(logits.shape[-3:])], steps)
+        anchors: Tensor = maker.grid_anchors([list(logits.shape[-3:])], steps)[0]
         return anchors.to(logits)
 
     def by_anchor(self, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -189,8 +189,8 @@ def detection_loss(scores: Tensor, codes: Tensor, anchors: Tensor, label: Tensor
         negative &= ~positive
         own = int(positive.sum())
         wrong = F.softplus(score[negative])
-        loss = wrong.topk(min(len(wrong), max(HARD * own, FEWEST))).values.sum()
-        loss = loss / max(1, min(len(wrong), max(HARD * own, FEWEST)))
+        hard = wrong.topk(min(len(wrong), max(HARD * own, FEWEST))).values
+        loss = hard.sum() / max(1, len(hard))
         if own:
             target = CODER.encode_single(boxes[of_box[positive]], anchors[positive].float())
             distance = F.smooth_l1_loss(code[positive], target, beta=0.1, reduction="sum")
@@ -225,7 +225,8 @@ def matches(boxes: Tensor, anchors: Tensor) -> Tensor:
     if not len(boxes):
         return torch.full((len(anchors),), -1, device=anchors.device)
     overlap = box_iou(boxes, anchors)
-    gaps = torch.cdist(*((b[:, :3] + b[:, 3:]) / 2 for b in (boxes, anchors)))
+    middles, others = ((b[:, :3] + b[:, 3:]) / 2 for b in (boxes, anchors))
+    gaps = torch.cdist(middles, others)
     a_cell = int((gaps[0] == gaps[0].min()).sum())
     near = gaps.topk(min(NEAREST * a_cell, len(anchors)), largest=False).indices
     of_near = overlap.gather(1, near)

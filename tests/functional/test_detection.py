@@ -56,13 +56,8 @@ def table(scans: list) -> dict[str, np.ndarray]:
         rows.append((number, SCAN, 0.0, len(places)))
         found = match_lesions(centres, scores, places, radii)
         rows += [(number, f, s, 0) for f, s in zip(found, scores, strict=True)]
-    return dict(
-        zip(
-            ("case", "found", "score", "lesions"),
-            map(np.array, zip(*rows, strict=True)),
-            strict=True,
-        )
-    )
+    columns = map(np.array, zip(*rows, strict=True))
+    return dict(zip(("case", "found", "score", "lesions"), columns, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -57,6 +57,9 @@ def step(task: TaskModule, cfg: DictConfig) -> None:
     if hasattr(task, "regions"):
         label = (torch.rand(2, 2, 32, 32) > 0.5).float()
     batch = {"image": image, "label": label}
+    if hasattr(task.network, "regression_head"):
+        box = torch.tensor([3.0, 3, 3, 8, 8, 8, 1]).expand(2, 1, 7)
+        batch = {"image": torch.randn(2, 2, 16, 16, 16), "label": box}
     if hasattr(task, "findings"):
         batch |= {"label": torch.eye(2), "class_weights": torch.ones(2, 2)}
     if hasattr(task, "cuts"):

@@ -94,5 +94,5 @@ def _block(before: int, after: int, stride: int = 1) -> nn.Sequential:
 def _head(width: int, outputs: int, start: float) -> nn.Sequential:
     last = nn.Conv3d(width, outputs, 1)
     nn.init.normal_(last.weight, std=0.01)
-    nn.init.constant_(last.bias, start)
+    last.bias = nn.Parameter(torch.full((outputs,), start))
     return nn.Sequential(_block(width, width), last)

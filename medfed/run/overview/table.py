@@ -257,9 +257,8 @@ def _had(
         after = np.nan_to_num(mean_of_known(every, 0)).tolist()
     else:
         after = [float(np.mean([v for s in SPLITS for b in blocks[s] for v in label_of(b)]))]
-    samples = (
-        sum(b["image"].shape[0] for s in SPLITS for b in blocks[s]) if kind not in ("regions", "boxes") else None
-    )
+    whole = kind in ("regions", "boxes")
+    samples = None if whole else sum(b["image"].shape[0] for s in SPLITS for b in blocks[s])
     known = plan.annotated or names
     return Had(
         patients=len(clients_patients),
