@@ -68,13 +68,14 @@ class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
             )
         h, w, d = self.patch_size
         self.size = h, w, d
-        moves = ("quarter_chance", "affine_chance")
-        if not (self.augment is None or isinstance(self.augment, Augmentation)) or any(
-            getattr(self.augment, name, 0) for name in moves
-        ):
+        self._turns = False
+        if isinstance(self.augment, Augmentation):
+            self._turns = self.augment.affine_chance > 0 or self.augment.quarter_chance > 0
+            self.augment = replace(self.augment, affine_chance=0.0, quarter_chance=0.0)
+        elif self.augment is not None:
             raise ConfigError(
-                "Boxes can be flipped, but not turned: choose augment=none, and of its settings "
-                "flip_chance and those of intensities."
+                "data.augment must be a recipe such as augment=light: a transform of your own "
+                "would not move the boxes with the image."
             )
 
     @property
@@ -156,6 +157,11 @@ class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
             "case": torch.tensor([case]),
             "spacing": torch.tensor([self.scan.spacing], dtype=torch.float32),
         }
+
+    def data_remarks(self) -> list[str]:
+        """See the base class: what augmentation leaves out."""
+        kept = "Boxes can be flipped, but not turned: of augment, flips and grey values are used."
+        return [kept] if self._turns else []
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: scans with their nodules."""

@@ -142,5 +142,6 @@ def test_what_cannot_be_true_is_refused(tmp_path):
         ScanSpec(spacing=(1.0, 1.0))
     with pytest.raises(ConfigError, match="multiples of 8"):
         build(load(["data=luna16_scans", "data.patch_size=[20,20,8]"]).data)
-    with pytest.raises(ConfigError, match="flipped, but not turned"):
-        build(load(["data=luna16_scans", "augment=light"]).data)
+    data = build(load(["data=luna16_scans", "augment=light"]).data)
+    assert (data.augment.affine_chance, data.augment.flip_chance) == (0.0, 0.5)
+    assert "not turned" in data.data_remarks()[0]
