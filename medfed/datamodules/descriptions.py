@@ -17,7 +17,7 @@ from medfed.common.floors import Statistic
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.preparation import PERCENTILES, landmarks_of
+from medfed.datamodules.preparation import PERCENTILES, percentiles_of
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -152,10 +152,10 @@ def _of_table(data: TabularDataModule, plan: ClientPlan, least: int) -> dict[str
     return tables
 
 
-def _grey(names: Sequence[str], landmarks: NDArray[Any], least: int) -> dict[str, Cells]:
-    """Mean percentiles by channel, of (N, C, L) landmarks of patients; NaN where one lacks it."""
+def _grey(names: Sequence[str], percentiles: NDArray[Any], least: int) -> dict[str, Cells]:
+    """Mean percentiles by channel, of (N, C, L) percentiles of patients; NaN where one lacks it."""
     tables = dict[str, Cells]()
-    for name, of in zip(names, landmarks.transpose(1, 0, 2), strict=True):
+    for name, of in zip(names, percentiles.transpose(1, 0, 2), strict=True):
         if len(known := of[~np.isnan(of).any(axis=1)]):
             values = dict(zip(map(str, PERCENTILES), known.mean(axis=0).tolist(), strict=True))
             tables[GREY + name] = _rounded(values, len(known), least)
@@ -177,10 +177,10 @@ def _of_volumes(data: SegmentationDataModule, plan: ClientPlan, least: int) -> d
     """Reads the training cases one by one."""
     cases = data.cases_among(plan.patients["train"])
     patients = np.array([of for _, of in cases])
-    landmarks, regions, there = [], [], []
+    percentiles, regions, there = [], [], []
     for case, _ in cases:
         image, label, present = data.unprepared(case, plan)
-        landmarks.append(landmarks_of(image))
+        percentiles.append(percentiles_of(image))
         regions.append(label.flatten(1).any(dim=1).numpy())
         there.append(present.numpy())
     count = len(np.unique(patients))
@@ -194,5 +194,5 @@ def _of_volumes(data: SegmentationDataModule, plan: ClientPlan, least: int) -> d
         LABELS: {name: share(n, count, least) for name, n in named if name in outlined},
         MISSING: {c: share(n, count, least) for c, n in zip(channels, lacks, strict=True)},
         SPACING: _rounded(middle, count, least) if np.isfinite(spacings).all() else {},
-        **_grey(channels, _by_patient(np.array(landmarks), patients, np.mean), least),
+        **_grey(channels, _by_patient(np.array(percentiles), patients, np.mean), least),
     }

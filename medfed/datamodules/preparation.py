@@ -26,7 +26,7 @@ CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdomina
 _PLAIN = ("zscore_nonzero", "zscore", "none")
 _RANGES = ("window", "percentiles")
 PERCENTILES = (1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 99)
-"""Of the grey values of a channel; Nyul and Udupa's landmarks."""
+"""Of the grey values of a channel, which describe it."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,11 @@ class Rule:
         name: ``zscore_nonzero`` (mean 0 and deviation 1 over voxels that are not 0, which stay 0),
             ``zscore`` (over all voxels), ``window`` (values from `low` to `high`, cut off there,
             scaled to 0..1), ``percentiles`` (the same between two percentiles of the scan),
-            ``landmarks`` (voxels that are not 0: the scan's `PERCENTILES` become `scale`, linearly
-            in between, and values beyond them its ends), ``clip_zscore`` (values from `low` to
-            `high`, cut off there, less a mean, over a deviation), or ``none``.
+            ``clip_zscore`` (values from `low` to `high`, cut off there, less a mean, over a
+            deviation), or ``none``.
         low: Lower end, if there is one.
         high: Upper end.
-        scale: (L,) of ``landmarks``: those that all clients have agreed on; mean and deviation of
-            ``clip_zscore``.
+        scale: Mean and deviation of ``clip_zscore``.
 
     Raises:
         ConfigError: If the name is unknown, or the ends are not a range.
@@ -55,16 +53,13 @@ class Rule:
     scale: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_known("data.normalize", self.name, (*_PLAIN, *_RANGES, "landmarks", "clip_zscore"))
+        check_known("data.normalize", self.name, (*_PLAIN, *_RANGES, "clip_zscore"))
         if self.name == "clip_zscore":
             numbers = self.low, self.high, *self.scale
             usable = len(numbers) == 4 and all(map(math.isfinite, numbers))
             if not usable or self.low > self.high or self.scale[1] <= 0:
                 raise ConfigError("clip_zscore needs two ends, a mean and a positive deviation.")
             return
-        rises = [*self.scale] == sorted(self.scale) and math.isfinite(sum(self.scale))
-        if len(self.scale) not in (0, len(PERCENTILES)) or not rises:
-            raise ConfigError(f"Landmarks must be {len(PERCENTILES)} numbers that do not fall.")
         if self.name not in _RANGES:
             return
         ends = (self.low, self.high)
@@ -101,13 +96,6 @@ class Rule:
         if self.name == "clip_zscore":
             mean, sd = self.scale
             return channel.clamp_(self.low, self.high).sub_(mean).div_(sd)
-        if self.name == "landmarks":
-            inside = channel != 0
-            if inside.any():
-                own, at = np.unique(landmarks_of(channel)[0], return_index=True)
-                mapped = np.interp(channel[inside].numpy(), own, np.array(self.scale)[at])
-                channel[inside] = torch.from_numpy(mapped).float()
-            return channel
         if channel.min() == channel.max():
             return torch.zeros_like(channel)
         from monai.transforms import (  # takes seconds to import
@@ -140,8 +128,6 @@ class Rule:
             return {"name": "none"}
         if self.name == "clip_zscore":
             return {"name": self.name, "hu": [self.low, self.high], "scale": list(self.scale)}
-        if self.name == "landmarks":
-            return {"name": "landmarks", "scale": list(self.scale)}
         nonzero = self.name == "zscore_nonzero"
         return {"name": "zscore", "nonzero": nonzero, "channel_wise": True}
 
@@ -204,7 +190,7 @@ def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
     if setting is None:
         usual = Rule("zscore_nonzero")
         return tuple(Rule("window", *CT_WINDOW) if is_ct(name) else usual for name in channels)
-    if isinstance(setting, str) and setting in (*_PLAIN, "landmarks"):
+    if isinstance(setting, str) and setting in _PLAIN:
         return (Rule(setting),) * len(channels)
     if isinstance(setting, Mapping) and len(setting) == 1:
         name, ends = next(iter(setting.items()))
@@ -213,7 +199,7 @@ def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
             return (Rule(str(name), float(ends[0]), float(ends[1])),) * len(channels)
     raise ConfigError(
         f"data.normalize={setting} must be {', '.join(_PLAIN)}, {{window: [LOW, HIGH]}}, "
-        "{percentiles: [LOW, HIGH]}, landmarks, or null for the default."
+        "{percentiles: [LOW, HIGH]}, or null for the default."
     )
 
 
@@ -251,12 +237,8 @@ def zscore(image: Tensor) -> Tensor:
     return image
 
 
-def landmarks_of(image: Tensor) -> NDArray[np.float64]:
+def percentiles_of(image: Tensor) -> NDArray[np.float64]:
     """Returns the `PERCENTILES` of each channel over its voxels that are not 0.
-
-    Nyul and Udupa, "On standardizing the MR image intensity scale", Magnetic Resonance in Medicine
-    1999; their standard scale is here the mean of these percentiles over the z-scored training
-    scans of all clients, which `segmentation` agrees on.
 
     Args:
         image: (C, *spatial).
@@ -265,15 +247,15 @@ def landmarks_of(image: Tensor) -> NDArray[np.float64]:
         (C, L); NaN for an empty channel.
 
     Example:
-        >>> landmarks_of(torch.tensor([[0.0, 1.0, 3.0]]))[0, [0, 5, 10]]
+        >>> percentiles_of(torch.tensor([[0.0, 1.0, 3.0]]))[0, [0, 5, 10]]
         array([1.02, 2.  , 2.98])
     """
-    landmarks = np.full((len(image), len(PERCENTILES)), np.nan)
+    percentiles = np.full((len(image), len(PERCENTILES)), np.nan)
     for at in range(len(image)):
         inside = image[at][image[at] != 0]
         if len(inside):
-            landmarks[at] = np.percentile(inside.numpy().astype(np.float64), PERCENTILES)
-    return landmarks
+            percentiles[at] = np.percentile(inside.numpy().astype(np.float64), PERCENTILES)
+    return percentiles
 
 
 def among(image: Tensor, there: Sequence[bool]) -> Tensor:

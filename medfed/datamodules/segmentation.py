@@ -47,12 +47,12 @@ from medfed.datamodules.plans import (
     labels_of_clients,
     match_files,
 )
-from medfed.datamodules.preparation import PERCENTILES, Preparation, Rule, landmarks_of, rules_of
+from medfed.datamodules.preparation import Preparation, Rule, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.readers.volumes import files_of, files_of_case, is_volume
 from medfed.datamodules.readers.volumes import read_volume as read_file
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
+from medfed.datamodules.tables.agreement import converse_here
 from medfed.functional.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
@@ -205,28 +205,23 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @property
     def _waits(self) -> bool:
-        """Whether clients have yet to agree on a plan or on landmarks."""
-        if self.planning is not None and self.agreed is None:
-            return True
-        prepared = self.preparation
-        return prepared is not None and prepared.rules[0] == Rule("landmarks")
+        """Whether clients have yet to agree on a plan."""
+        return self.planning is not None and self.agreed is None
 
     def _tell(self, client: str) -> Generator[bytes, bytes, None]:
-        """A client's half: facts about its training cases, and what follows from the answers."""
+        """A client's half: facts about its training cases, and what follows from the answer."""
+        assert self.planning is not None
         plan = self.plans[client]
         cases = [case for case, _ in self.cases_among(plan.patients["train"])]
-        if self.planning is not None:
-            measured = (
-                facts_of(
-                    *self.unprepared(case, plan),
-                    self.scans.spacing(self.cases[case]),
-                    self.channel_names,
-                )
-                for case in cases
+        measured = (
+            facts_of(
+                *self.unprepared(case, plan),
+                self.scans.spacing(self.cases[case]),
+                self.channel_names,
             )
-            self.follow(Agreed.read((yield self.planning.tell(measured))))
-        if self.normalize == "landmarks":
-            yield from self._tell_landmarks(cases, plan)
+            for case in cases
+        )
+        self.follow(Agreed.read((yield self.planning.tell(measured))))
 
     def follow(self, agreed: Agreed) -> None:
         """Takes the settings of a plan on which clients have agreed."""
@@ -238,21 +233,6 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         rules = rules_of(self.normalize, self.scans.channels) if own else agreed.rules()
         self.preparation = Preparation(rules, plan.spacing, crop=True)
 
-    def _tell_landmarks(
-        self, cases: Sequence[str], plan: ClientPlan
-    ) -> Generator[bytes, bytes, None]:
-        """Counts and sums of z-scored training cases' landmarks."""
-        every = np.array(
-            [landmarks_of(_USUAL.rules[0].apply(self.unprepared(c, plan)[0])) for c in cases]
-        )
-        sums = {"count": (~np.isnan(every[..., 0])).sum(axis=0), "sum": np.nansum(every, axis=0)}
-        answer = yield packed({name: values.ravel().tolist() for name, values in sums.items()})
-        scale = unpacked(answer, {"scale": sums["sum"].size})["scale"]
-        rows = np.array(scale).reshape(sums["sum"].shape)
-        rules = tuple(Rule("landmarks", scale=tuple(row.tolist())) for row in rows)
-        assert self.preparation is not None
-        self.preparation = replace(self.preparation, rules=rules)
-
     def _agree(self) -> None:
         if self._waits:
             if not self.plans:
@@ -261,38 +241,22 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             _, self.exchanged = converse_here(self.merging(self.facts()), halves)
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
-        """See the base class: facts for a plan, and landmarks of grey values, if agreed."""
+        """See the base class: facts for a plan, if clients agree on one."""
         if self._waits:
             yield from self._tell(next(iter(self.plans)))
 
     def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
         """See the base class."""
-        if self.planning is None and self.normalize != "landmarks":
-            return
-        contents = yield b""
         if self.planning is not None:
             names, labels = facts["channels"], len(facts["classes"]) + 1
-            contents = yield self.planning.agree(
-                contents, names, labels, self.spatial_dims, **self.given
-            )
-        if self.normalize == "landmarks":
-            channels = len(facts["channels"])
-            form = {"count": channels, "sum": channels * len(PERCENTILES)}
-            every = [unpacked(content, form) for content in contents]
-            count, total = (np.sum([one[name] for one in every], axis=0) for name in form)
-            mean = total.reshape(channels, -1) / np.maximum(count, 1)[:, None]
-            yield packed({"scale": mean.ravel().tolist()})
+            yield self.planning.agree((yield b""), names, labels, self.spatial_dims, **self.given)
 
     def summaries(self, client: str) -> list[Statistic]:
-        """See the base class: facts for a plan, and landmarks."""
+        """See the base class: facts for a plan."""
+        if self.planning is None:
+            return []
         patients = len(self.plans[client].patients["train"])
-        told = []
-        if self.planning is not None:
-            told.append(self.planning.statistic(client, patients, self.channel_names))
-        if self.normalize == "landmarks":
-            size = len(PERCENTILES)
-            told.append(Statistic(client, "the landmarks", "data.normalize", size, patients))
-        return told
+        return [self.planning.statistic(client, patients, self.channel_names)]
 
     def facts(self) -> dict[str, Any]:
         """See the base class; also whether regions exclude each other."""

@@ -208,7 +208,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     if isinstance(data, SegmentationDataModule) and isinstance(trained, SegmentationDataModule):
         if trained.agreed is not None:
             data.follow(trained.agreed)
-        data.preparation = trained.preparation  # whose clients may have agreed on landmarks
+        data.preparation = trained.preparation  # whose clients may have agreed on a plan
         data.joins = True
     data.balanced = experiment.data.balanced
     data.setup()
