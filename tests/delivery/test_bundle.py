@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from medfed.delivery.bundle.weights import MODEL, kmeans, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.records.tasks import build_task
+from tests import processes
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.sweeps import sweep
 from tests.toys import assert_alike
@@ -126,23 +126,13 @@ def test_no_script_takes_the_place_of_another():
 def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):
     made = hospital("slices")
     bundle, scans, output = made.copy(tmp_path), tmp_path / "scans", tmp_path / "masks"
-    (tmp_path / "blocker").mkdir()
-    lacking = "medfed", "rich", "msgspec", "hydra", "sklearn", "lightning", "filelock"
-    blocker = f"import sys\nsys.modules.update(dict.fromkeys({lacking}))\n"
-    (tmp_path / "blocker" / "sitecustomize.py").write_text(blocker)
     scans.mkdir()
     patient = made.data.plans[made.client].patients["test"][0]
     shutil.copy(made.data._patients[patient].files["image"], scans / "a.nii.gz")
-    command = ["run", "--config_file", "configs/inference.json", "--dataset_dir", str(scans)]
-    done = subprocess.run(
-        [sys.executable, "-m", "monai.bundle", *command, "--output_dir", str(output)],
-        cwd=bundle,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "blocker"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    lacking = "medfed,rich,msgspec,hydra,sklearn,lightning,pytorch_lightning,filelock"
+    words = [lacking, "monai.bundle", "run", "--config_file", "configs/inference.json"]
+    words += ["--dataset_dir", str(scans), "--output_dir", str(output)]
+    done = processes.run(ROOT / "tests/delivery/alone.py", *words, cwd=bundle)
     assert done.returncode == 0, done.stderr[-2000:]
     mask = nib.load(output / "a.nii.gz")
     scan = nib.load(scans / "a.nii.gz")

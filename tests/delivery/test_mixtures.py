@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,6 +23,7 @@ from medfed.delivery.export.client_model import (
 from medfed.federation.split import float_entries
 from medfed.models.networks.personal_part import part_roots
 from medfed.records.tasks import build_task
+from tests import processes
 from tests.toys import assert_alike
 
 CNN = ("model=small_cnn", "model.network.channels=[4,4,4]", "in_channels=3", "out_channels=4")
@@ -139,11 +137,8 @@ def test_training_at_export_sees_the_same_loss_and_statistics(case):
 
 
 RUN = """
-import sys
-sys.modules["medfed"] = None
 import json, torch
 from monai.bundle import ConfigParser
-sys.path.insert(0, ".")
 from scripts.networks import load
 config = json.load(open("configs/inference.json"))
 parser = ConfigParser({"network_def": config["network_def"]})
@@ -177,15 +172,9 @@ def test_a_quantised_bundle_runs_without_medfed(hospital, tmp_path):
     assert set(bundle.facts["bits"]) == set(bits)
     image = image_of(case)
     torch.save(image, folder / "image.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    (tmp_path / "run.py").write_text(RUN)
+    words = "medfed", str(tmp_path / "run.py")
+    done = processes.run(processes.ROOT / "tests/delivery/alone.py", *words, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     network.load_state_dict(bundle.state, strict=False)
     with torch.no_grad():

@@ -1,11 +1,8 @@
 """Masks: those of the evaluation after training, on the scan's own grid, and of MONAI's bundle."""
 
 import itertools
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import nibabel as nib
@@ -24,8 +21,10 @@ from medfed.delivery.bundle.scripts.masks import label_codes, label_map, save_li
 from medfed.delivery.bundle.scripts.run import run as run_bundle
 from medfed.delivery.predict.prediction import predict
 from medfed.functional.grids import axial, brain_slices
+from tests import processes
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.delivery.test_predict_geometry import threshold_bundle
+from tests.processes import ROOT
 from tests.sweeps import sweep
 
 ORIENTATIONS = [
@@ -211,22 +210,12 @@ def test_a_bad_scan_does_not_stop_the_others(hospital, tmp_path, capsys):
     assert names == ["a.nii.gz", "a.png", "c.nii.gz", "c.png", "prediction.json", "summary.csv"]
 
 
-def bundle_run(bundle: Path, source: Path, output: Path, tmp_path: Path) -> None:
+def bundle_run(bundle: Path, source: Path, output: Path) -> None:
     """Runs the bundle by MONAI, in a process that cannot import this package."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nsys.modules['medfed'] = None  # every import of it fails\n"
-    )
     overrides = {"bundle_root": bundle, "dataset_dir": source, "output_dir": output}
-    command = [sys.executable, "-m", "monai.bundle", "run", "--config_file"]
-    command += ["configs/inference.json", *(f"--{k}={v}" for k, v in overrides.items())]
-    paths = os.pathsep.join([str(tmp_path), str(bundle)])
-    done = subprocess.run(
-        command,
-        cwd=bundle,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    command = ["monai.bundle", "run", "--config_file", "configs/inference.json"]
+    command += [f"--{k}={v}" for k, v in overrides.items()]
+    done = processes.run(ROOT / "tests/delivery/alone.py", "medfed", *command, cwd=bundle)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -236,7 +225,7 @@ def test_mask_of_the_bundle_run_by_monai(hospital, tmp_path):
     patient, file = next(iter(scans(made).items()))
     (tmp_path / "in").mkdir()
     shutil.copy(file, tmp_path / "in")
-    bundle_run(made.copy(tmp_path), tmp_path / "in", tmp_path / "monai", tmp_path)
+    bundle_run(made.copy(tmp_path), tmp_path / "in", tmp_path / "monai")
     made.predict(input=tmp_path / "in", output=tmp_path / "own")
     assert same_files(tmp_path / "monai", tmp_path / "own") == [f"{patient}.nii.gz"]
     mask = np.asarray(nib.load(tmp_path / "own" / f"{patient}.nii.gz").dataobj)
