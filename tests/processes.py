@@ -1,13 +1,14 @@
 """Scripts in processes of their own, which need not import the libraries anew.
 
-A server imports them once per session and forks. What a command costs before it imports anything
-(tests/test_commands.py) and what a wheel brings (tests/test_wheel.py) needs real ones.
+A server imports them once per session and forks. What scripts import by themselves shows in forks
+of a process that has imported less (:class:`Forks`), and so does what a wheel brings.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import json
 import multiprocessing
 import os
 import runpy
@@ -108,6 +109,52 @@ def run(
         os.killpg(started.pid, signal.SIGKILL)
         raise
     return subprocess.CompletedProcess(started.args, started.returncode or 0, out, err)
+
+
+class Forks:
+    """Scripts in forks of one Python that has imported some modules, and no others.
+
+    Args:
+        modules: The modules.
+        python: Which Python.
+        env: Its environment; that of this process by default.
+        cwd: Where it begins.
+    """
+
+    def __init__(
+        self,
+        *modules: str,
+        python: Path | str = sys.executable,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+    ) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [str(python), str(ROOT / "tests" / "forks.py"), *modules]
+        self._server = subprocess.Popen(command, cwd=cwd, env=env, **pipes)  # type: ignore[call-overload]
+        self._files = [str(Path(_folder()) / f"{name}-{self._server.pid}") for name in "oe"]
+        atexit.register(self.end)
+
+    def run(
+        self, script: str | Path, *arguments: str, cwd: Path = ROOT
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a script to its end, as :func:`run` does."""
+        command = [str(script), *arguments]
+        self._server.stdin.write(json.dumps([str(cwd), self._files, *command]) + "\n")
+        self._server.stdin.flush()
+        status = self._server.stdout.readline()
+        out, err = (Path(file).read_text("utf-8") for file in self._files)
+        return subprocess.CompletedProcess(command, int(status), out, err)
+
+    def end(self) -> None:
+        """Ends the server."""
+        self._server.communicate(timeout=60)
+        atexit.unregister(self.end)
+
+
+@functools.cache
+def with_torch() -> Forks:
+    """A Python that has imported PyTorch alone."""
+    return Forks("torch")
 
 
 def free_port() -> str:

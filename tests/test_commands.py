@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,15 +11,18 @@ from medfed import __version__
 from medfed.commands.help import COMMANDS
 from medfed.commands.main import main
 from medfed.commands.methods import yamls
+from tests import processes
 from tests.pages import DOCS, write_files
 
-# Ends a process by telling which libraries it has loaded.
+# A process that runs a command and tells which libraries it has loaded.
 TELL = """
-import atexit, sys
+import sys
 heavy = ("torch", "monai", "pytorch_lightning", "lightning_fabric", "matplotlib", "scipy", "numba")
-atexit.register(lambda: print("loaded", *[name for name in heavy if name in sys.modules]))
 from medfed.commands.main import main
-main(sys.argv[1:])
+try:
+    main(sys.argv[1:])
+finally:
+    print("loaded", *[name for name in heavy if name in sys.modules])
 """
 EARLY = {
     "train roundz=3": "Unknown key 'roundz' (did you mean rounds",
@@ -112,16 +114,25 @@ LATER = {
 }
 
 
-def told(line: str, folder) -> tuple[int, str, list[str]]:
-    """Status, what went to stderr, and the libraries that a command has loaded."""
-    command = [sys.executable, "-c", TELL, *line.split()]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    *_, last = done.stdout.splitlines()
-    return done.returncode, done.stderr, last.split()[1:]
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Gives status, what went to stderr, and the libraries that a command has loaded."""
+    script = tmp_path_factory.mktemp("script") / "tell.py"
+    script.write_text(TELL)
+    # What a refused command loads, which is nothing of what it may not.
+    light = processes.Forks("medfed.commands.main", "medfed.config.compose", "hydra")
+
+    def tell(line: str, folder: Path, forks: processes.Forks = light) -> tuple[int, str, list[str]]:
+        done = forks.run(script, *line.split(), cwd=folder)
+        *_, last = done.stdout.splitlines()
+        return done.returncode, done.stderr, last.split()[1:]
+
+    yield tell
+    light.end()
 
 
 @pytest.mark.parametrize(("line", "sentence"), EARLY.items())
-def test_a_mistake_is_one_sentence_before_anything_is_loaded(line, sentence, tmp_path):
+def test_a_mistake_is_one_sentence_before_anything_is_loaded(line, sentence, told, tmp_path):
     status, error, loaded = told(line, tmp_path)
     assert status in (1, 2)
     assert error.startswith("error: ")
@@ -147,15 +158,15 @@ def test_hostile_lines_are_one_sentence_and_leave_nothing(capsys, tmp_path, monk
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_missed_before_anything_is_loaded(tmp_path):
+def test_a_gpu_that_is_not_there_is_missed_before_anything_is_loaded(told, tmp_path):
     status, error, loaded = told("train experiment=digits_pfednet trainer=gpu", tmp_path)
     assert (status, loaded) == (1, [])
     assert error.startswith("error: trainer.accelerator=gpu finds no GPU on this machine; choose")
 
 
 @pytest.mark.parametrize(("line", "sentence"), LATER.items())
-def test_a_value_that_a_class_refuses_needs_torch_alone(line, sentence, tmp_path):
-    status, error, loaded = told(line, tmp_path)
+def test_a_value_that_a_class_refuses_needs_torch_alone(line, sentence, told, tmp_path):
+    status, error, loaded = told(line, tmp_path, processes.with_torch())
     assert status == 1
     assert error.startswith("error: ")
     assert error.count("\n") == 1

@@ -24,38 +24,11 @@ from sklearn.datasets import load_digits
 
 from medfed.federation.wire.ledger import Ledger
 from tests.pages import DOCS, ROOT, write_clinics, write_files
+from tests.processes import Forks
 
 SHORT = ("experiment=digits_pfednet", "rounds=2", "local.steps=2", "data.root=data")
 
 pytest.importorskip("hatchling")
-
-# A line of JSON for a command line in, a line for its status out; what it prints goes to files.
-FORKS = """
-import json, os, runpy, sys
-import monai
-import medfed.run.train
-for line in sys.stdin:
-    script, *arguments = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.argv = [script, *arguments]
-        status = 0
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as end:
-            status = end.code or 0
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
 
 
 class Installed:
@@ -94,29 +67,23 @@ class Installed:
         return done.stdout
 
     @cached_property
-    def server(self) -> subprocess.Popen[str]:
+    def server(self) -> Forks:
         """Runs the script in forks of itself."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [str(self.python), "-c", FORKS]
-        return subprocess.Popen(command, cwd=self.place, env=self._environ(), **pipes)
+        modules = "monai", "medfed.run.train"
+        return Forks(*modules, python=self.python, env=self._environ(), cwd=self.place)
 
     def medfed(self, *arguments: str, fails: bool = False) -> str:
-        script = str(self.environment / "bin" / "medfed")
-        self.server.stdin.write(json.dumps([script, *arguments]) + "\n")
-        self.server.stdin.flush()
-        status = self.server.stdout.readline().strip()
-        out, err = ((self.place / name).read_text("utf-8") for name in ("out", "err"))
-        for name in ("out", "err"):
-            (self.place / name).unlink()
-        assert status == str(int(fails)), out + err
-        return err if fails else out
+        script = self.environment / "bin" / "medfed"
+        done = self.server.run(script, *arguments, cwd=self.place)
+        assert done.returncode == int(fails), done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Iterator[Installed]:
     found = Installed(tmp_path_factory.mktemp("wheel"))
     yield found
-    found.server.communicate(timeout=60)
+    found.server.end()
 
 
 def test_it_is_the_wheel_that_runs(installed):

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
 from medfed.delivery.bundle.weights import MODEL
 from tests.delivery.hospitals import run_by_monai
+from tests.processes import with_torch
 
 
 def read(path):
@@ -230,7 +229,9 @@ def test_a_prediction_does_not_import_lightning(hospital, tmp_path):
         "import sys\nfrom medfed.commands.predict import main\nmain()\n"
         "assert not {'pytorch_lightning', 'lightning'} & {*sys.modules}\n"
     )
-    subprocess.run([sys.executable, "-c", script, *keys], check=True, cwd=tmp_path)
+    (tmp_path / "script.py").write_text(script)
+    done = with_torch().run(tmp_path / "script.py", *keys, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert len(read(output)[1]) == 2
 
 

@@ -1,10 +1,9 @@
 """Compiled code and SciPy are imported on first use: they take longer than all the rest."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import medfed.functional
+from tests.processes import with_torch
 
 MODULES = [
     f"medfed.functional.{path.stem}"
@@ -19,9 +18,8 @@ for name in sys.argv[1:]:
 """
 
 
-def test_no_module_imports_compiled_code():
+def test_no_module_imports_compiled_code(tmp_path):
     assert len(MODULES) > 8
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, *MODULES], capture_output=True, text=True, check=False
-    )
+    (tmp_path / "script.py").write_text(CODE)
+    done = with_torch().run(tmp_path / "script.py", *MODULES)
     assert done.returncode == 0, done.stderr

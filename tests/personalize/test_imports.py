@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 from medfed.config.compose import CONFIG_DIR
+from tests.processes import with_torch
 
 HEAVY = (
     *("numba", "scipy", "networkx", "matplotlib", "sklearn", "pandas"),
@@ -14,11 +13,13 @@ HEAVY = (
 )
 
 
-def test_methods_import_torch_and_numpy_alone():
+def test_methods_import_torch_and_numpy_alone(tmp_path):
     """All methods that ship, in one fresh process."""
     yamls = (CONFIG_DIR / "algorithm").glob("*.yaml")
     targets = {t for y in yamls for t in re.findall(r"_target_: (\S+)\.\w+", y.read_text())}
     assert len(targets) > 10
     code = f"import sys, {', '.join(sorted(targets))}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (tmp_path / "script.py").write_text(code)
+    done = with_torch().run(tmp_path / "script.py")
+    assert done.returncode == 0, done.stderr
     assert not {name.partition(".")[0] for name in done.stdout.split()} & set(HEAVY)

@@ -1,7 +1,6 @@
 """Compiled code is imported on first use: a run in fp32 never waits for it."""
 
-import subprocess
-import sys
+from tests.processes import with_torch
 
 CODE = """
 import pkgutil, sys, torch
@@ -21,6 +20,7 @@ assert "numba" not in sys.modules
 """
 
 
-def test_fp32_needs_no_compiled_code():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+def test_fp32_needs_no_compiled_code(tmp_path):
+    (tmp_path / "script.py").write_text(CODE)
+    done = with_torch().run(tmp_path / "script.py")
     assert done.returncode == 0, done.stderr
