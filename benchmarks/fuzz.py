@@ -223,6 +223,7 @@ def main() -> int:
         found = families(Path(folder), not options.messages)
         chosen = [f for f in found if fnmatchcase(f.name, options.families)]
         shares = sum(f.share for f in chosen)
+        gc.freeze()  # else each family's process looks through all that was imported
 
         end = time.monotonic()
 

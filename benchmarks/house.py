@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -93,10 +95,16 @@ def modules(package: Path) -> dict[str, Path]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Returns the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path, known: dict[str, Path], top_only: bool) -> set[str]:
     """Returns the package's own modules that a file imports."""
     found = set()
-    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    nodes: list[ast.AST] = [parsed(path)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
@@ -116,7 +124,7 @@ def code_lines(path: Path) -> int:
     """Returns the lines of a file that are no blank lines, comments or docstrings."""
     text = path.read_text(encoding="utf-8")
     told: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and _is_text(first.value):
@@ -158,9 +166,8 @@ def structure(tree: Path) -> dict[str, int]:
 
 def configured(path: Path) -> int:
     """Returns how many functions of a file have a parameter that is a DictConfig."""
-    functions = (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     count = 0
-    for node in functions:
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = node.args
             every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
@@ -261,6 +268,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="0: neither moves nor times")
     options = parser.parse_args()
     tree = options.tree.resolve()
+    gc.disable()  # it would look through all syntax trees again and again, which all stay
     for name, count in structure(tree).items():
         print(f"{name:<48}{count:>10}")
     if options.repeats:

@@ -38,10 +38,12 @@ import numpy.typing as npt
 from PIL import Image
 
 # Imports the libraries once and forks for each command: as tests/processes.py, but in any tree.
+LIBRARIES = ("matplotlib.backends.backend_agg", "monai", "pytorch_lightning", "torch._dynamo")
+FEW_STEPS = 3  # import what they need by themselves
 WORKER = """
-import json, os, sys, traceback
-import matplotlib.backends.backend_agg, monai, pytorch_lightning, torch, torch._dynamo
-torch.set_num_threads(1)
+import importlib, json, os, sys, traceback
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 for line in sys.stdin:
     task = json.loads(line)
     child = os.fork()
@@ -354,7 +356,8 @@ def perform(every: list[Step], tree: Path, work: Path) -> Iterator[tuple[str, st
     """Runs commands one after the other; yields what each leaves as texts with names."""
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     env |= {"MPLBACKEND": "Agg", "SOURCE_DATE_EPOCH": "0", "TERM": "dumb", "TMPDIR": str(work)}
-    command = [sys.executable, "-c", WORKER]
+    libraries = LIBRARIES if len(every) > FEW_STEPS else ()
+    command = [sys.executable, "-c", WORKER, *libraries]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env, cwd=work, text=True) as worker:
         assert worker.stdin is not None

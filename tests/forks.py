@@ -3,6 +3,7 @@
 A line of JSON in: folder, files for what is printed, script and arguments. A line out: its status.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -13,6 +14,7 @@ import traceback
 sys.path[0] = ""  # the folder of work, as of `python -c`
 for name in sys.argv[1:]:
     importlib.import_module(name)
+gc.freeze()  # no fork searches through all that was imported
 for line in sys.stdin:
     folder, files, script, *arguments = json.loads(line)
     if (pid := os.fork()) == 0:

@@ -1,5 +1,7 @@
 """What the server of tests/processes.py has imported when it forks."""
 
+import gc
+
 import matplotlib.backends.backend_agg  # noqa: F401
 import monai  # noqa: F401
 import torch
@@ -13,3 +15,4 @@ composing.install()
 cpu_target.target_context.refresh()
 # A fork has none of its parent's threads.
 torch.set_num_threads(1)
+gc.freeze()  # no fork searches through all that was imported
