@@ -21,8 +21,8 @@ import psutil
 from medfed.common.files import write_text
 from medfed.config.description import as_yaml
 from medfed.sites.deploying import ADMIN, SITE_FILE
+from medfed.sites.flare import PREFIXES
 from medfed.sites.flare.console import allow, project, provision
-from medfed.sites.flare.job import PREFIXES
 
 SERVER = "localhost"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before NumPy is imported, and for all processes: the workers of the tests take all cores already.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples everywhere and each time, however busy the machine: what fails is a failure of
 # the change under test.
 settings.register_profile(
