@@ -54,8 +54,10 @@ class Method(NamedTuple):
 
         card: Card = self.kind.card
         passes = f"{card.passes:g}" + (f", and {card.besides}" if card.besides else "")
+        most = "at most " if card.at_most else ""
         return (
-            *(self.name, card.paper, card.keeps, in_words(card.down), in_words(card.up)),
+            *(self.name, card.paper, card.keeps, most + in_words(card.down)),
+            most + in_words(card.up),
             *(passes, in_words(card.client), in_words(card.server), card.tasks),
             "all" if card.full_cohort else "any",
             card.note or "–",

@@ -21,7 +21,7 @@ from medfed.common.files import csv_text
 _TOLD = 10  # clients with a sentence each
 _BOUNDED = (
     *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1", "cpm"),
-    *("lesion_cpm", "lesions_found", "iou", "dice", "dice_case", "nsd", "cindex"),
+    *("lesion_cpm", "lesions_found", "iou", "iou_both", "dice", "dice_case", "nsd", "cindex"),
 )
 # The worst and the best possible value of each metric; others have neither.
 _ENDS: dict[str, tuple[float, float]] = {
@@ -281,6 +281,7 @@ def label_of(metric: str) -> str:
     """
     known = {
         "iou": "IoU",
+        "iou_both": "IoU with background, as pFedNet prints it",
         "dice": "Dice",
         "auroc": "AUROC",
         "ece": "calibration error",

@@ -26,6 +26,7 @@ from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.card import Card
 from medfed.federation.client import Client, ClientData, share_of
+from medfed.federation.entries import divide
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
@@ -142,7 +143,7 @@ class Algorithm(ABC):
     Attributes:
         personal: The personal part: ``task`` (the task module's own patterns, the head), ``body``
             (all but the head), ``none``, ``all``, ``normalization`` (layers by their type), or glob
-            patterns of names.
+            patterns of names and indices of entries, such as ``head.weight[0]``.
         weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
         mask_aware: Weights that read an input channel are averaged over the clients that have it,
             see :mod:`medfed.federation.missing_channels`; each reply then lists the channels that
@@ -197,7 +198,8 @@ class Algorithm(ABC):
         """Splits a network's entries by ``personal``.
 
         Args:
-            network: The model.
+            network: The model. Where single entries of a tensor are personal, they become a
+                parameter of it: see :mod:`medfed.federation.entries`.
             task_patterns: The personal part that the task module proposes.
             buffers: The run's buffer policy.
 
@@ -206,6 +208,8 @@ class Algorithm(ABC):
         """
         if self.personal in ("task", "body") and not task_patterns:
             raise nothing_personal(network, type(self).__name__)
+        if self.personal in ("task", "body"):
+            task_patterns = divide(network, task_patterns)
         named: dict[str, Sequence[str]] = {
             "task": task_patterns,
             "body": remainder(network, task_patterns) if self.personal == "body" else (),
@@ -214,6 +218,7 @@ class Algorithm(ABC):
             "normalization": normalization_patterns(network),
         }
         patterns = named[self.personal] if isinstance(self.personal, str) else self.personal
+        patterns = divide(network, patterns)
         if self.personal == "normalization" and not patterns:
             raise ConfigError(
                 "personal=normalization finds no normalisation layer with parameters in this "

@@ -90,6 +90,7 @@ class Card:
         keeps: The personal part, in words.
         down: What a client receives in a round with messages, after the first round.
         up: What a client sends in such a round.
+        at_most: Whether some clients receive and send less than that.
         passes: Gradient passes per local step.
         besides: Passes in addition to those of the steps, in words; empty: none.
         server: What the server keeps, for all clients.
@@ -111,6 +112,7 @@ class Card:
     keeps: str = "nothing"
     down: Sizes = field(default_factory=lambda: {"shared": 1})
     up: Sizes = field(default_factory=lambda: {"shared": 1})
+    at_most: bool = False
     passes: float = 1
     besides: str = ""
     server: Sizes = field(default_factory=lambda: {"shared": 1})

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from medfed.common.seeding import torch_rng
+
 
 def frequent_directions(rows: Tensor, size: int) -> Tensor:
     """Summarises many rows by a few, in one pass.
@@ -74,12 +76,63 @@ def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:
         >>> data_sketch(torch.ones(5, 1, 32, 32), size=2, pixels=4).shape
         torch.Size([2, 16])
     """
+    return frequent_directions(_rows(images, pixels) / math.sqrt(images.shape[0]), size)
+
+
+def covariance_sketch(features: Tensor, size: int = 8) -> Tensor:
+    """Frequent Directions of centred features: B^T B approximates their covariance (divided by n).
+
+    Args:
+        features: ``(n, C)``.
+        size: Rows of the sketch; with C or more it is exact.
+
+    Returns:
+        ``(size, C)``.
+
+    Example:
+        >>> covariance_sketch(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), size=1)
+        tensor([[1., 0.]])
+    """
+    centred = features - features.mean(0)
+    return frequent_directions(centred / math.sqrt(len(features)), size)
+
+
+def kernel_sketch(images: Tensor, frequencies: int = 512, pixels: int = 16) -> Tensor:
+    """The mean of random Fourier features, whose distance is that of distributions (MMD).
+
+    Source: Rahimi, Recht 2007, of the kernel exp(-|x - y|^2 / (2 d)) over rows of d standardised
+    numbers; Gretton et al. 2012. |sketch(X) - sketch(Y)|^2 estimates the squared maximum mean
+    discrepancy of X and Y up to about 1 / sqrt(frequencies). The frequencies are the same at all
+    clients.
+
+    Args:
+        images: See :func:`data_sketch`.
+        frequencies: D.
+        pixels: See :func:`data_sketch`.
+
+    Returns:
+        ``(2 D,)``.
+
+    Example:
+        >>> kernel_sketch(torch.zeros(3, 2), frequencies=4).tolist()
+        [0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
+    """
+    rows = _rows(images, pixels).double()
+    draw = torch_rng(0, "frequencies", rows.shape[1])
+    waves = torch.randn(rows.shape[1], frequencies, generator=draw, dtype=torch.float64)
+    angles = rows.cpu() @ waves / math.sqrt(rows.shape[1])
+    mean = torch.cat([angles.cos(), angles.sin()], dim=1).mean(0) / math.sqrt(frequencies)
+    return mean.to(images)
+
+
+def _rows(images: Tensor, pixels: int) -> Tensor:
+    """Flattens images after averaging every spatial axis down to at most ``pixels``."""
     if images.ndim > 2:
         # One spatial axis after the other: an average over a box is an average of averages.
         images = images.detach().float()
         for axis in range(2, images.ndim):
             images = _average(images, axis, pixels)
-    return frequent_directions(images.flatten(1) / math.sqrt(images.shape[0]), size)
+    return images.flatten(1)
 
 
 def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:

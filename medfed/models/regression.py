@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from medfed.common.checks import checked_scale
+from medfed.common.errors import ConfigError
 from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import OutcomeInference
@@ -37,12 +38,14 @@ class RegressionTask(TaskModule):
     Args:
         common: As :class:`medfed.models.task.TaskModule` takes them.
         loss: A callable that is given predictions and outcomes, both ``(B,)`` floats in the
-            outcome's unit; None for the squared error.
+            outcome's unit; ``poisson`` for the likelihood of counts, whose predictions must be
+            positive; None for the squared error.
         scale: Mean and deviation of the outcome; None: the network answers in its unit.
         more: As ``common``.
 
     Raises:
-        ConfigError: If the scale is not a finite mean and a deviation above 0.
+        ConfigError: If the scale is not a finite mean and a deviation above 0, or the loss is
+            unknown.
 
     Example:
         >>> import torch
@@ -58,14 +61,17 @@ class RegressionTask(TaskModule):
     def __init__(
         self,
         *common: Any,
-        loss: CustomLoss | None = None,
+        loss: CustomLoss | Literal["poisson"] | None = None,
         scale: Sequence[float] | None = None,
         **more: Any,
     ) -> None:
         self.mean, self.deviation = checked_scale(scale or (0.0, 1.0), "model.scale")
         self.inference = OutcomeInference(self.mean, self.deviation)
         super().__init__(*common, **more)
-        self.custom_loss = loss
+        self.poisson = loss == "poisson"
+        self.custom_loss = None if isinstance(loss, str) else loss
+        if isinstance(loss, str) and not self.poisson:
+            raise ConfigError(f"model.loss={loss} is unknown; choose poisson, or null.")
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the loss of outputs ``(B, 1)`` and outcomes ``(B,)``.
@@ -76,6 +82,11 @@ class RegressionTask(TaskModule):
         if not label.is_floating_point() or logits.shape != (*label.shape, 1):
             raise ValueError("a regression needs one continuous outcome per sample")
         predictions = logits.squeeze(1)
+        if self.poisson:
+            if bool((label < 0).any()):
+                raise ValueError("model.loss=poisson is for counts, and an outcome is negative")
+            means = self.probabilities(predictions)
+            return F.poisson_nll_loss(means, label.to(logits), log_input=False)
         if self.custom_loss is not None:
             return value_of(self.custom_loss, self.probabilities(predictions), label.to(logits))
         # In the label's precision: its mean may be far larger than its deviation.

@@ -242,14 +242,21 @@ class SegmentationMeter:
     def compute(self) -> dict[str, float]:
         """Returns the metrics, each as a mean over regions and per region (``iou/whole``).
 
-        ``iou`` and ``dice`` pool the voxels of all cases; ``dice_case`` is the mean over cases, and
+        ``iou`` and ``dice`` pool the voxels of all cases; ``iou_both`` is pFedNet's IoU, of which
+        the background is a class, too; ``dice_case`` is the mean over cases, and
         so are ``hd95``, in mm, and ``nsd``, of volumes whose slices follow each other from the feet
         up; ``loss`` is the mean over images. All are NaN where there is no case, and the last two
         also where the data do not say the spacing of their voxels. A region that no case annotates
         is NaN, too, and counts in no mean.
         """
         rows = self.cases()
-        kinds = ("iou", "dice", "dice_case", *(_SURFACE if self.tolerances is not None else ()))
+        kinds = (
+            "iou",
+            "iou_both",
+            "dice",
+            "dice_case",
+            *(_SURFACE if self.tolerances is not None else ()),
+        )
         names = [n for kind in kinds for n in (kind, *(f"{kind}/{r}" for r in self.regions))]
         if not rows:
             return dict.fromkeys(("loss", *names), math.nan)
@@ -294,6 +301,11 @@ def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> d
         iou, dice = (t.numpy() for t in iou_and_dice(torch.from_numpy(total)))
         some = w.sum(1) > 0
         values = {"iou": np.where(some, iou, np.nan), "dice": np.where(some, dice, np.nan)}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            hits, predicted, labelled = total.T
+            wrong = (predicted + labelled - 2 * hits) / (w * cases["voxels"][rows]).sum(1)
+            # accuracy / (2 - accuracy): intersections and unions summed over both classes
+            values["iou_both"] = (1 - wrong) / (1 + wrong)
         by_case = {"dice_case": iou_and_dice(each)[1].numpy()}
         by_case |= {n: cases[n][rows].astype(float) for n in _SURFACE if n in cases}
         with np.errstate(divide="ignore", invalid="ignore"):

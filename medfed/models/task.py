@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
+from medfed.federation.entries import divide
 from medfed.federation.split import aliases, match, parameter_groups
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import Tried
@@ -301,9 +302,10 @@ class TaskModule(pl.LightningModule):
         The optimizer has a group of the shared and one of the personal parameters, as the clients'
         optimizers have: see :func:`medfed.federation.split.parameter_groups`.
         """
+        patterns = divide(self.network, self.personal)
         parameters = dict(self.network.named_parameters())
         first_names = aliases(self.network)  # a pattern may name a tied tensor by another name
-        personal = {first_names[n] for n in match(self.personal, first_names)}
+        personal = {first_names[n] for n in match(patterns, first_names)}
         optimizer = self.optimizer(parameter_groups(parameters, personal))
         if self.scheduler is None:
             return optimizer
@@ -371,6 +373,6 @@ def l2_penalty(network: nn.Module, l2: float) -> Tensor:
     weights = [
         weight
         for name, weight in network.named_parameters()
-        if not name.endswith(("bias", "membership"))
+        if not name.endswith(("bias", "membership")) and ".bias.original" not in name
     ]
     return l2 / 2 * torch.stack([weight.square().sum() for weight in weights]).sum()

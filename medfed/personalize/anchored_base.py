@@ -106,9 +106,13 @@ class AnchoredMethod(KnownModels):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Anchors go out; how far each model moved comes back."""
         server = self.joined(server, cohort)
-        anchors = self.anchors(server, cohort)
-        replies = yield {c: Message("fit", {"model": anchors[c]}) for c in cohort}
+        anchors, scalars = self.anchors(server, cohort), self.scalars(server)
+        replies = yield {c: Message("fit", {"model": anchors[c]}, scalars) for c in cohort}
         return {**server, **moved_models(server, replies)}
+
+    def scalars(self, server: State) -> dict[str, float]:
+        """Returns the tie of this round, where it is none of the hyper-parameters."""
+        return {}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains the client's model tied to its anchor; without one before onboarding."""
@@ -117,13 +121,14 @@ class AnchoredMethod(KnownModels):
             sent = select(client.state["model"], client.split.parameters("shared"))
             return Message("alone", {"model": sent})
         before = client.state["model"]
-        client.state["model"] = self.tied_steps(client, message.parts["model"], client.steps)
+        client.state["model"] = self.tied_steps(client, message, client.steps)
         update = subtract(select(client.state["model"], message.parts["model"]), before)
         return Message("fit", {"model": update}, kinds={"model": "update"})
 
-    def tied_steps(self, client: Client, anchor: Tensors, steps: int) -> Tensors:
+    def tied_steps(self, client: Client, message: Message, steps: int) -> Tensors:
         """Steps from the client's own model on f_i(w) + (s/2) |w - a|^2."""
-        tie = Proximity(self.tie, anchor)
+        weight = message.scalars.get("tie", self.tie)
+        tie = Proximity(weight, message.parts["model"])
         return client.train(client.state["model"], steps=steps, penalty=tie)
 
     def broadcast(self, server: State, client: str) -> Message:
@@ -133,11 +138,12 @@ class AnchoredMethod(KnownModels):
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """The onboarded client sends the model that it trained alone and receives its anchor."""
         reply = yield Message("alone")
-        return Message("deliver", {"model": self.anchor_of(server, reply.parts["model"])})
+        anchor = self.anchor_of(server, reply.parts["model"])
+        return Message("deliver", {"model": anchor}, self.scalars(server))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
         """Takes the second half of the steps, tied to the anchor."""
-        return self.tied_steps(client, message.parts["model"], client.share(1, 2))
+        return self.tied_steps(client, message, client.share(1, 2))
 
 
 def mean_of(models: Sequence[Tensors]) -> Tensors:

@@ -45,7 +45,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_optional_count
+from medfed.common.checks import check_count, check_not_negative, check_optional_count
 from medfed.common.errors import NonFiniteError
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
@@ -64,7 +64,7 @@ from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling
-from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
+from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot
 from medfed.personalize.similarity import Affinity
 
 _log = logging.getLogger(__name__)
@@ -82,6 +82,11 @@ class PPFL(CanonicalMethod):
         membership_batches: Batches for the gradient of c; ``None``: the whole epoch.
         membership_start: Number of first rounds in which c_i stays 1/K and only theta learns.
         blocks: ``both`` in every round, or ``random``: one of them.
+        clusters: The model that a client uses: its mixture (``soft``), or by the max rule the
+            canonical model of its largest membership (``hard``).
+        output: The iterate that clients use: the ``last``, or as in the paper's theorem one of a
+            round that the seed draws (``random``); until that round the last.
+        rounds: Of the run, among which ``output=random`` draws.
         affinity: Which clients are similar; not used if lambda is 0.
         seed: The run's seed, for the random blocks.
 
@@ -95,6 +100,9 @@ class PPFL(CanonicalMethod):
     membership_batches: Annotated[int | None, check_optional_count] = 1
     membership_start: Annotated[int, check_not_negative] = 0
     blocks: Literal["both", "random"] = "both"
+    clusters: Literal["soft", "hard"] = "soft"
+    output: Literal["last", "random"] = "last"
+    rounds: Annotated[int, check_count] = 1
     affinity: Affinity = field(default_factory=Affinity)
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
@@ -128,7 +136,7 @@ class PPFL(CanonicalMethod):
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All memberships start at 1/K."""
         server, client = super().init(weights, split, clients)
-        server |= {"sketches": {}, "laplacian": {}}
+        server |= {"sketches": {}, "laplacian": {}, "output": {}, "chosen": {}}
         if self.strength and not self.affinity.needs_sketches:
             self._tie(server)
         return server, client
@@ -142,7 +150,24 @@ class PPFL(CanonicalMethod):
             server["shared"] = add(server["shared"], self.mean(server, replies, "shared"))
         self._receive(server, replies)
         self.record(server)
+        if self.output == "random" and round == derive_seed(self.seed, "output") % self.rounds:
+            server |= {"output": server["shared"], "chosen": server["membership"]}
         return server
+
+    def broadcast(self, server: State, client: str) -> Message:
+        """The last theta, or theta and c_i of the drawn round."""
+        if not server["output"]:
+            return super().broadcast(server, client)
+        chosen = {MEMBERSHIP: server["chosen"][client]}
+        return Message("deliver", {"shared": server["output"], "membership": chosen})
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """Mixes the canonical models by c_i, or takes the one with the largest part of it."""
+        model = super().personal_model(client, message) | message.parts.get("membership", {})
+        if self.clusters == "hard":
+            c = model[MEMBERSHIP]
+            model[MEMBERSHIP] = one_hot(c, int(c.argmax()))
+        return model
 
     def _outbox(self, server: State, cohort: Sequence[str], phase: str, round: int) -> Outbox:
         order, sizes = list(server["num_samples"]), self.weights(server, cohort)

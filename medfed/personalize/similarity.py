@@ -20,7 +20,7 @@ from medfed.common.checks import check_count, check_fields
 from medfed.common.errors import ConfigError
 from medfed.common.floors import Statistic
 from medfed.common.tensors import Tensors, flatten, select
-from medfed.federation.client import Client, ClientData
+from medfed.federation.client import Batch, Client, ClientData, Forward, put_back
 from medfed.federation.wire.message import Message
 from medfed.functional.graph import (
     complete_edges,
@@ -31,7 +31,13 @@ from medfed.functional.graph import (
     star_edges,
 )
 from medfed.functional.mixing import cosine_affinity, laplacian, spread_rows
-from medfed.functional.sketches import data_sketch, label_sketch, sketch_vector
+from medfed.functional.sketches import (
+    covariance_sketch,
+    data_sketch,
+    kernel_sketch,
+    label_sketch,
+    sketch_vector,
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +47,14 @@ class SimilarityGraph:
     Attributes:
         kind: ``knn`` over sketches, ``complete``, ``star``, ``ring`` or ``edges``.
         sketch: What clients compare in ``knn``: ``data`` (Frequent Directions of the inputs),
-            ``label`` (normalised label counts and channel availability) or ``model`` (the
-            personal part, or the whole model if there is none, after one round of local training).
+            ``label`` (normalised label counts and channel availability), ``model`` (the
+            personal part, or the whole model if there is none, after one round of local training),
+            ``feature`` (the covariance of what enters the head of the common model) or ``kernel``
+            (the distance of the inputs' distributions under a Gaussian kernel).
         neighbours: k of ``knn``.
-        sketch_size: Rows of a data sketch.
-        sketch_inputs: Training inputs that a data sketch summarises, at most.
+        sketch_size: Rows of a data or feature sketch; of a kernel sketch 64 frequencies each.
+        sketch_inputs: Training inputs that such a sketch summarises, at most (of features, rounded
+            up to a batch).
         edges: For ``edges``: pairs of client ids; an id alone has no neighbours.
         weighted: Couple similar neighbours more strongly: an edge's weight is its similarity,
             in (0, 1]; by default all edges weigh 1.
@@ -55,7 +64,7 @@ class SimilarityGraph:
     """
 
     kind: Literal["knn", "complete", "star", "ring", "edges"] = "knn"
-    sketch: Literal["data", "label", "model"] = "data"
+    sketch: Literal["data", "label", "model", "feature", "kernel"] = "data"
     neighbours: Annotated[int, check_count] = 3
     sketch_size: int = 8
     sketch_inputs: int = 256
@@ -85,6 +94,12 @@ class SimilarityGraph:
             return {"data": _data_sketch(client, self.sketch_inputs, self.sketch_size)}
         if self.sketch == "label":
             return {"label": label_sketch(client.data.label_counts, client.data.channels).float()}
+        if self.sketch == "kernel":
+            rows = client.data.train_inputs(self.sketch_inputs)
+            return {"kernel": kernel_sketch(rows, 64 * self.sketch_size).float()}
+        if self.sketch == "feature":
+            rows = _features(client, start, self.sketch_inputs)
+            return {"feature": covariance_sketch(rows, self.sketch_size).float()}
         names = client.split.parameters("personal") or client.split.parameters("all")
         return {"model": flatten(select(client.train(start), names))}
 
@@ -269,6 +284,20 @@ class Affinity:
                 "row and a column per client."
             )
         return matrix
+
+
+def _features(client: Client, model: Tensors, limit: int) -> Tensor:
+    """The features (n, C) of about so many training inputs under a model that does not move."""
+    client.split.check_features("algorithm.graph.sketch=feature")
+    found: list[Tensor] = []
+
+    def look(_: Batch, __: Mapping[str, Tensor], forward: Forward) -> Tensor:
+        found.append(forward(model, features=True).detach().flatten(1))
+        return forward.loss.new_zeros(())
+
+    steps = -(-min(limit, client.data.num_samples) // client.data.batch_size)
+    client.train(model, steps=steps, batch_penalty=look, after_step=put_back(model))
+    return torch.cat(found)
 
 
 def _data_sketch(client: Client, inputs: int, size: int) -> Tensor:

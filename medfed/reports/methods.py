@@ -183,7 +183,7 @@ def compare(
     first = methods[0].runs[0].summary
     measured = [next(iter(r.summary["clients"].values())) for m in methods for r in m.runs]
     known = [n for n in measured[0] if all(n in metrics for metrics in measured)]
-    wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
+    wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou", "iou_both"]
     metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
     others = tuple(n for n in known if n not in metrics)
     every = [r.summary.get("constant", {}) for method in methods for r in method.runs]

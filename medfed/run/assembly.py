@@ -23,6 +23,7 @@ from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
+from medfed.federation.entries import numbered
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import (
     ParameterSplit,
@@ -263,7 +264,7 @@ def task_for(
     Returns:
         The description completed by the data and the network, and the task.
     """
-    config = settled(config, data)
+    config = numbered_inputs(settled(config, data), data)
     task = plain_task(config.model, config.seed)
     if isinstance(task, RegressionTask) and task.deviation != 1 and rank() == 0:
         _log.info(
@@ -290,6 +291,15 @@ def task_for(
                 precision,
             )
     return config, task
+
+
+def numbered_inputs(config: RunDescription, data: FederatedDataModule) -> RunDescription:
+    """Replaces names of the data's inputs in the personal part by their numbers."""
+    values = {"model.personal": config.model.get("personal")}
+    values["algorithm.personal"] = config.algorithm.get("personal")
+    lists = {key: value for key, value in values.items() if isinstance(value, list)}
+    new = {key: [numbered(p, data.channel_names) for p in value] for key, value in lists.items()}
+    return config if new == lists else config.replacing(new)
 
 
 def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription:

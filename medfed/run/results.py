@@ -16,6 +16,7 @@ from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.scores import Record, failed, metrics_csv, still_improving, undefined_in
 from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
+from medfed.federation.entries import joined
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
@@ -98,8 +99,9 @@ def save_models(experiment: Experiment) -> None:
     models, learned = run.files("models", federation.ids), run.files("centers", federation.ids)
     for client in module.owned:
         model, centers = federation.personal_model(client), federation.centers(client)
-        # Adapters are merged: other programs know only the plain network.
-        plain = merged(experiment.task.network, model)
+        # Adapters are merged, divided tensors whole: other programs know only the plain network.
+        network = experiment.task.network
+        plain = merged(network, joined(network, model))
         save_tensors(models[client], plain)
         if lost := centers.keys() - plain.keys():
             _log.warning(

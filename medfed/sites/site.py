@@ -30,6 +30,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
+from medfed.federation.entries import parted
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
@@ -613,9 +614,10 @@ class ConfiguredSite:
         self._samples = {c.id: c.num_samples for c in everyone}
         self.check_cohort([c.id for c in everyone])
         task, config = self.task, self.config
+        initial = parted(task.network, self._initial)
         with torch.no_grad():
             for name, tensor in float_entries(task.network).items():
-                tensor.copy_(self._initial[name])
+                tensor.copy_(initial[name])
         module = SiteModule(task, *federating.federate(config, self.data, task, everyone))
         module.chooser = experiment.chooser_of(config, task)
         # A Trainer, which runs nothing here, gives precision and device.

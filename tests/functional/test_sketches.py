@@ -1,10 +1,18 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from medfed.functional.graph import knn_edges
-from medfed.functional.sketches import data_sketch, frequent_directions, label_sketch, sketch_vector
+from medfed.functional.sketches import (
+    covariance_sketch,
+    data_sketch,
+    frequent_directions,
+    kernel_sketch,
+    label_sketch,
+    sketch_vector,
+)
 from tests.sweeps import sweep
 
 
@@ -100,3 +108,24 @@ def test_sketch_vector():
     distance = (sketch_vector(b) - sketch_vector(other)).norm()
     torch.testing.assert_close(distance, (b.T @ b - other.T @ other).norm())
     assert torch.equal(sketch_vector(b[0]), b[0])
+
+
+def test_a_kernel_sketch_estimates_the_maximum_mean_discrepancy():
+    """Against the double sums of the Gaussian kernel; errors go with 1 / sqrt(frequencies)."""
+    rng = np.random.default_rng(2)
+    a, b = rng.normal(size=(60, 5)), rng.normal(0.7, 1.5, size=(45, 5))
+
+    def mean(x, y):
+        return np.mean([[np.exp(-np.sum((u - v) ** 2) / 10) for v in y] for u in x])
+
+    exact = mean(a, a) + mean(b, b) - 2 * mean(a, b)
+    sketches = [kernel_sketch(torch.tensor(x), 4096) for x in (a, b)]
+    assert exact > 0.05
+    assert float((sketches[0] - sketches[1]).square().sum()) == pytest.approx(exact, abs=0.01)
+    assert torch.equal(kernel_sketch(torch.tensor(a), 16), kernel_sketch(torch.tensor(a), 16))
+
+
+def test_a_wide_covariance_sketch_is_the_covariance():
+    x = rows(30, 4) @ rows(4, 4, seed=1) + 3.0
+    found = covariance_sketch(x, 6)
+    assert np.allclose(found.T @ found, np.cov(x.numpy().T, bias=True), rtol=0, atol=1e-12)

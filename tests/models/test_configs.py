@@ -22,10 +22,10 @@ def names(group: str) -> list[str]:
 
 def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> DictConfig:
     """The root keys that a training configuration supplies."""
-    tabular = model in ("linear", "logistic", "mlp", "mlp_regression", "survival")
+    tabular = model in ("linear", "logistic", "mlp", "mlp_regression", "poisson", "survival")
     root = {
         "in_channels": 7 if tabular else 2,
-        "out_channels": 1 if model in ("linear", "mlp_regression") else 2,
+        "out_channels": 1 if model in ("linear", "mlp_regression", "poisson") else 2,
         "spatial_dims": 2,
         "regions": ["12.5", "60"] if model == "survival" else ["whole", "core"],
         "exclusive": False,

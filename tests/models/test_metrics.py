@@ -127,6 +127,8 @@ def test_overlap_is_pooled_and_per_case(spatial):
         a, b = p[:, r].ravel(), t[:, r].ravel()
         assert scores[f"iou/{name}"] == pytest.approx(sk.jaccard_score(b, a))
         assert scores[f"dice/{name}"] == pytest.approx(sk.f1_score(b, a))
+        both = sk.jaccard_score(b, a, average="micro", labels=[0, 1])
+        assert scores[f"iou_both/{name}"] == pytest.approx(both)
         cases = [sk.f1_score(t[m, r].ravel(), p[m, r].ravel()) for m in masks(case)]
         assert scores[f"dice_case/{name}"] == pytest.approx(np.mean(cases))
     assert scores["iou"] == pytest.approx((scores["iou/whole"] + scores["iou/core"]) / 2)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from scipy import optimize, stats
 from sklearn import linear_model
 from sklearn.metrics import r2_score, root_mean_squared_error
 from sklearn.preprocessing import StandardScaler
@@ -232,6 +233,54 @@ def test_risk_reaches_sklearns_coefficients():
     )
     assert np.allclose(task.network.linear.weight.detach(), reference.coef_, atol=1e-5)
     assert np.allclose(task.network.linear.bias.detach(), reference.intercept_, atol=1e-5)
+
+
+@pytest.mark.parametrize("link", ["logit", "probit", "identity", "log"])
+def test_links_reach_the_maximum_of_their_likelihoods(link):
+    """By SciPy, of the density of the outcome itself."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3))
+    eta = x @ [0.8, -0.6, 0.3] + 0.4
+    two, square = link in ("logit", "probit"), link == "identity"
+    y = rng.normal(eta) if square else rng.poisson(np.exp(eta)).astype(float)
+    if two:
+        y = (rng.normal(size=80) < eta).astype(int)
+        task = RiskTask(LogisticRegression(3, link=link).double(), SGD)
+    else:
+        loss = None if square else "poisson"
+        task = RegressionTask(LinearRegression(3, link=link).double(), SGD, loss=loss)
+
+    def surprise(w):
+        z = x @ w[:3] + w[3]
+        if two:
+            p = stats.norm.cdf(z) if link == "probit" else 1 / (1 + np.exp(-z))
+            return -stats.bernoulli.logpmf(y, p).mean()
+        if square:
+            return -stats.norm.logpdf(y, z).mean()
+        return -stats.poisson.logpmf(y, np.exp(z)).mean()
+
+    best = optimize.minimize(surprise, np.zeros(4), method="BFGS", options={"gtol": 1e-8}).x
+    batch = {"image": torch.tensor(x), "label": torch.tensor(y)}
+    with torch.no_grad():
+        task.network.linear.weight.copy_(torch.tensor(best[None, :3]))
+        task.network.linear.bias.copy_(torch.tensor(best[3:]))
+    before = task.loss(batch)
+    before.backward()
+    assert max(float(p.grad.abs().max()) for p in task.network.parameters()) < 1e-5
+    with torch.no_grad():
+        task.network.linear.bias.add_(0.1)
+        after = task.loss(batch)
+    rise = surprise([*best[:3], best[3] + 0.1]) - surprise(best)
+    scale = 2 if square else 1  # the squared error is twice the surprise, but for a constant
+    assert float(after - before.detach()) == pytest.approx(scale * rise, rel=1e-6)
+
+
+def test_links_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="link=probit is for two classes"):
+        LogisticRegression(3, 4, link="probit")
+    task = RegressionTask(LinearRegression(3, link="log"), SGD, loss="poisson")
+    with pytest.raises(ValueError, match="poisson is for counts, and an outcome is negative"):
+        task.criterion(torch.ones(2, 1), torch.tensor([1.0, -1.0]))
 
 
 def test_regression_reaches_ridge_regression():

@@ -10,6 +10,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.seeding import derive_seed
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
@@ -303,6 +304,35 @@ def test_a_random_round_changes_its_block_alone():
         for group in ("shared", "membership"):
             moved = digest(federation.server[group]) != digest(before[group])
             assert moved == (algorithm.phases(number) == (group,))
+
+
+def test_the_max_rule_uses_the_model_of_the_largest_membership():
+    soft, hard = run(PPFL()), run(PPFL(clusters="hard"))
+    assert digest(soft.server["shared"]) == digest(hard.server["shared"])
+    rows = memberships(soft)
+    assert rows.max() < 0.999
+    for client, row in zip(hard.ids, rows, strict=True):
+        model = hard.personal_model(client)
+        assert model[MEMBERSHIP].tolist() == (row == row.max()).astype(float).tolist()
+        assert set(soft.personal_model(client)) == set(model)
+
+
+def test_a_random_iterate_is_the_model_of_a_drawn_round():
+    """Uniformly over rounds; until then, and only until then, the last round's is used."""
+    drawn = []
+    for seed in (0, 1):
+        options = {"seed": seed, "strength": 0.0, "membership_lr": 3.0}
+        method = PPFL(output="random", rounds=4, **options)
+        found = run(method, rounds=4)
+        ends = [run(PPFL(**options), rounds=n) for n in range(1, 5)]
+        models = [digest(end.personal_model("c1")) for end in ends]
+        drawn.append(models.index(digest(found.personal_model("c1"))))
+        assert digest(found.server["shared"]) == digest(ends[-1].server["shared"])
+        early = run(method, rounds=drawn[-1] + 1)
+        assert digest(early.personal_model("c1")) == models[drawn[-1]]
+    assert len(set(drawn)) > 1
+    counts = np.bincount([derive_seed(s, "output") % 4 for s in range(400)], minlength=4)
+    assert np.abs(counts - 100).max() < 4.4 * np.sqrt(400 * 3 / 16)
 
 
 def test_blocks_are_drawn_evenly():

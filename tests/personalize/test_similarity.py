@@ -48,9 +48,34 @@ def edges(kind: str, sketch: str) -> set[tuple[int, int]]:
 WITHIN = {(i, j) for i in range(6) for j in range(i + 1, 6) if (i - j) % 2 == 0}
 
 
-@pytest.mark.parametrize("kind", ["data", "label", "model"])
-def test_neighbours_are_members_of_the_same_group(kind):
-    assert edges(kind, kind) == WITHIN
+@pytest.mark.parametrize(
+    ("kind", "sketch"),
+    [(k, k) for k in ("data", "label", "model")] + [("data", "kernel"), ("data", "feature")],
+)
+def test_neighbours_are_members_of_the_same_group(kind, sketch):
+    assert edges(kind, sketch) == WITHIN
+
+
+def test_a_feature_sketch_is_the_covariance_of_what_enters_the_head():
+    """The body is linear, so that the covariance of its features is W Cov(x) W^T."""
+    algorithm = PFedNet(graph=SimilarityGraph(sketch="feature", neighbours=2))
+    data = planted("data")
+    _, federation, local = toy_federation(algorithm, ToyTask(norm=False, dtype=torch.float64), data)
+    weight = local.model.initial()["body.weight"].numpy()
+    run_reference(federation, 1)
+    for client in data:
+        sketch = federation.server["sketches"][client.id].double().numpy()
+        expected = weight @ np.cov(client.x.numpy().T, bias=True) @ weight.T
+        assert np.abs(sketch.T @ sketch - expected).max() < 1e-6 * np.abs(expected).max()
+
+
+def test_features_need_a_head():
+    task = ToyTask(norm=False, dtype=torch.float64)
+    task.personal = ("*",)
+    algorithm = PFedNet(graph=SimilarityGraph(sketch="feature"))
+    _, federation, _ = toy_federation(algorithm, task, planted("data"))
+    with pytest.raises(ConfigError, match=r"graph\.sketch=feature compares the features"):
+        run_reference(federation, 1)
 
 
 @pytest.mark.parametrize(("kind", "sketch"), [("data", "label"), ("label", "data")])

@@ -54,6 +54,6 @@ def test_pictures_have_no_millimetres(tmp_path, caplog):
     summary, experiment = run(tmp_path / "run", *options, *small)
     assert not experiment.config.model.surface
     assert {name.partition("/")[0] for name in summary["federation"]} == {
-        *("loss", "iou", "dice", "dice_case")
+        *("loss", "iou", "iou_both", "dice", "dice_case")
     }
     assert "undefined" not in caplog.text

@@ -88,8 +88,8 @@ class Transform(Protocol):
     def active(self) -> bool:
         """Whether it changes anything."""
 
-    def __call__(self, flat: Tensor) -> Tensor:
-        """Returns the vector of shape (d,) that is encoded in place of ``flat``."""
+    def __call__(self, flat: Tensor, round: int = -1) -> Tensor:
+        """Returns the vector of shape (d,) that is encoded in place of ``flat`` in a round."""
 
 
 class Coded(NamedTuple):
@@ -200,6 +200,7 @@ class Link:
         kind: Kind,
         memory: Tensor | None = None,
         rng: np.random.Generator | None = None,
+        round: int = -1,
     ) -> Coded:
         """Turns a vector into bytes.
 
@@ -209,13 +210,14 @@ class Link:
             kind: Weights or an update.
             memory: What the sender remembers, ``(d,)``; ``None`` before the first transfer.
             rng: Source of the codec's random choices.
+            round: The round's number; -1 outside of rounds.
 
         Raises:
             ValueError: If a number leaves its type's range, be it remembered or received.
         """
         mode, flat = self.mode(kind), flat.to(working_dtype(layout))
         if mode == "plain":
-            return Coded(self.codec.encode(self._transformed(flat), rng), None, None)
+            return Coded(self.codec.encode(self._transformed(flat, round), rng), None, None)
         if mode == "reference" and memory is None:
             data = _DENSE.encode(flat)
             values = _DENSE.decode(data).to(flat)
@@ -224,7 +226,7 @@ class Link:
             memory = torch.zeros_like(flat)
         # Adds the losses; a reference or a shift is already at the other end.
         vector = flat + memory if mode == "residual" else flat - memory
-        data = self.codec.encode(self._transformed(vector), rng)
+        data = self.codec.encode(self._transformed(vector, round), rng)
         decoded = self.codec.decode(data, flat.numel()).to(vector)
         factor = 1.0
         if self._travels(mode):
@@ -270,8 +272,8 @@ class Link:
         decoded = self.codec.decode(data, length).to(device, dtype)
         return self._advance(mode, memory, decoded, factor)
 
-    def _transformed(self, flat: Tensor) -> Tensor:
-        return flat if self.transform is None else self.transform(flat)
+    def _transformed(self, flat: Tensor, round: int) -> Tensor:
+        return flat if self.transform is None else self.transform(flat, round)
 
     def _travels(self, mode: Mode) -> bool:
         """Whether the factor that scales a decoded vector travels with it."""
@@ -556,7 +558,7 @@ class Channel:
             rng = np.random.default_rng(draw)
         try:
             encoded, after = encode_part(
-                tensors, kind, link, self.buffers, before, rng, flat, layout
+                tensors, kind, link, self.buffers, before, rng, flat, layout, place.round
             )
         except (ConfigError, NonFiniteError):
             raise
@@ -623,6 +625,7 @@ def encode_part(
     rng: np.random.Generator | None = None,
     flat: Tensor | None = None,
     layout: Layout | None = None,
+    round: int = -1,
 ) -> tuple[EncodedPart, Tensor | None]:
     """Turns a part into bytes.
 
@@ -635,6 +638,7 @@ def encode_part(
         rng: Source of the codec's random choices.
         flat: The flattened tensors, if the caller has them.
         layout: Their layout, if the caller has it.
+        round: The round's number; -1 outside of rounds.
 
     Returns:
         The encoded part, and what the sender remembers if it is sent.
@@ -652,7 +656,7 @@ def encode_part(
         return EncodedPart(kind, flat.to(working_dtype(layout)), layout), None
     data, received, after = b"", None, None
     if coded or not dense:
-        data, received, after = link.encode(flat, coded, kind, memory, rng)
+        data, received, after = link.encode(flat, coded, kind, memory, rng, round)
     if dense:
         data += _DENSE.encode(_flat(tensors, dense))
     if link.zstd is not None:
@@ -744,40 +748,65 @@ class CER:
     run-length codes save on. It comes after the residual is added, as the residual then holds what
     CER took away, too, and before the codec.
 
+    pFedNet's authors advise a gamma that follows the gradients' size and changes over the rounds.
+    With ``relative`` it does the former. With an ``end`` it goes from ``gamma`` in the first round
+    to ``end`` in the last by equal factors: gamma_t = gamma (end / gamma)^(t / (rounds - 1)).
+
     Attributes:
         gamma: How strongly neighbours are pulled together; 0: not at all, infinity: to zero.
         relative: Whether gamma is multiplied by the mean magnitude of the vector, so that it means
             the same in every round; otherwise it is absolute.
+        end: The gamma of the last round, more than 0; ``None``: that of the first.
+        rounds: After how many rounds the end is reached.
 
     Raises:
-        ConfigError: If gamma is negative.
+        ConfigError: If gamma is negative, or a change of it is not defined.
 
     Example:
         >>> import torch
         >>> cer = CER(gamma=0.5, relative=False)
         >>> cer(torch.tensor([4.0, 1.0, 2.0]))
         tensor([3.5000, 1.5000, 1.5000])
+        >>> [CER(gamma=4.0, end=1.0, rounds=3).strength(t) for t in (0, 1, 2, 3, -1)]
+        [4.0, 2.0, 1.0, 1.0, 1.0]
     """
 
     gamma: float = 0.0
     relative: bool = True
+    end: float | None = None
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
             raise ConfigError(f"cer.gamma must be 0 or more, not {self.gamma}.")
+        if self.end is not None and not (0 < self.gamma < math.inf and 0 < self.end < math.inf):
+            raise ConfigError(
+                f"cer.end={self.end} changes cer.gamma={self.gamma} by equal factors, so both must "
+                "be more than 0 and finite; set cer.end=null for a constant one."
+            )
 
     @property
     def active(self) -> bool:
         """Whether it changes anything."""
         return self.gamma > 0
 
-    def __call__(self, flat: Tensor) -> Tensor:
+    def strength(self, round: int) -> float:
+        """Returns gamma in a round; outside of rounds the smaller end, which loses least."""
+        if self.end is None:
+            return self.gamma
+        if round < 0:
+            return min(self.gamma, self.end)
+        way = min(1.0, round / max(1, self.rounds - 1))
+        return self.gamma * float(self.end / self.gamma) ** way
+
+    def __call__(self, flat: Tensor, round: int = -1) -> Tensor:
         """Returns the vector of shape (d,) that is coded in place of finite ``flat`` (d,)."""
+        gamma = self.strength(round)
         if not self.relative or flat.numel() == 0:
-            return fused_lasso(flat, self.gamma)
+            return fused_lasso(flat, gamma)
         mean = float(flat.double().abs().mean())
         # Infinity times zero is not a number, but the zero vector is its own solution.
-        return fused_lasso(flat, self.gamma * mean if mean else 0.0)
+        return fused_lasso(flat, gamma * mean if mean else 0.0)
 
 
 def compress(data: bytes, level: int = 3) -> bytes:

@@ -28,6 +28,8 @@ class LinearRegression(nn.Module):
         in_channels: Number of features F.
         out_channels: Number of outcomes, 1.
         spread: Coefficients start uniformly in [-spread, spread].
+        link: Of the generalised linear model: the sum is the mean (``identity``) or its logarithm
+            (``log``, for counts and rates).
 
     Shapes:
         ``(B, F)`` to ``(B, 1)``. Parameters: ``linear.weight (1, F)``, ``linear.bias (1,)``.
@@ -43,8 +45,15 @@ class LinearRegression(nn.Module):
     personal: ClassVar[tuple[str, ...]] = ("*",)
 
     @checked("model.network")
-    def __init__(self, in_channels: int, out_channels: int = 1, spread: Spread = 0.0) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 1,
+        spread: Spread = 0.0,
+        link: Literal["identity", "log"] = "identity",
+    ) -> None:
         super().__init__()
+        self.link = link
         if out_channels != 1:
             raise ConfigError(
                 f"Linear regression predicts one number, and these data have {out_channels} "
@@ -55,7 +64,7 @@ class LinearRegression(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the outcomes ``(B, 1)`` of features ``(B, F)``."""
         outcome: Tensor = self.linear(x)
-        return outcome
+        return outcome.exp() if self.link == "log" else outcome
 
 
 class LogisticRegression(nn.Module):
@@ -69,12 +78,15 @@ class LogisticRegression(nn.Module):
         in_channels: Number of features F.
         out_channels: Number of classes K, at least 2.
         spread: Coefficients start uniformly in [-spread, spread].
+        link: Of the generalised linear model: ``logit``, or for two classes ``probit``, where the
+            probability of class 1 is the normal distribution function of the weighted sum.
 
     Shapes:
         ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
 
     Raises:
-        ConfigError: If there are fewer than two classes, or the spread is negative.
+        ConfigError: If there are fewer than two classes, or more than two with ``probit``, or the
+            spread is negative.
 
     Example:
         >>> net = LogisticRegression(in_channels=30, out_channels=2)
@@ -85,8 +97,20 @@ class LogisticRegression(nn.Module):
     personal: ClassVar[tuple[str, ...]] = ("*",)
 
     @checked("model.network")
-    def __init__(self, in_channels: int, out_channels: int = 2, spread: Spread = 0.0) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 2,
+        spread: Spread = 0.0,
+        link: Literal["logit", "probit"] = "logit",
+    ) -> None:
         super().__init__()
+        self.link = link
+        if link == "probit" and out_channels != 2:
+            raise ConfigError(
+                f"link=probit is for two classes, and these data have {out_channels}; choose "
+                "model.network.link=logit."
+            )
         if out_channels < 2:
             raise ConfigError(
                 f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "
@@ -97,6 +121,8 @@ class LogisticRegression(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the logits ``(B, K)`` of features ``(B, F)``."""
         free = self.linear(x)
+        if self.link == "probit":  # the logit of the probability, so that all else stays as it is
+            free = torch.special.log_ndtr(free) - torch.special.log_ndtr(-free)
         return torch.cat([torch.zeros_like(free[:, :1]), free], dim=1)
 
 

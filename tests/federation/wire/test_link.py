@@ -10,11 +10,12 @@ import torch
 
 from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import layout_of
-from medfed.federation.wire.channel import CER, Link
+from medfed.federation.wire.channel import CER, Channel, Link, Place
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
+from medfed.federation.wire.message import Message
 from medfed.functional.fused_lasso import fused_lasso
 from tests.sweeps import sweep
 
@@ -129,6 +130,25 @@ def test_cer_comes_after_the_residual_and_before_the_codec() -> None:
         expected = codec.decode(codec.encode(fused_lasso(total, gamma)))
         np.testing.assert_array_equal(got, expected.numpy())
         residual = total - expected
+
+
+def test_cer_changes_over_the_rounds_by_equal_factors() -> None:
+    """Of g = (5, 1), mean 3, while w_1 stays above w_2: w_1 = 5 - 3 gamma, and w_2 = 1."""
+    link = Link(Dense("float64"), cer=CER(1.0, end=0.01, rounds=5), feedback=False)
+    vector = {"w": torch.tensor([5.0, 1.0], dtype=torch.float64)}
+    message = Message("fit", {"shared": vector}, kinds={"shared": "update"})
+    found = []
+    for number in range(7):
+        packet, _ = Channel(up=link).encode(message, "up", Place("c", number))
+        found.append(Channel(up=link).decode(packet, "up")[0].parts["shared"]["w"].tolist())
+    gammas = [*np.geomspace(1.0, 0.01, 5), 0.01, 0.01]
+    assert np.allclose(found, [[5 - 3 * g, 1.0] for g in gammas], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("values", [{"gamma": 0.0, "end": 1.0}, {"gamma": 1.0, "end": 0.0}])
+def test_a_change_of_cer_from_or_to_nothing_is_refused(values) -> None:
+    with pytest.raises(ConfigError, match="by equal factors, so both must be more than 0"):
+        CER(**values)
 
 
 def test_cer_alone_makes_a_lossy_link() -> None:

@@ -1,0 +1,228 @@
+"""Personal entries of a tensor: w = Mx + Nz where M and N select single entries, not whole tensors.
+
+``linear.weight[:, 3]`` names the entries of a tensor as PyTorch indexes it: a column of a first
+layer is what its outputs read of one input, a row is all that leads to one output. Such a tensor
+becomes two parameters of the network, vectors of its shared and of its personal entries, from which
+each forward pass puts it together. All else, such as codecs, checkpoints and methods, sees named
+parameters as ever. pFedNet, Equation 1: M and N are 0/1 selection matrices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import (
+    is_parametrized,
+    register_parametrization,
+    remove_parametrizations,
+)
+
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.tensors import Tensors
+
+_INDEXED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<index>[^\[\]]+)\]")
+_ITEM = re.compile(r"-?\d+|(?:-?\d+)?:(?:-?\d+)?(?::-?\d+)?|\.\.\.")
+_PLACE = "parametrizations."
+
+
+class Entries(nn.Module):
+    """A tensor from the vector of its shared entries and that of its personal ones.
+
+    Args:
+        personal: Which entries are personal: bool, of the tensor's shape.
+
+    Example:
+        >>> entries = Entries(torch.tensor([[False, True], [False, True]]))
+        >>> shared, personal = entries.right_inverse(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> shared.tolist(), personal.tolist(), entries(shared, personal).tolist()
+        ([1.0, 3.0], [2.0, 4.0], [[1.0, 2.0], [3.0, 4.0]])
+    """
+
+    personal: Tensor
+    order: Tensor
+
+    def __init__(self, personal: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("personal", personal, persistent=False)
+        # A stable sort of the mask lists the shared entries first; its inverse puts them back.
+        order = personal.flatten().int().argsort(stable=True).argsort()
+        self.register_buffer("order", order, persistent=False)
+
+    def forward(self, shared: Tensor, personal: Tensor) -> Tensor:
+        """Returns the tensor."""
+        return torch.cat([shared, personal])[self.order].view(self.personal.shape)
+
+    def right_inverse(self, whole: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the vectors of its shared and of its personal entries."""
+        return whole[~self.personal], whole[self.personal]
+
+
+def divide(network: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Makes parameters of the entries that patterns such as ``head.weight[0]`` name, in place.
+
+    The network computes what it did. A network that is divided so already stays as it is.
+
+    Args:
+        network: Any module.
+        patterns: Globs of names, which stay as they are, and tensors with an index.
+
+    Returns:
+        Globs: in place of a tensor with an index, the name of its personal entries.
+
+    Raises:
+        ConfigError: If an index names no entry, all entries, or entries that do not train alone.
+
+    Example:
+        >>> network = nn.Linear(3, 1)
+        >>> divide(network, ["bias", "weight[:, 2]"])
+        ('bias', 'parametrizations.weight.original1')
+        >>> [(name, len(entry)) for name, entry in network.named_parameters()]
+        [('bias', 1), ('parametrizations.weight.original0', 2), \
+('parametrizations.weight.original1', 1)]
+    """
+    globs, masks = [], dict[str, Tensor]()
+    known = _tensors(network)
+    for pattern in patterns:
+        found = _INDEXED.fullmatch(pattern) if isinstance(pattern, str) else None
+        if not found or any(fnmatchcase(entry, pattern) for entry in known):
+            globs.append(pattern)  # in a glob, brackets are a set of characters
+            continue
+        name = found["name"]
+        if name not in known:
+            raise ConfigError(
+                f"The personal pattern {pattern!r} names entries of {name}, which is no tensor of "
+                f"the model{did_you_mean(name, known)}."
+            )
+        mask = masks.get(name, torch.zeros(known[name].shape, dtype=torch.bool))
+        masks[name] = mask | _mask(pattern, found["index"], mask.shape)
+    for name, mask in masks.items():
+        if bool(mask.all()):
+            raise ConfigError(
+                f"The personal patterns of {name} name all of its {mask.numel()} entries; write "
+                f"{name!r} alone."
+            )
+        globs.append(_registered(network, name, mask))
+    return tuple(globs)
+
+
+def joined(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
+    """Returns entries of a divided network under the names of the plain one.
+
+    Example:
+        >>> network = nn.Linear(3, 1)
+        >>> _ = divide(network, ["weight[:, 2]"])
+        >>> weights = {n: t.detach() for n, t in network.named_parameters()}
+        >>> {n: tuple(t.shape) for n, t in joined(network, weights).items()}
+        {'bias': (1,), 'weight': (1, 3)}
+    """
+    whole = dict(weights)
+    for name, (place, entries) in _divided(network).items():
+        if f"{place}0" in whole:
+            shared, personal = whole.pop(f"{place}0"), whole.pop(f"{place}1")
+            order = entries.order.to(shared.device)
+            whole[name] = torch.cat([shared, personal])[order].view(entries.personal.shape)
+    return whole
+
+
+def parted(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
+    """Undoes :func:`joined`."""
+    parts = dict(weights)
+    for name, (place, entries) in _divided(network).items():
+        if name in parts:
+            vectors = entries.cpu().right_inverse(parts.pop(name).cpu())
+            parts |= {f"{place}{n}": vector for n, vector in enumerate(vectors)}
+    return parts
+
+
+def _divided(network: nn.Module) -> dict[str, tuple[str, Entries]]:
+    """The divided tensors by name: where their vectors stand, and how they are put together."""
+    found = {}
+    for prefix, module in network.named_modules():
+        for leaf, chain in getattr(module, "parametrizations", {}).items():
+            if isinstance(chain[0], Entries):
+                prefix = f"{prefix}." if prefix else ""
+                found[prefix + leaf] = (f"{prefix}{_PLACE}{leaf}.original", chain[0])
+    return found
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """The parameters, with those that are divided already."""
+    named = dict(network.named_parameters(remove_duplicate=False))
+    return named | {name: entries.personal for name, (_, entries) in _divided(network).items()}
+
+
+def _mask(pattern: str, index: str, shape: Sequence[int]) -> Tensor:
+    items = [item.strip() for item in index.split(",")]
+    sizes = " x ".join(map(str, shape))
+    if wrong := [item for item in items if not _ITEM.fullmatch(item)]:
+        raise ConfigError(
+            f"The personal pattern {pattern!r} has the index {wrong[0]!r}; write numbers and "
+            f"ranges such as [:, 3] for a tensor of {sizes} entries, or the name of an input of a "
+            "table, in model.personal."
+        )
+    mask = torch.zeros(tuple(shape), dtype=torch.bool)
+    try:
+        mask[tuple(map(_item, items))] = True
+    except (IndexError, ValueError):
+        mask.zero_()
+    if not bool(mask.any()):
+        raise ConfigError(
+            f"The personal pattern {pattern!r} names no entry: the tensor has {sizes} entries, "
+            "numbered from 0."
+        )
+    return mask
+
+
+def _item(text: str) -> int | slice | object:
+    if text == "...":
+        return ...
+    if ":" not in text:
+        return int(text)
+    return slice(*(int(end) if end else None for end in text.split(":")))
+
+
+def _registered(network: nn.Module, name: str, mask: Tensor) -> str:
+    """Divides a tensor unless it is divided so; returns the name of its personal entries."""
+    place, _, leaf = name.rpartition(".")
+    module = network.get_submodule(place)
+    if is_parametrized(module, leaf):
+        if torch.equal(module.parametrizations[leaf][0].personal.cpu(), mask):  # type: ignore[index]
+            return f"{place}.{_PLACE}{leaf}.original1".lstrip(".")
+        remove_parametrizations(module, leaf)
+    tensor = getattr(module, leaf)
+    named = network.named_parameters(remove_duplicate=False)
+    names = [n for n, t in named if t is tensor]
+    if len(names) > 1 or name in getattr(network, "frozen_entries", ()):
+        why = f"is also called {names[1]}" if len(names) > 1 else "is frozen"
+        raise ConfigError(f"Entries of {name} cannot be personal: this tensor {why}.")
+    register_parametrization(module, leaf, Entries(mask.to(tensor.device)))
+    return f"{place}.{_PLACE}{leaf}.original1".lstrip(".")
+
+
+def numbered(pattern: str, inputs: Sequence[str]) -> str:
+    """Replaces the name of an input in an index by its number.
+
+    Args:
+        pattern: A pattern of the personal part.
+        inputs: The names of the inputs, in order.
+
+    Example:
+        >>> numbered("linear.weight[:, sex=m]", ["age", "sex=m"]), numbered("head.*", ["age"])
+        ('linear.weight[:, 1]', 'head.*')
+    """
+    found = _INDEXED.fullmatch(pattern)
+    if not found:
+        return pattern
+    items = [item.strip() for item in found["index"].split(",")]
+    unknown = [item for item in items if not _ITEM.fullmatch(item) and item not in inputs]
+    if unknown and len(items) > 1:
+        raise ConfigError(
+            f"The personal pattern {pattern!r} names {unknown[0]}, which is no input of these data"
+            f"{did_you_mean(unknown[0], inputs)}; the inputs are {', '.join(inputs)}."
+        )
+    places = [str(inputs.index(item)) if item in inputs else item for item in items]
+    return f"{found['name']}[{', '.join(places)}]"

@@ -1,0 +1,95 @@
+"""DIANA with momentum and a proximal step: gradient descent on compressed gradient differences.
+
+Mishchenko, Gorbunov, Takac, Richtarik: Distributed learning with compressed gradient differences,
+2019 (arXiv:1901.09269), Algorithm 1:
+
+    min sum_i p_i f_i(w) + R(w),   R(w) = l1 |w|_1 + (l2 / 2) |w|^2
+    g = sum_i p_i (h_i + C(grad f_i(w) - h_i)),   h_i <- h_i + a C(grad f_i(w) - h_i)
+    v <- beta v + g,   w <- prox_{gamma R}(w - gamma v)
+
+| symbol | here |
+|---|---|
+| w, v | ``server["shared"]``, ``server["momentum"]`` |
+| C; a, h_i | the codec ``codec.up``; ``channel.up.shift``, memory of the channel at both ends |
+| beta, l1, l2 | ``beta``, ``l1``, ``l2`` |
+| gamma | the optimizer's step size in the round |
+| p_i | ``weighting``; the paper's are 1/N |
+
+C must be unbiased (``randomk``, ``qsgd``, ``terngrad``). Without a codec the method is heavy-ball
+proximal gradient descent.
+
+Deviation: a gradient covers an epoch. BatchNorm's statistics follow the batches of the round's
+steps, which move no parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Annotated, ClassVar
+
+import torch
+from torch.nn.functional import softshrink
+
+from medfed.common.checks import check_not_negative, within
+from medfed.common.tensors import State, Tensors, add, select
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
+from medfed.federation.client import Client
+from medfed.federation.split import ParameterSplit
+from medfed.federation.wire.message import Message
+from medfed.personalize.gradient_base import GradientMethod
+
+
+@dataclass(frozen=True)
+class DIANA(GradientMethod):
+    """One model, stepped by the server.
+
+    Attributes:
+        beta: The momentum, in [0, 1).
+        l1: Weight of |w|_1.
+        l2: Weight of |w|^2 / 2.
+    """
+
+    beta: Annotated[float, within("[0, 1)")] = 0.9
+    l1: Annotated[float, check_not_negative] = 0.0
+    l2: Annotated[float, check_not_negative] = 0.0
+    leaves: ClassVar[tuple[str, ...]] = ("gradient", "statistics")
+    averaged: ClassVar[tuple[str, ...]] = leaves
+    coded: ClassVar[tuple[str, ...]] = ("gradient",)
+    card: ClassVar[Card] = replace(
+        GradientMethod.card,
+        paper="Mishchenko et al. 2019",
+        besides="an epoch's gradient, BatchNorm's batches",
+        up={"weights": 1, "statistics": 1},
+        server={"shared": 1, "weights": 1},
+        tune={"beta": Range(0.5, 0.97, log=False)},
+        touches="gradients",
+    )
+
+    def draws(self, steps: int, epoch: int) -> int:
+        """Those of an epoch."""
+        return epoch
+
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """The momentum starts at 0."""
+        server, client = super().init(weights, split, clients)
+        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
+        return {**server, "momentum": zero}, client
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """Moves v by the mean gradient, then w."""
+        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
+        v = add(self.mean(server, replies, "gradient"), server["momentum"], self.beta)
+        # All rates are equal, unless a site sends another number.
+        rate = median(m.scalars["rate"] for m in replies.values())
+        ahead = add(select(server["shared"], v), v, -rate)
+        moved = {n: softshrink(t, rate * self.l1) / (1 + rate * self.l2) for n, t in ahead.items()}
+        shared = {**server["shared"], **moved, **self.statistics(server, replies)}
+        return {**server, "shared": shared, "momentum": v}
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Returns the gradient at w."""
+        w = {**message.parts["shared"], **client.state["personal"]}
+        return self.reply(client, message, w, {"gradient": client.gradient(w)})
