@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
@@ -177,7 +178,7 @@ def _mask(pattern: str, index: str, shape: Sequence[int]) -> Tensor:
     return mask
 
 
-def _item(text: str) -> int | slice | object:
+def _item(text: str) -> int | slice | EllipsisType:
     if text == "...":
         return ...
     if ":" not in text:
@@ -190,7 +191,7 @@ def _registered(network: nn.Module, name: str, mask: Tensor) -> str:
     place, _, leaf = name.rpartition(".")
     module = network.get_submodule(place)
     if is_parametrized(module, leaf):
-        if torch.equal(module.parametrizations[leaf][0].personal.cpu(), mask):  # type: ignore[index]
+        if torch.equal(_divided(network)[name][1].personal.cpu(), mask):
             return f"{place}.{_PLACE}{leaf}.original1".lstrip(".")
         remove_parametrizations(module, leaf)
     tensor = getattr(module, leaf)

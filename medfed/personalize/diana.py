@@ -5,7 +5,7 @@ Mishchenko, Gorbunov, Takac, Richtarik: Distributed learning with compressed gra
 
     min sum_i p_i f_i(w) + R(w),   R(w) = l1 |w|_1 + (l2 / 2) |w|^2
     g = sum_i p_i (h_i + C(grad f_i(w) - h_i)),   h_i <- h_i + a C(grad f_i(w) - h_i)
-    v <- beta v + g,   w <- prox_{gamma R}(w - gamma v)
+    v <- beta v + g,   w <- prox_{gamma R / (1 - beta)}(w - gamma v)
 
 | symbol | here |
 |---|---|
@@ -18,8 +18,10 @@ Mishchenko, Gorbunov, Takac, Richtarik: Distributed learning with compressed gra
 C must be unbiased (``randomk``, ``qsgd``, ``terngrad``). Without a codec the method is heavy-ball
 proximal gradient descent.
 
-Deviation: a gradient covers an epoch. BatchNorm's statistics follow the batches of the round's
-steps, which move no parameter.
+Deviations:
+- The printed prox_{gamma R} weakens R by 1 - beta: at rest v is g / (1 - beta).
+- A gradient covers an epoch. BatchNorm's statistics follow the batches of the round's steps, which
+  move no parameter.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class DIANA(GradientMethod):
         # All rates are equal, unless a site sends another number.
         rate = median(m.scalars["rate"] for m in replies.values())
         ahead = add(select(server["shared"], v), v, -rate)
-        moved = {n: softshrink(t, rate * self.l1) / (1 + rate * self.l2) for n, t in ahead.items()}
+        way = rate / (1 - self.beta)
+        moved = {n: softshrink(t, way * self.l1) / (1 + way * self.l2) for n, t in ahead.items()}
         shared = {**server["shared"], **moved, **self.statistics(server, replies)}
         return {**server, "shared": shared, "momentum": v}
 

@@ -125,7 +125,9 @@ class HeteroFL(FedAvg):
         for name, tensor in message.parts["shared"].items():
             model[name] = torch.zeros_like(client.weights[name])
             corner(model[name], tensor.shape).copy_(tensor)
-        return {n: alone(t, shapes[n]) for n, t in model.items()}
+        # Statistics of missing channels have no effect, as these channels have no weight.
+        whole = client.split.buffers
+        return {n: t if n in whole else alone(t, shapes[n]) for n, t in model.items()}
 
 
 def corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -65,7 +65,7 @@ class LAG(GradientMethod):
         up={"weights": 1, "statistics": 1},
         at_most=True,
         server={"shared": 1, "weights": 1},
-        client={"personal": 1, "weights": 2},
+        client={"personal": 1, "weights": 1},
         tune={"laziness": Range(0.1, 10.0)},
         touches="gradients",
     )

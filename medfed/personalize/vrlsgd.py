@@ -66,6 +66,6 @@ class VRLSGD(FedAvg):
         shift = add(client.state["shift"], astray, 1 / reach)
         # The gradient of a linear term is its slope, so each step is along grad f_i - d_i.
         end = client.train(start, penalty=Linear({n: -t for n, t in shift.items()}))
-        reach = torch.tensor(client.reach(client.steps), dtype=torch.float64)
-        client.state |= {"end": select(end, before), "shift": shift, "reach": {"steps": reach}}
+        steps = torch.tensor(client.reach(client.steps), dtype=torch.float64)
+        client.state |= {"end": select(end, before), "shift": shift, "reach": {"steps": steps}}
         return end

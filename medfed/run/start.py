@@ -9,6 +9,7 @@ a network, and describes the result.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -491,7 +492,13 @@ def _part(
     if part == "all":
         return None
     if part in ("shared", "personal"):
-        split = build(config.algorithm).split(task.network, task.personal, config.buffers)
+        network = copy.deepcopy(task.network)
+        split = build(config.algorithm).split(network, task.personal, config.buffers)
+        if float_entries(network).keys() != float_entries(task.network).keys():
+            raise ConfigError(
+                f"init.part={part}: single entries of tensors are personal, and weights are read "
+                "tensor by tensor; set init.part=all."
+            )
         names: Sequence[str] = split.shared if part == "shared" else split.personal
         if not names:
             raise ConfigError(f"init.part={part}: this method has no {part} part.")

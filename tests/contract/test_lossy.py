@@ -80,5 +80,6 @@ def test_a_cohort_of_all_keeps_one_reference(name, setting):
         for key, t in memory.items()
         if key.startswith("reference/shared/")
     ]
-    assert len(set(held)) <= 1
+    # Clients of unequal parts are sent unequal ones.
+    assert len(set(held)) <= (len(fed.ids) if fed.algorithm.card.at_most else 1)
     assert all(torch.isfinite(t).all() for m in ends[0].values() for t in m.values())

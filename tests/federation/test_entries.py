@@ -155,6 +155,8 @@ def test_a_run_keeps_a_feature_by_name(tmp_path):
         path.unlink()
     resume(again, *keys)
     assert outcome(again) == outcome(folder)
+    with pytest.raises(ConfigError, match=r"read tensor by tensor; set init\.part=all"):
+        run(tmp_path / "third", *keys, f"init.weights={folder}", "init.part=shared")
     client = done.clients[0]
     export_run(checked(load([f"run={folder}", f"client={client}"], "export")))
     rows = torch.rand(3, weights.shape[2])

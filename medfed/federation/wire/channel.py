@@ -797,7 +797,7 @@ class CER:
         if round < 0:
             return min(self.gamma, self.end)
         way = min(1.0, round / max(1, self.rounds - 1))
-        return self.gamma * float(self.end / self.gamma) ** way
+        return float(self.gamma * (self.end / self.gamma) ** way)
 
     def __call__(self, flat: Tensor, round: int = -1) -> Tensor:
         """Returns the vector of shape (d,) that is coded in place of finite ``flat`` (d,)."""
