@@ -303,7 +303,8 @@ def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> d
         values = {"iou": np.where(some, iou, np.nan), "dice": np.where(some, dice, np.nan)}
         with np.errstate(divide="ignore", invalid="ignore"):
             hits, predicted, labelled = total.T
-            wrong = (predicted + labelled - 2 * hits) / (w * cases["voxels"][rows]).sum(1)
+            voxels = (w * cases["voxels"][rows].astype(float)).sum(1)
+            wrong = (predicted + labelled - 2 * hits) / voxels
             # accuracy / (2 - accuracy): intersections and unions summed over both classes
             values["iou_both"] = (1 - wrong) / (1 + wrong)
         by_case = {"dice_case": iou_and_dice(each)[1].numpy()}
