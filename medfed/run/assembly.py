@@ -23,7 +23,7 @@ from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
-from medfed.federation.entries import numbered
+from medfed.federation.entries import divide, numbered
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import (
     ParameterSplit,
@@ -166,7 +166,8 @@ def personal_part(
         return ()
     network, method = task.network, type(build(config.algorithm)).__name__
     if task.personal:
-        shared = ParameterSplit.of(network, task.personal).parameters("shared")
+        trial = copy.deepcopy(network)  # where single entries are personal, it is divided
+        shared = ParameterSplit.of(trial, divide(trial, task.personal)).parameters("shared")
         if "*" not in task.personal and not shared:  # "*" says that it means the whole network
             raise ConfigError(
                 f"model.personal=[{', '.join(task.personal)}] matches every parameter of this "
