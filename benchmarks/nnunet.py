@@ -66,7 +66,7 @@ def data_of(name: str, folder: Path, scratch: Path) -> tuple[str, ...]:
     if name == "brats":
         two = ("data.reader.hospitals=2", "partition=auto")
         return ("data=brats_folder", f"data.path={folder}", *two)
-    small = ("data.generated.shape=[44,40,16]", "data.generated.patients=5")
+    small = ("data.generated.shape=[44,40,12]", "data.generated.patients=4")
     return (f"data.root={folder}", "data.generated.hospitals=2", *small)
 
 

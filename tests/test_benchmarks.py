@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("adapters.py --ranks 4 --width 48", "( 1.08%)"),
         ("round_overhead.py --rounds 1 --clients 2 --blocks 1", "medfed / peer:"),
+        (
+            "nnunet.py generated FOLDER/new --rounds 1 --steps 1 --seeds 1 --memory 0.01 "
+            "--features 4",
+            "agreed plans ",
+        ),
         ("layouts.py --steps 1 --networks small_cnn", "| small_cnn | 32×1×32×32 |"),
         ("network_lasso.py --largest 4", "ns/column"),
         ("loading.py --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2", "2-D nnunet"),
