@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from medfed.benchmark.advice import ALONE, Advice, Gain, composed
-from medfed.benchmark.main import advise
-from medfed.benchmark.work import run_cell
+from medfed.benchmark.advice import ALONE, Advice, Gain, advise, composed
 from medfed.common.scores import smaller_is_better
 from medfed.functional.statistics import difference, percentiles
 from medfed.records.cells import Cell, cell_key, read_cell, write_cell
+from medfed.run.cell import run_cell
 
 METHODS = ("fedavg", "finetune", "ditto", "fedrep", "pfednet")  # as in configs/advise.yaml
 

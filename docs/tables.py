@@ -39,11 +39,10 @@ import yaml
 
 from medfed.benchmark.tasks import sentences_of
 from medfed.functional.statistics import Difference
-from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Judged, Report
 from medfed.reports.report import page as report_page
 from medfed.reports.report import table_csv
-from medfed.reports.sentences import answer, short_of
+from medfed.reports.sentences import answer, card, short_of, undecided
 from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Against, Gain, Harm, Verdict

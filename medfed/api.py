@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import nn
@@ -65,35 +65,24 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
     return Run(folder)
 
 
-def _by_name(
-    function: Callable[Concatenate[Algorithm, _Others], Federated],
-) -> Callable[Concatenate[Algorithm | str, _Others], Federated]:
-    """Lets a method be given by the name that ``algorithm=`` has it by.
+@functools.wraps(_federate)
+def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated:
+    """As `medfed.federation.reference.federate`; a method may be given by its name.
 
     Without a personal part, a known network has its default one. A list of networks are the models
     of a method that trains several; what they say is mixed.
     """
-
-    @functools.wraps(function)
-    def federate(
-        algorithm: Algorithm | str, *others: _Others.args, **keys: _Others.kwargs
-    ) -> Federated:
-        method = algorithm
-        if isinstance(method, str):
-            method = build(load([f"algorithm={method}"]).algorithm)
-        network = others[0] if others else keys.get("network")
-        if isinstance(network, list | tuple):
-            several: Any = Canonical(copy.deepcopy(network), ["*"], activation="identity")
-            keys.pop("network", None)
-            return function(method, several, *others[1:], **keys)  # type: ignore[arg-type]
-        if isinstance(network, nn.Module):
-            keys.setdefault("personal", default_personal(network))
-        return function(method, *others, **keys)
-
-    return federate  # type: ignore[return-value]  # whose first argument has its name, too
-
-
-federate = _by_name(_federate)
+    method: Any = algorithm
+    if isinstance(algorithm, str):
+        method = build(load([f"algorithm={algorithm}"]).algorithm)
+    network = others[0] if others else keys.get("network")
+    if isinstance(network, list | tuple):
+        several = Canonical(copy.deepcopy(network), ["*"], activation="identity")
+        keys.pop("network", None)
+        return _federate(method, several, *others[1:], **keys)
+    if isinstance(network, nn.Module):
+        keys.setdefault("personal", default_personal(network))
+    return _federate(method, *others, **keys)
 
 
 def _written(value: Any) -> str:

@@ -12,6 +12,7 @@ that it cannot judge, and the patients that a verdict would take.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from medfed.benchmark import runner
+from medfed.benchmark.main import check_computed
 from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
 from medfed.common.console import file_names, in_markdown, say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, MedfedError, few
-from medfed.common.files import digest, write_json
+from medfed.common.files import digest, write_json, write_text, writing
 from medfed.common.seeding import derive_seed
 from medfed.common.templates import filled
 from medfed.config.check import several
@@ -421,19 +424,19 @@ class Cost:
     """The cost of a run of all rounds, estimated from the runs of the pilot.
 
     Attributes:
-        up: Bytes of all hospitals to the server.
-        down: Bytes of the server to all hospitals.
-        hours: CPU hours of all hospitals together, on a core of this machine.
+        bytes_up: Of all hospitals to the server.
+        bytes_down: Of the server to all hospitals.
+        cpu_hours: Of all hospitals together, on a core of this machine.
     """
 
-    up: float
-    down: float
-    hours: float
+    bytes_up: int
+    bytes_down: int
+    cpu_hours: float
 
     @property
-    def sent(self) -> float:
+    def sent(self) -> int:
         """Bytes both ways."""
-        return self.up + self.down
+        return self.bytes_up + self.bytes_down
 
 
 @dataclass(frozen=True)
@@ -527,15 +530,7 @@ class Advice:
             "cannot_tell": self.open,
             "no_difference_shown": self.rivals,
             "methods": {
-                name: {
-                    **asdict(judged),
-                    "mean": self.task.raw(judged.mean),
-                    "cost": {
-                        "bytes_up": round(judged.cost.up),
-                        "bytes_down": round(judged.cost.down),
-                        "cpu_hours": float(f"{judged.cost.hours:.4g}"),
-                    },
-                }
+                name: {**asdict(judged), "mean": self.task.raw(judged.mean)}
                 for name, judged in self.methods.items()
             },
             "constant": {"name": self.floor[0], "mean": self.task.raw(self.floor[1])},
@@ -641,7 +636,8 @@ def _cost(progress: Progress, scores: Scores, times: float) -> Cost:
     seconds = [float(r["cpu_seconds"]) for r in progress.final.values()]
     more = float(np.mean([_growth(result, times) for result in progress.final.values()]))
     up, down = (more * sent for sent in scores.sent)
-    return Cost(up, down, float(np.median(seconds)) * times / 3600)
+    hours = float(np.median(seconds)) * times / 3600
+    return Cost(round(up), round(down), float(f"{hours:.4g}"))
 
 
 def _growth(result: Mapping[str, Any], times: float) -> float:
@@ -729,7 +725,7 @@ def _tables(advice: Advice) -> tuple[Table, Table]:
     methods, hospitals = [], []
     for one in sorted(advice.methods.values(), key=lambda j: -_known(j.mean)):
         gain = (one.gain.text, one.gain.says) if one.gain else ("", "")
-        cost = size(round(one.cost.sent)), duration(one.cost.hours)
+        cost = size(one.cost.sent), duration(one.cost.cpu_hours)
         methods.append((one.name, f"{advice.task.raw(one.mean):.4f}", *gain, *cost))
     for client, of in advice.methods[advice.shown].hospitals.items():
         says = VERDICT[of.says] + (f": {of.why}" if of.why else "")
@@ -760,3 +756,71 @@ def print_advice(advice: Advice, command: str) -> None:
     for title, table in zip(titles, _tables(advice), strict=True):
         console.print(table.printed(title))
     say(console, *rest, _of_costs(advice), f"To train so: {command}")
+
+
+def advise(
+    overrides: Sequence[str],
+    methods: Sequence[str],
+    *,
+    folds: int = 5,
+    repeats: int = 2,
+    rounds: int | None = None,
+    out: Path = Path("outputs/advice"),
+    workers: int = 1,
+    quiet: bool = False,
+) -> tuple[Advice, Path]:
+    """Runs the pilot's cells that are missing, then writes and prints the advice.
+
+    Args:
+        overrides: The user's overrides for ``medfed train``, without a method.
+        methods: The methods to compare; training alone always runs.
+        folds: The number of folds of the cross-validation.
+        repeats: How often to repeat the cross-validation with other folds.
+        rounds: Rounds of a run of the pilot; None: as many as the user's.
+        out: The folder for cells; the advice goes to a folder in it, one per question.
+        workers: Processes; 0 computes in this one.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The advice, and its folder.
+
+    Raises:
+        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
+    """
+    asked = question(overrides, folds, repeats)
+    out = out.expanduser()
+    with writing(out, "choose another out=FOLDER"):
+        names = [ALONE, *(m for m in methods if m != ALONE)]
+        groups = pilots(asked, names, out, rounds)
+        folder = out / _name(asked, groups)
+        console = wide_console()
+        if not quiet:
+            say(console, _begins(asked, groups))
+        broken = runner.run_groups(groups, out, workers, quiet)
+    check_computed(broken, "runs of the pilot", "runs")
+    found = choose(asked, runner.found_groups(groups, out))
+    with writing(folder, "choose another out=FOLDER"):
+        write_json(folder / "advice.json", found.plain())
+        write_text(folder / "advice.md", markdown(found, _advice_command(asked, found)))
+    if not quiet:
+        print_advice(found, _advice_command(asked, found))
+        say(console, f"Advice: {folder / 'advice.md'}")
+    return found, folder
+
+
+def _name(asked: Question, groups: Sequence[Pilot]) -> str:
+    """A name from the keys of all cells, so that no advice overwrites another."""
+    # The content of the divisions is among them.
+    keys = [cell.key for group in groups for cell in group.final(0)]
+    return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
+
+
+def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
+    rounds = groups[0].config(groups[0].variants[0]).rounds
+    many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": rounds}
+    return filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip()
+
+
+def _advice_command(asked: Question, advice: Advice) -> str:
+    method = advice.use or ALONE
+    return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

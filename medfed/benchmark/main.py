@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.benchmark import advice as pilot
 from medfed.benchmark import runner, tasks
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.suite import wanted_of
-from medfed.common.console import file_names, say, wide_console
+from medfed.common.console import say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
-from medfed.common.files import digest, write_json, write_text, writing
-from medfed.common.templates import filled
+from medfed.common.files import writing
 from medfed.records.cells import stale_cells
 from medfed.reports.findings import Report
 from medfed.reports.report import print_tables, write
@@ -87,11 +84,21 @@ def benchmark(
     if not quiet:
         print_tables(report)
         say(console, *report.sentences, f"Report: {out / 'report' / 'report.html'}")
-    _check_computed(broken, "cells", "cells")
+    check_computed(broken, "cells", "cells")
     return report
 
 
-def _check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
+def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
+    """Says what could not be computed, if anything.
+
+    Args:
+        broken: The reason by place.
+        what: What was to be computed.
+        kept: What of it is kept.
+
+    Raises:
+        MedfedError: If there is any.
+    """
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(
@@ -123,71 +130,3 @@ def _missing(progress: Sequence[runner.Progress], out: Path) -> list[str]:
         f"Stale cells are not in this report, as their settings, data, code or libraries have "
         f"changed: {', '.join(stale[:3])}{more}; run the benchmark to compute them again."
     ]
-
-
-def advise(
-    overrides: Sequence[str],
-    methods: Sequence[str],
-    *,
-    folds: int = 5,
-    repeats: int = 2,
-    rounds: int | None = None,
-    out: Path = Path("outputs/advice"),
-    workers: int = 1,
-    quiet: bool = False,
-) -> tuple[pilot.Advice, Path]:
-    """Runs the pilot's cells that are missing, then writes and prints the advice.
-
-    Args:
-        overrides: The user's overrides for ``medfed train``, without a method.
-        methods: The methods to compare; training alone always runs.
-        folds: The number of folds of the cross-validation.
-        repeats: How often to repeat the cross-validation with other folds.
-        rounds: Rounds of a run of the pilot; None: as many as the user's.
-        out: The folder for cells; the advice goes to a folder in it, one per question.
-        workers: Processes; 0 computes in this one.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The advice, and its folder.
-
-    Raises:
-        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
-    """
-    asked = pilot.question(overrides, folds, repeats)
-    out = out.expanduser()
-    with writing(out, "choose another out=FOLDER"):
-        names = [pilot.ALONE, *(m for m in methods if m != pilot.ALONE)]
-        groups = pilot.pilots(asked, names, out, rounds)
-        folder = out / _name(asked, groups)
-        console = wide_console()
-        if not quiet:
-            say(console, _begins(asked, groups))
-        broken = runner.run_groups(groups, out, workers, quiet)
-    _check_computed(broken, "runs of the pilot", "runs")
-    advice = pilot.choose(asked, runner.found_groups(groups, out))
-    with writing(folder, "choose another out=FOLDER"):
-        write_json(folder / "advice.json", advice.plain())
-        write_text(folder / "advice.md", pilot.markdown(advice, _advice_command(asked, advice)))
-    if not quiet:
-        pilot.print_advice(advice, _advice_command(asked, advice))
-        say(console, f"Advice: {folder / 'advice.md'}")
-    return advice, folder
-
-
-def _name(asked: pilot.Question, groups: Sequence[pilot.Pilot]) -> str:
-    """A name from the keys of all cells, so that no advice overwrites another."""
-    # The content of the divisions is among them.
-    keys = [cell.key for group in groups for cell in group.final(0)]
-    return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
-
-
-def _begins(asked: pilot.Question, groups: Sequence[pilot.Pilot]) -> str:
-    rounds = groups[0].config(groups[0].variants[0]).rounds
-    many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": rounds}
-    return filled(Path(__file__).parent / "templates" / "begins.txt", asked=asked, **many).strip()
-
-
-def _advice_command(asked: pilot.Question, advice: pilot.Advice) -> str:
-    method = advice.use or pilot.ALONE
-    return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

@@ -56,8 +56,6 @@ class Group:
     @cached_property
     def settings(self) -> list[dict[str, float]]:
         """The settings that are tried, the default first."""
-        if self.arm is not None and not self.arm.tuned:
-            return [{}]
         space = suites.search_space(self.card, Range(*self.suite.lr))
         return suites.points(space, self.size.trials)
 

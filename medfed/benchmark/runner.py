@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from medfed.benchmark.plan import Group, best_trial
-from medfed.benchmark.work import run_cell
 from medfed.common.console import Steps
 from medfed.common.errors import ConfigError, RankError, first_line
 from medfed.common.files import locked
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.records.cells import Cell, read_cell, write_cell
+from medfed.run.cell import run_cell
 
 Result = dict[str, Any]
 SCRATCH = "medfed-benchmark-"
@@ -201,7 +201,7 @@ def _pool(workers: int) -> Iterator[Executor]:
         yield _Here()
         return
     context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    context.set_forkserver_preload(["medfed.benchmark.work"])
+    context.set_forkserver_preload(["medfed.run.cell"])
     with scratch() as folder:
         pool = WatchedPool(workers, mp_context=context, initializer=_begin, initargs=(folder,))
         try:

@@ -41,7 +41,6 @@ class Arm:
         overrides: Its changes, which come before tuned values.
         times: Whole numbers of the configuration that are multiplied, by key, at any size alike.
         variant: The task; empty: the one on which methods are tuned.
-        tuned: Whether it has the settings that were tuned for the method, or its defaults.
         splits: Of how many splits, at most; None: of all.
         name: Its name.
     """
@@ -50,7 +49,6 @@ class Arm:
     overrides: tuple[str, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict)
     variant: str = ""
-    tuned: bool = True
     splits: Annotated[int, Meta(ge=1)] | None = None
     name: str = ""
 

@@ -104,7 +104,7 @@ def _listed(value: Any) -> list[str]:
 def main(config: RunDescription) -> None:
     """Runs the pilot, then writes and prints the advice."""
     with loading():
-        from medfed.benchmark.main import advise
+        from medfed.benchmark.advice import advise
 
     asked = config.values
     advise(

@@ -30,7 +30,7 @@ def main(given: Sequence[str]) -> None:
 
     console = wide_console()
     _print(console, "This machine", doctor.machine(Path.cwd()))
-    _print(console, "Optional packages", [("W&B", doctor.wandb_login()), *doctor.extras()])
+    _print(console, "Optional packages", doctor.extras())
     wrong = list(doctor.mistakes(Path.cwd()))
     for sentence in wrong:
         print(f"wrong: {sentence}")

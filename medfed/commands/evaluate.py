@@ -27,7 +27,7 @@ def onboard(config: Section, folder: Path) -> None:
 
 def subsets(config: Section, folder: Path) -> None:
     """Evaluates the run on subsets of the channels, writes the scores and prints the tables."""
-    from medfed.run.subsets import measure_subsets, print_subsets, write_subsets
+    from medfed.run.evaluation import measure_subsets, print_subsets, write_subsets
 
     given = config.subsets
     wanted = [str(s) for s in given] if isinstance(given, list) else str(given)
@@ -67,7 +67,7 @@ def main(config: Section) -> None:
         return
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.run.evaluation import evaluate_run
-    from medfed.run.printed import print_summary
+    from medfed.run.results import print_summary
 
     print_summary(evaluate_run(folder, str(config.split)), folder)
 

@@ -106,7 +106,7 @@ LIBRARIES = (
     *("torch", "pytorch-lightning", "monai", "numpy", "scipy", "scikit-learn", "numba"),
     *("nibabel", "SimpleITK", "pillow"),
 )
-ROOT = "medfed.benchmark.work"  # what runs a cell
+ROOT = "medfed.run.cell"  # what runs a cell
 # The data's content is part of a result; their path and cache are not.
 _PLACES = ("data.path", "data.root", "data.cache", "threads", "source", "checkpoint")
 _SAMPLE = 1 << 16  # bytes of each file that a fingerprint reads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,24 +34,19 @@ def save_prediction(
         )
 
 
-def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dict[str, Case]:
-    """Reads the predictions of several runs on the same slices.
+def read_predictions(method: str, folder: Path, clients: Sequence[str]) -> dict[str, Case]:
+    """Reads the predicted slices of a run.
 
     Args:
-        folders: Method to run folder.
-        clients: All clients of the runs.
+        method: The name of its method.
+        folder: The run folder.
+        clients: All clients of the run.
 
     Returns:
-        Per client the image, its truth, each method's probabilities, and the channels' names.
+        Per client the image, its truth, the method's probabilities, and the channels' names.
     """
-    saved_slices = [
-        (method, client, path)
-        for method, folder in folders.items()
-        for client, path in sorted(
-            RunFolder(folder).files("predictions", clients).items(), key=lambda item: item[1].stem
-        )
-        if path.is_file()
-    ]
+    files = RunFolder(folder).files("predictions", clients).items()
+    saved_slices = sorted((path.stem, c, path) for c, path in files if path.is_file())
     if not saved_slices:
         return {}
     import torch  # late, as Matplotlib: tables of finished runs need neither
@@ -59,13 +54,10 @@ def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dic
     from medfed.models.contours import Case
 
     cases: dict[str, Case] = {}
-    for method, client, path in saved_slices:
+    for _, client, path in saved_slices:
         with reading(path), np.load(path, allow_pickle=False) as saved:
             keys = ("image", "truth", "probability")
             image, truth, prob = (torch.from_numpy(saved[k]).float() for k in keys)
             names = tuple(saved["channels"].tolist() if "channels" in saved else ())
-        known = cases.get(client, Case(image, truth, {}, names))
-        if torch.equal(known.truth, truth):
-            probabilities = {**known.probabilities, method: prob}
-            cases[client] = known._replace(probabilities=probabilities)
+        cases[client] = Case(image, truth, {method: prob}, names)
     return cases

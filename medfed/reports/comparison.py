@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +21,14 @@ from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
 from medfed.common.scores import interval, number, smaller_is_better
 from medfed.common.templates import filled
+from medfed.reports import subsets, sweeps, task_pictures
 from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.report import TEMPLATES, print_tables
 from medfed.reports.runs import common_folder, find_runs
 from medfed.reports.tables import Table
 
-# Modules of this folder with a function ``find`` from the comparison to a Finding, in the order of
-# the report.
-FINDINGS = ("task_pictures", "sweeps", "subsets")
+# Modules with a function ``find`` from the comparison to a Finding, in the order of the report.
+FINDINGS = (task_pictures, sweeps, subsets)
 STATISTICS = ("mean", "sd", "worst")
 _HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit into the width of a terminal
@@ -249,8 +248,8 @@ def compare_runs(
     comparison = compare(folders, metric, pictures=kind != "none")
     folder = common_folder(folders) if out is None else out.expanduser()
     finding = Finding(tables={"comparison": to_csv(comparison)})
-    for name in FINDINGS:
-        finding += import_module(f"medfed.reports.{name}").find(comparison)
+    for module in FINDINGS:
+        finding += module.find(comparison)
     if kind == "none":
         finding = replace(finding, pictures={})
     _refuse_others_files(folder, (*finding.tables, *finding.pictures, "comparison"))

@@ -27,7 +27,6 @@ from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
 from medfed.records.folder import Run, RunFolder
 from medfed.reports.charts import COLOURS, Look, Picture, svg
-from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Report, report_on
 from medfed.reports.runs import (
     check_same_patients,
@@ -38,7 +37,7 @@ from medfed.reports.runs import (
     pool,
     without_repeats,
 )
-from medfed.reports.sentences import details, ends_of
+from medfed.reports.sentences import card, details, ends_of, undecided
 from medfed.reports.tables import (
     BRIEF,
     PAPER,

@@ -154,8 +154,8 @@ def _path(name: str, key: str, methods: Sequence[Method], metric: str) -> Path:
         for place, run in enumerate(method.runs):
             known = measured(run)
             planted = known.get("planted_groups")
-            scores = {s: method.scores(metric, s)[place] for s in ("mean", "worst")}
-            scores |= {score: known.get(score) for score in MEASURED}
+            scores: dict[str, Any] = {score: known.get(score) for score in MEASURED}
+            scores |= {s: method.scores(metric, s)[place] for s in ("mean", "worst")}
             points.append(Point(float(method.setting(key)), run.seed, scores))
     return Path(name, metric, tuple(points), planted)
 

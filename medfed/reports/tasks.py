@@ -407,7 +407,7 @@ def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
         name: The method's.
         clients: Its clients.
     """
-    cases = read_predictions({name: run.folder}, clients)
+    cases = read_predictions(name, run.folder, clients)
     model = run.config.model
     if not cases or select(run.config, "model.threshold") is None:
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import netrc
 import os
 import platform
 import shutil
@@ -149,15 +148,3 @@ def mistakes(folder: Path) -> Iterator[str]:
             nearest = nearest.parent
         if not os.access(nearest, os.W_OK | os.X_OK):
             yield f"medfed cannot write to {folder / place}: choose another folder by {key}."
-
-
-def wandb_login() -> str:
-    """Says whether runs with ``logger=wandb`` are sent; does not use the network."""
-    if os.environ.get("WANDB_API_KEY"):
-        return "found a key in WANDB_API_KEY: W&B gets the runs"
-    try:
-        known = netrc.netrc().authenticators("api.wandb.ai")
-    except (OSError, netrc.NetrcParseError):
-        known = None
-    who = "found a login in netrc, which logger.offline=false uses" if known else "no login"
-    return f"{who}: runs stay offline in their folder until you call wandb sync"

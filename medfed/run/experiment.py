@@ -52,10 +52,10 @@ from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.run.assembly import next_to_outputs, read_data, task_for
 from medfed.run.claim import SameEverywhere
+from medfed.run.cohort import cohort_record, print_cohort, print_plan
 from medfed.run.federating import federate, statistics_of
 from medfed.run.intervals import Examined
 from medfed.run.loggers import NO_LOGGER, remember
-from medfed.run.overview.table import cohort_record, print_cohort, print_plan
 from medfed.run.privacy import print_hidden, print_protections, protections
 from medfed.run.start import Account, Start
 

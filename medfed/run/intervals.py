@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.console import shown
-from medfed.common.files import csv_text
 from medfed.common.scores import federation_statistics, smaller_is_better
 from medfed.datamodules.splits import Split
 from medfed.functional.scores import CPM, Floats, froc_scores
@@ -254,29 +253,6 @@ def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[s
         n: federation_statistics([m[n] for m in clients.values()], smaller_is_better(n))
         for n in next(iter(clients.values()))
     }
-
-
-def to_csv(summary: Mapping[str, Any]) -> str:
-    """Returns a line per place and metric: value, interval, patients, undefined resamples."""
-    intervals = summary["intervals"]
-    means = {n: over["mean"] for n, over in summary["federation"].items()}
-    places = [
-        *(("client", c, summary["clients"][c], ends) for c, ends in intervals["clients"].items()),
-        ("mean over clients", "", means, intervals["mean"]),
-        ("pooled", "", summary["pooled"], intervals["pooled"]),
-    ]
-    everyone = sum(intervals["patients"].values())
-    lines = [
-        [
-            *(place, client, name, values[name], low, high),
-            intervals["patients"].get(client, everyone),
-            intervals["undefined"].get(client, {}).get(name, 0),
-        ]
-        for place, client, values, ends in places
-        for name, (low, high) in ends.items()
-    ]
-    head = ("place", "client", "metric", "value", "low", "high", "patients", "undefined_resamples")
-    return csv_text(head, lines)
 
 
 def doubts(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:

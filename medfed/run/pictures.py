@@ -220,7 +220,7 @@ def draw_run(
     figures["froc"] = froc_curves(examined(experiment))
     figures["survival"] = survival_curves(examined(experiment))
     method = type(federation.algorithm).__name__.lower()
-    if cases := read_predictions({method: experiment.folder}, federation.ids):
+    if cases := read_predictions(method, experiment.folder, federation.ids):
         figures["contours"] = experiment.task.picture(cases)
     return figures if memberships is None else {**figures, **membership_figures(memberships)}
 

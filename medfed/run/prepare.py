@@ -1,5 +1,7 @@
 """``medfed prepare``: makes the cache before training and shows the clients.
 
+Contact sheets show random training samples of every client, as its model gets them.
+
 With a model, it also prints which parts of the network are shared and which are personal.
 """
 
@@ -8,26 +10,38 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from rich.markup import escape
 from rich.tree import Tree
-from torch import nn
+from torch import Tensor, nn
 
-from medfed.common.console import size, wide_console
-from medfed.common.figures import save_figures
+from medfed.common.console import caption, size, wide_console
+from medfed.common.figures import colours, save_figures
 from medfed.common.files import write_json, write_text, writing
+from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.config.description import RunDescription
 from medfed.config.spelling import key_of
+from medfed.datamodules.augmentation import augmented
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Store
 from medfed.datamodules.cache.volumes import CachedDataModule
+from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.patches import painted
 from medfed.federation.split import Block, ParameterSplit, blocks
+from medfed.models.contours import region_colours
+from medfed.models.segmentation_meter import slice_with_most
 from medfed.records.places import Places, refuse_full
-from medfed.run.overview.table import cohort_record, print_cohort, to_csv
+from medfed.run.cohort import cohort_record, print_cohort, to_csv
 
 _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")
@@ -113,9 +127,6 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     Raises:
         DataError: If the folder cannot be written.
     """
-    # Imported here, as it takes a while.
-    from medfed.run.overview.pictures import augmentation_sheet, contact_sheet
-
     cohort = cohort_record(data)
     print_cohort(cohort, lines=len(cohort.clients))
     with writing(folder, "set folder to another folder"):
@@ -227,3 +238,243 @@ def _grow(
 
 def _percent(part: int, whole: int) -> str:
     return f"({100 * part / max(1, whole):.2g} %)"
+
+
+Pixels = NDArray[np.float32]
+Sample = tuple[Pixels, Pixels]
+Scale = tuple[float, float]
+Extent = tuple[float, float, float, float]
+
+# Okabe and Ito's colours, which people with colour-vision deficiency can distinguish.
+_CLASSES = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#F0E442", "#000000")
+_TILES = 12  # in a row, about
+_STEP = 1.1  # from tile to tile, of which 1 is the picture
+_GROUP = 0.3  # more between samples of several channels
+_ROWS, _CHOICE = 5, 16  # clients whose augmentation is drawn, and samples that one is chosen from
+_COLOUR = ("red", "green", "blue")
+
+
+def class_colours(count: int) -> list[str]:
+    """Returns a colour per class: Okabe and Ito's colours, or a colour scale for many classes.
+
+    Example:
+        >>> class_colours(2), len(class_colours(10))
+        (['#56B4E9', '#D55E00'], 10)
+    """
+    return colours(count, _CLASSES)
+
+
+def contact_sheet(data: FederatedDataModule) -> Figure | None:
+    """Draws a row of training samples per client: the same samples for the same seed.
+
+    A sample is a strip of its channels (a photograph in red, green and blue is one tile). The tile
+    of a channel that the client lacks is empty. A coloured frame shows the class; contours show the
+    regions. A volume is shown by its axial slice with most of the regions, or its middle one.
+    The grey values of a channel mean the same in the whole sheet.
+
+    Args:
+        data: A data module, after `setup`.
+
+    Returns:
+        The figure; None if the samples are no images.
+    """
+    clients = list(data.clients.values())
+    if len(clients[0].train["image"].shape) < 4:
+        return None
+    strips = 1 if data.channel_names == _COLOUR else data.in_channels
+    count = max(2, _TILES // strips)
+    samples = [_draw_samples(client, count, data.seed) for client in clients]
+    lefts = [n * _pitch(strips) + c * _STEP for n in range(count) for c in range(strips)]
+    names = list(data.channel_names) * count if strips > 1 else []
+    ticks = [x + 0.5 for x in lefts][: len(names)]
+    return _sheet(data, clients, samples, [[*range(strips)]] * len(clients), ticks, names)
+
+
+def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
+    """Draws one augmented training sample of each of the first clients.
+
+    A row shows the original sample, then several augmented versions; some of these may equal the
+    original. Of several channels it shows the first that the client has.
+
+    Args:
+        data: A data module, after `setup`.
+
+    Returns:
+        The figure; None without augmentation.
+    """
+    clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
+    if not clients or len(clients[0].train["image"].shape) < 4:
+        return None
+    samples = [_draw_augmented(client, data.seed) for client in clients]
+    first = [[int(client.channels.int().argmax())] for client in clients]
+    ticks = [0.5, (_TILES + 1) / 2 * _STEP]
+    return _sheet(data, clients, samples, first, ticks, ["original", "augmented"])
+
+
+def _sheet(
+    data: FederatedDataModule,
+    clients: Sequence[ClientData],
+    rows: Sequence[Sequence[Sample]],
+    channels: Sequence[Sequence[int]],
+    ticks: Sequence[float],
+    names: Sequence[str],
+) -> Figure:
+    """Draws a row of samples per client, each as a strip of some channels, with names on top."""
+    photographs = data.channel_names == _COLOUR
+    scales = _scales([np.stack([image for image, _ in samples]) for samples in rows])
+    count, strips = len(rows[0]), len(channels[0])
+    figure, axes = _empty([client.id for client in clients], count, strips)
+    for row, (client, samples, shown) in enumerate(zip(clients, rows, channels, strict=True)):
+        held = client.channels.numpy()
+        for n, (image, label) in enumerate(samples):
+            left = n * _pitch(strips)
+            if photographs:
+                picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
+                picture[~held] = 0
+                axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
+            for k, c in enumerate(shown):
+                if not photographs:
+                    _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(held[c]))
+                if label.ndim == 3 and (photographs or held[c]):
+                    _contours(axes, label, left + k * _STEP, row)
+            if label.ndim == 0:
+                extent = _extent(left, row, image[0])
+                _frame(axes, int(label), data.class_names, extent, (strips - 1) * _STEP)
+    axes.set(xlim=(-0.05, count * _pitch(strips) - 0.05 - _GROUP * (strips > 1)))
+    axes.set(ylim=(len(clients) * _STEP, -0.08))
+    axes.set_yticks(
+        [row * _STEP + 0.5 for row in range(len(clients))], [caption(c.id) for c in clients]
+    )
+    axes.set_xticks(ticks, names)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, labelsize=9)
+    axes.tick_params(axis="x", labelsize=7 if strips > 1 else 9, pad=1)
+    axes.spines[:].set_visible(False)
+    _legend(figure, data)
+    return figure
+
+
+def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
+    """A sample, chosen among those with most of the regions, and augmented versions of it."""
+    assert client.augment is not None
+    order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
+    batch = client.samples(torch.from_numpy(order[:_CHOICE]))
+    held = (batch["label"].flatten(1) > 0).sum(dim=1)
+    chosen = int(held.argmax()) if batch["label"].ndim > 2 else 0
+    image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
+    images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
+    key = derive_seed(seed, "augmentation sheet", client.id)
+    new, moved = augmented(client.augment, images, labels, key)
+    new = new * client.channels.view(-1, *[1] * (new.ndim - 2))
+    return _flat([(image[0], label[0]), *zip(new, moved, strict=True)])
+
+
+def _pitch(strips: int) -> float:
+    """From sample to sample."""
+    return strips * _STEP + _GROUP * (strips > 1)
+
+
+def _draw_samples(client: ClientData, count: int, seed: int) -> list[Sample]:
+    """Images (C, h, w), and labels: classes () or regions (R, h, w)."""
+    order = numpy_rng(seed, "contact sheet", client.id).permutation(client.num_samples)[:count]
+    batch = client.samples(torch.from_numpy(order))
+    return _flat(zip(batch["image"].cpu(), batch["label"].cpu(), strict=True))
+
+
+def _flat(samples: Iterable[tuple[Tensor, Tensor]]) -> list[Sample]:
+    """One slice of each volume; volumes with regions are in RAS and turned so that front is up."""
+    flat = []
+    for image, label in samples:
+        if boxes := label.ndim == 2:
+            label = painted(label, image.shape[1:])
+        regions = label.ndim > 1
+        if image.ndim == 4:
+            depth = image.shape[-1] // 2
+            if regions and label.any():
+                depth = slice_with_most(label.permute(3, 0, 1, 2))
+            image, label = image[..., depth], label[..., depth] if regions else label
+        if regions and not boxes:  # which are in LPS
+            image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
+        flat.append((image.numpy(), label.numpy()))
+    return flat
+
+
+def _scales(images: Sequence[Pixels]) -> list[Scale]:
+    """The values for black and white of every channel: [-1, 1] if fixed, else percentiles."""
+    pooled = np.concatenate(images).swapaxes(0, 1)
+    if np.abs(pooled).max() <= 1 + 1e-5:
+        return [(-1.0, 1.0)] * len(pooled)
+    scales = []
+    for channel in pooled:
+        inside = channel[channel != 0]
+        low, high = np.percentile(inside, (1, 99)) if len(inside) else (0.0, 0.0)
+        scales.append((float(low), float(max(high, low + 1e-6))))
+    return scales
+
+
+def _unit(channel: Pixels, scale: Scale) -> Pixels:
+    low, high = scale
+    return (channel - low) / (high - low)
+
+
+def _extent(left: float, row: int, picture: Pixels) -> Extent:
+    """The extent of a picture: in a unit square whose longer side it fills, rows downwards."""
+    height, width = (side / max(picture.shape[:2]) for side in picture.shape[:2])
+    x, y = left + (1 - width) / 2, row * _STEP + (1 - height) / 2
+    return x, x + width, y + height, y
+
+
+def _tile(axes: Axes, image: Pixels, scale: Scale, left: float, row: int, present: bool) -> None:
+    if not present:
+        corner = (left + 0.02, row * _STEP + 0.02)
+        axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec="0.6", lw=0.8, ls=":"))
+        return
+    low, high = scale
+    if scale != (-1.0, 1.0):  # z-scored: exact zeros are background
+        image = np.where(image == 0, low, image)
+    extent = _extent(left, row, image)
+    axes.imshow(image, cmap="gray", vmin=low, vmax=high, extent=extent, interpolation="nearest")
+
+
+def _contours(axes: Axes, label: Pixels, left: float, row: int) -> None:
+    x0, x1, y1, y0 = _extent(left, row, label[0])
+    height, width = label.shape[1:]
+    x = x0 + (np.arange(width) + 0.5) * (x1 - x0) / width
+    y = y0 + (np.arange(height) + 0.5) * (y1 - y0) / height
+    for region, colour in zip(label, region_colours(len(label)), strict=True):
+        if region.min() < 0.5 < region.max():
+            axes.contour(x, y, region, levels=[0.5], colors=[colour], linewidths=0.9)
+
+
+def _frame(axes: Axes, label: int, names: Sequence[str], extent: Extent, more: float) -> None:
+    """A frame in the colour of the class around a tile and the `more` to its right."""
+    x0, x1, y1, y0 = extent
+    colour = class_colours(len(names))[label]
+    axes.add_patch(Rectangle((x0, y0), x1 - x0 + more, y1 - y0, fill=False, ec=colour, lw=2.2))
+    if len(names) > len(_CLASSES):  # too many for colours alone
+        box = {"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.8}
+        axes.text(x0 + 0.07, y0 + 0.1, names[label][:8], size=7, va="top", bbox=box)
+
+
+def _empty(names: Sequence[str], count: int, strips: int) -> tuple[Figure, Axes]:
+    inch = 0.62 if len(names) > 8 else 0.8
+    beside = 0.5 + 0.085 * max(map(len, names))
+    size = (count * _pitch(strips) * inch + beside, len(names) * _STEP * inch + 0.9)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.set(aspect="equal", anchor="E")
+    return figure, axes
+
+
+def _legend(figure: Figure, data: FederatedDataModule) -> None:
+    """Legend of classes or regions, unless there are too many for colours."""
+    regions = next(iter(data.clients.values())).train["label"].shape
+    many = len(data.class_names) > len(_CLASSES)
+    if many and len(regions) == 1:
+        return
+    palette = region_colours if len(regions) > 1 else class_colours
+    lines = [
+        Line2D([], [], color=colour, lw=2.5, label=name)
+        for colour, name in zip(palette(len(data.class_names)), data.class_names, strict=True)
+    ]
+    figure.legend(handles=lines, loc="outside lower center", ncols=5, fontsize=9, frameon=False)

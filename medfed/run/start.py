@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError, few, first_line
-from medfed.common.files import sha256, write_json
+from medfed.common.errors import CheckpointError, ConfigError, few
+from medfed.common.files import write_json
 from medfed.common.seeding import torch_rng
 from medfed.common.templates import filled
 from medfed.common.tensors import Tensors, first_non_finite
@@ -298,7 +297,6 @@ def _places(network: nn.Module, entries: Iterable[str]) -> dict[str, str]:
 
 TASK = "model._target_"
 FACTS = ("${in_channels}", "${out_channels}", "${spatial_dims}")  # the data decide them
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -462,8 +460,7 @@ def restore(network: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: If the folder's copy is missing, torn or of another network.
     """
-    run = RunFolder(folder)
-    about, path = read_json(run.start_json, StartRecord), run.start_safetensors
+    path = RunFolder(folder).start_safetensors
     tensors, entries = read_tensors(path), float_entries(network)
     with reading(path):
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in entries.items()}:
@@ -471,18 +468,6 @@ def restore(network: nn.Module, folder: Path) -> None:
         with torch.no_grad():
             for name, entry in entries.items():
                 entry.copy_(tensors[name])
-    for file, sha in about.files.items():
-        try:
-            changed = Path(file).is_file() and sha256(Path(file)) != sha
-        except OSError as error:
-            _log.warning("%s cannot be compared (%s).", file, first_line(error))
-            continue
-        if changed and rank() == 0:
-            _log.warning(
-                "%s has changed since this run started from it; the run uses its copy in %s.",
-                file,
-                path,
-            )
 
 
 def _part(

@@ -35,9 +35,9 @@ from medfed.models.task import TaskModule
 from medfed.reports.look import write_look
 from medfed.reports.tables import Table
 from medfed.run.assembly import task_for, unread_data
+from medfed.run.cohort import cohort_record, print_cohort
 from medfed.run.experiment import read_start
 from medfed.run.federating import federate, statistics_of
-from medfed.run.overview.table import cohort_record, print_cohort
 from medfed.run.privacy import exact, protections
 from medfed.sites import policy
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for

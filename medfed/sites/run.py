@@ -35,7 +35,7 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
-from medfed.run import assembly, claim, federating, loggers, printed, results
+from medfed.run import assembly, claim, federating, loggers, results
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
 from medfed.run.memberships import Memberships
 from medfed.sites import calls
@@ -418,7 +418,7 @@ def write(
         figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
     pictures = save_figures(run.pictures_folder, figures, config.pictures)
     loggers.end_logging(trainer.logger, pictures, summary)
-    printed.print_summary(summary, run.folder)
+    results.print_summary(summary, run.folder)
     _log.info(
         "With heads, evaluations and starts, %s went to the sites and %s came from them; "
         "traffic.csv counts each kind.",

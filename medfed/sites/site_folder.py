@@ -28,9 +28,9 @@ from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import RunFolder, save_tensors
 from medfed.run import results
+from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
 from medfed.run.federating import preprocessing
-from medfed.run.overview.table import cohort_record
 from medfed.run.privacy import Protection, protections, record
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.masks import Signer

@@ -16,7 +16,7 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.segmentation import SegmentationDataModule
-from medfed.run.overview.table import cohort_record
+from medfed.run.cohort import cohort_record
 from tests.datamodules.absent_contrasts import BRATS, LAYOUTS, write_folders
 from tests.datamodules.brats_layouts import make_head, save
 

@@ -12,7 +12,7 @@ from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, Qu
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule
-from medfed.run.overview.table import cohort_record
+from medfed.run.cohort import cohort_record
 from tests.sweeps import sweep
 
 CSV = """id,site,age,score

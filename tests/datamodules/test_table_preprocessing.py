@@ -25,7 +25,7 @@ from medfed.datamodules.tables.columns import (
     value_range,
 )
 from medfed.datamodules.tables.datamodule import TabularDataModule
-from medfed.run.overview.table import cohort_record
+from medfed.run.cohort import cohort_record
 from tests.sweeps import sweep
 
 HEADER = "hospital,age,sex,grade,crp,outcome"

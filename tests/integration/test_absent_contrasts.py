@@ -14,9 +14,9 @@ from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
+from medfed.run.evaluation import measure_subsets
 from medfed.run.experiment import reopen_selected
 from medfed.run.onboarding import hospital_at, onboard
-from medfed.run.subsets import measure_subsets
 from medfed.sites.calls import SiteError
 from tests.datamodules.absent_contrasts import write_folders
 from tests.integration.runs import IMAGING, run

@@ -16,7 +16,7 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import CONFIG_DIR, build, described, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
-from medfed.run.overview.table import cohort_record, print_cohort
+from medfed.run.cohort import cohort_record, print_cohort
 from tests.integration.runs import CLINICAL, IMAGING, data_and_task, imaging, run
 
 EXPERIMENTS = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))

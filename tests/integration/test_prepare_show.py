@@ -21,13 +21,14 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build, described, load
 from medfed.config.description import describe
 from medfed.datamodules.splits import SPLITS
-from medfed.run.overview.pictures import (
+from medfed.run.cohort import cohort_record, print_cohort
+from medfed.run.prepare import (
     augmentation_sheet,
     class_colours,
     contact_sheet,
+    prepare,
+    train_command,
 )
-from medfed.run.overview.table import cohort_record, print_cohort
-from medfed.run.prepare import prepare, train_command
 from tests.integration.runs import left_in
 
 BRATS = (

@@ -16,8 +16,7 @@ from medfed.common.console import wide_console
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.reports.methods import Finding, compare
 from medfed.reports.subsets import find, heat_map
-from medfed.run.experiment import reopen_selected
-from medfed.run.subsets import (
+from medfed.run.evaluation import (
     Subsets,
     find_subsets,
     measure_subsets,
@@ -25,6 +24,7 @@ from medfed.run.subsets import (
     table_of,
     write_subsets,
 )
+from medfed.run.experiment import reopen_selected
 from tests.integration.runs import ROOT, imaging, left_in, run
 
 COLOURS = (

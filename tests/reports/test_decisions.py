@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import judged
+from medfed.reports.sentences import card, undecided
 from medfed.reports.tasks import Scores, Task
 
 SPLITS, CLIENTS = 8, 3

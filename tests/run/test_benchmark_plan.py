@@ -273,7 +273,7 @@ def test_a_suite_of_one_s_own_is_one_file(tmp_path):
 ARMS = """
 arms:
   apart: {method: ditto, overrides: [algorithm.strength=0], splits: 1}
-  seldom: {method: ditto, times: {rounds: 0.5, local.steps: 2}, tuned: false}
+  seldom: {method: ditto, times: {rounds: 0.5, local.steps: 2}}
   wrong: {method: ditto, times: {name: 2}}
 """
 
@@ -291,7 +291,6 @@ def test_an_arm_is_its_method_with_something_changed(tmp_path):
     assert own.config["algorithm"]["strength"] == 0  # not what was tuned
     assert own.config["optimizer"]["lr"] == ditto.final(2)[0].config["optimizer"]["lr"]
     assert own.key != ditto.final(2)[0].key
-    assert not seldom.tuning()
     (own,) = seldom.final(0)
     base = ditto.final(0)[0].config
     assert (own.config["rounds"], own.config["local"]["steps"]) == (15, 40)

@@ -40,14 +40,3 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     assert told[0] == (
         f"medfed cannot write to {tmp_path}/outputs: choose another folder by hydra.run.dir=FOLDER."
     )
-
-
-def test_the_state_of_wandb_needs_no_network(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert doctor.wandb_login().startswith("no login")
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert "netrc" in doctor.wandb_login()
-    monkeypatch.setenv("WANDB_API_KEY", "x")
-    assert "W&B gets the runs" in doctor.wandb_login()

@@ -18,7 +18,7 @@ from medfed.functional.mixing import (
 )
 from medfed.personalize.client_pictures import draw_graph, draw_matrix, draw_shares
 from medfed.run.pictures import bytes_per_client, metric_curves
-from medfed.run.printed import ends_of, metric_table
+from medfed.run.results import ends_of, metric_table
 
 CLIENTS = [f"c{i}" for i in range(300)]
 

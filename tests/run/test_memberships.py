@@ -16,7 +16,7 @@ from medfed.run.memberships import (
     matched,
 )
 from medfed.run.pictures import membership_figures
-from medfed.run.printed import remarks
+from medfed.run.results import remarks
 from tests.integration.runs import resume, run
 from tests.run.test_remarks import RUN
 

@@ -163,7 +163,7 @@ def test_one_clients_model_or_what_all_have_in_common(first, tmp_path):
         Pretrained(weights=str(folder), client="hospitl_0").read()
 
 
-def test_what_is_resumed_needs_no_source(second, tmp_path, caplog):
+def test_what_is_resumed_needs_no_source(second, tmp_path):
     straight, source, _ = second
     folder, overrides = tmp_path / "resumed", (*FEDAVG, "seed=1", f"init.weights={source}")
     shutil.copytree(straight, folder)
@@ -171,10 +171,7 @@ def test_what_is_resumed_needs_no_source(second, tmp_path, caplog):
         path.unlink()
     for path in (source / "models").iterdir():
         path.write_bytes(path.read_bytes() + b" ")
-    caplog.clear()
     resume(folder, *overrides)
-    changed = [r.message for r in caplog.records if "has changed since this run" in r.message]
-    assert len(changed) == len(list((source / "models").iterdir()))
     assert outcome(folder) == outcome(straight)
     source.rename(tmp_path / "elsewhere")
     resume(folder, *overrides)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from medfed.run.printed import remarks
+from medfed.run.results import remarks
 
 RUN: dict[str, Any] = {
     "selection": ["rmse", "min"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from medfed.benchmark.work import run_cell
 from medfed.config.compose import described
 from medfed.config.description import written
+from medfed.run.cell import run_cell
 from tests.integration.runs import run
 
 KEYS = ("experiment=synthetic_ppfl", "data.clients=4", "data.samples=60", "rounds=2")

@@ -1,1 +1,0 @@
-"""Which clients take part: the table and the pictures of a cohort before training."""
