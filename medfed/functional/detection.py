@@ -78,11 +78,18 @@ def lesion_scores(cases: Mapping[str, NDArray[Any]], weights: Floats) -> dict[st
         >>> scores["lesion_cpm"].tolist(), scores["lesions_found"].tolist()
         ([0.5], [0.5])
     """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hits = weights @ (cases["found"] == HIT) / (weights @ cases["lesions"].astype(float))
+    curve = lesion_curve(cases, weights, ALARMS)
+    return dict(zip(LESION_CPM, [curve.mean(1), *curve.T, hits], strict=True))
+
+
+def lesion_curve(
+    cases: Mapping[str, NDArray[Any]], weights: Floats, alarms: tuple[float, ...]
+) -> Floats:
+    """Returns the sensitivity (W, A) at A numbers of false alarms per scan; see `lesion_scores`."""
     found = cases["found"].astype(int)
     boxes = (found == HIT) | (found == ALARM)
     lesions, scans = weights @ cases["lesions"].astype(float), weights @ (found == SCAN)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        hits = weights @ (found == HIT) / lesions
     of = cases["score"][boxes].astype(float), found[boxes] == HIT, weights[:, boxes]
-    curve = sensitivities(*of, scans, ALARMS, lesions)
-    return dict(zip(LESION_CPM, [curve.mean(1), *curve.T, hits], strict=True))
+    return sensitivities(*of, scans, alarms, lesions)

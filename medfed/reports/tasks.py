@@ -26,6 +26,7 @@ from medfed.common.scores import (
 from medfed.common.untrusted import read_rows, reading
 from medfed.config.sections import select
 from medfed.federation.wire.ledger import Ledger
+from medfed.functional.detection import lesion_scores
 from medfed.functional.scores import case_class_scores, finding_scores, outcome_scores
 from medfed.functional.statistics import RESAMPLES, patients_anew
 from medfed.functional.survival import survival_scores
@@ -379,6 +380,8 @@ def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Flo
     if module == "medfed.models.survival":
         cuts = [*map(float, model.cuts)]
         return lambda cases, w: survival_scores(cases, w, cuts, model.horizon, model.least_events)
+    if module == "medfed.models.detection":
+        return lesion_scores
     if module == "medfed.models.segmentation":
         from medfed.models.segmentation_meter import overlap_scores
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
 from medfed.common.console import caption
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
+from medfed.functional.detection import ALARM, HIT, SCAN, lesion_curve
 from medfed.functional.scores import ALARMS, Floats, sensitivities
 from medfed.functional.survival import SURVIVAL, kaplan_meier
 from medfed.records.predictions import read_predictions
@@ -41,6 +43,7 @@ def froc_curves(tested: Examined) -> Figure | None:
         A figure; None if the samples are no candidates, or no client has a lesion.
     """
     lines: dict[str, tuple[Floats, Floats]] = {}
+    among = ", among the candidates kept", "nodule candidates"
     grid = np.geomspace(ALARMS[0], ALARMS[-1], 97)
     parts = {c: (cases, tested.patients(c)) for c, cases in tested.cases.items()}
     if len(parts) > 1 and tested.complete:
@@ -52,6 +55,10 @@ def froc_curves(tested: Examined) -> Figure | None:
             count = np.array([float(scans)])
             curve = sensitivities(*of, count, tuple(grid))[0]
             lines[name] = curve, sensitivities(*of, count)[0]
+        if "lesions" in cases and cases["lesions"].any():
+            every = cases, np.ones((1, len(cases["score"])))
+            curve, points = (lesion_curve(*every, of)[0] for of in (tuple(grid), ALARMS))
+            lines[name], among = (curve, points), ("", "nodules, the missed ones among them")
     if not lines:
         return None
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -67,13 +74,74 @@ def froc_curves(tested: Examined) -> Figure | None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ALARMS, ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
     axes.set(
-        xlabel="false positives per scan, among the candidates kept",
-        ylabel="sensitivity to nodule candidates",
+        xlabel=f"false positives per scan{among[0]}",
+        ylabel=f"sensitivity to {among[1]}",
         ylim=(0, 1.02),
     )
     axes.grid(alpha=0.3)
     axes.legend(title="mean sensitivity (CPM)", **_RIGHT)
     return figure
+
+
+def detections(tested: Examined) -> Figure | None:
+    """Draws a hit, a miss and a false alarm of each client, of the first 8, on axial slices.
+
+    Circles are nodules, crosses the centres of boxes with their scores: the hit and the false alarm
+    of the highest score, and the largest nodule that no box hits. Front is up, as in radiology.
+
+    Args:
+        tested: The test cases.
+
+    Returns:
+        A figure; None if nothing is detected.
+    """
+    clients = [c for c, cases in tested.cases.items() if "lesions" in cases][:8]
+    if not clients:
+        return None
+    figure = Figure(figsize=(6.4, 0.6 + 2.1 * len(clients)), layout="constrained")
+    rows = figure.subplots(len(clients), 3, squeeze=False)
+    for row, client in zip(rows, clients, strict=True):
+        tiles = _tiles(tested, client)
+        for axes, title in zip(row, ("hit", "miss", "false alarm"), strict=True):
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if title not in tiles:
+                axes.text(0.5, 0.5, f"no {title}", ha="center", transform=axes.transAxes)
+                continue
+            _, image, at, lesions, score = tiles[title]
+            x, y, z = np.rint(at - 0.5).astype(int).clip(0, np.array(image.shape) - 1)
+            axes.imshow(image[..., z], cmap="gray", vmin=0, vmax=1)
+            for box in lesions[(lesions[:, 2] <= z + 0.5) & (lesions[:, 5] >= z + 0.5)]:
+                centre = (box[1] + box[4] - 1) / 2, (box[0] + box[3] - 1) / 2
+                axes.add_patch(Circle(centre, (box[3] - box[0]) / 2, fill=False, ec="#56B4E9"))
+            if score is not None:
+                axes.plot(at[1] - 0.5, at[0] - 0.5, "x", color="#D55E00", ms=7)
+            axes.set(xlim=(y - _HALF, y + _HALF), ylim=(x + _HALF, x - _HALF))
+            shown = "" if score is None else f", score {score:.2f}"
+            axes.set_title(f"{caption(client)}: {title}{shown}", fontsize=8)
+    return figure
+
+
+def _tiles(tested: Examined, client: str) -> dict[str, tuple[float, Any, Floats, Floats, Any]]:
+    """The best example of each kind: its rank, the scan, a place, the nodules and the score."""
+    cases = tested.cases[client]
+    best: dict[str, tuple[float, Any, Floats, Floats, Any]] = {}
+    for batch in tested.data.clients[client].eval_batches(tested.split):
+        image, label = batch["image"][0, 0].numpy(), batch["label"][0].double().numpy()
+        lesions = label[label[:, 6] == 1, :6]
+        here = (cases["case"] == int(batch["case"][0])) & (cases["found"] != SCAN)
+        places = np.stack([cases[n][here] for n in "xyz"], 1)
+        kinds, scores = cases["found"][here], cases["score"][here]
+        for title, kind in (("hit", HIT), ("false alarm", ALARM)):
+            for n in np.flatnonzero(kinds == kind)[:1]:  # boxes are sorted by their scores
+                found = float(scores[n]), image, places[n], lesions, float(scores[n])
+                best[title] = max(best.get(title, found), found, key=lambda one: one[0])
+        for box in lesions:
+            centre, radius = (box[:3] + box[3:]) / 2, (box[3:] - box[:3]) / 2
+            if not (np.square((places - centre) / radius).sum(1) <= 1).any():
+                found = float(radius.max()), image, centre, lesions, None
+                best["miss"] = max(best.get("miss", found), found, key=lambda one: one[0])
+    return best
 
 
 def survival_curves(tested: Examined) -> Figure | None:
@@ -111,6 +179,7 @@ def survival_curves(tested: Examined) -> Figure | None:
     return figure
 
 
+_HALF = 24  # voxels around a place
 _AT_RISK, _PANELS = 10, 12  # patients behind a curve; clients with one
 _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
 _UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (1, "bytes"))
@@ -218,6 +287,7 @@ def draw_run(
     if len(federation.clients) == len(federation.ids):  # otherwise the server is elsewhere
         figures |= federation.pictures()
     figures["froc"] = froc_curves(examined(experiment))
+    figures["detections"] = detections(examined(experiment))
     figures["survival"] = survival_curves(examined(experiment))
     method = type(federation.algorithm).__name__.lower()
     if cases := read_predictions(method, experiment.folder, federation.ids):
