@@ -122,3 +122,11 @@ def test_every_mutation_still_fits_its_line(family):
     for file, was, now in listed["mutations"]:
         assert (ROOT / file).read_text("utf-8").count(was) == 1, was
         assert now != was
+
+
+def test_the_page_on_detection_has_the_stored_runs():
+    """After more runs: the command of the page."""
+    detection = runpy.run_path(str(ROOT / "benchmarks" / "detection.py"))
+    stored = json.loads((ROOT / "docs" / "detection.json").read_text())
+    page = (ROOT / "docs" / "detection.md").read_text().splitlines()
+    assert {*detection["table"](stored)} <= {*page}

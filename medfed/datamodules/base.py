@@ -452,6 +452,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """The client's class of lesions, if samples are candidates in scans; else None."""
         return None
 
+    def found_places(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the boxes among the rows of ``cases.csv`` as the data set writes places."""
+        return []
+
     def test_remarks(self) -> list[str]:
         """Remarks that a reader of the test metrics needs."""
         return []

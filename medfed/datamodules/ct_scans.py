@@ -1,4 +1,4 @@
-"""Whole CT scans at one spacing, and places in them. Bundles carry this file.
+"""Whole CT scans at one spacing, and places in them.
 
 A volume has the axes of the patches of :mod:`medfed.datamodules.ct_patches`: h runs from front to
 back, w from the patient's right to left, d from foot to head. Voxel i reaches from i to i + 1.

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,13 +20,15 @@ from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.cache.store import Item, Recipe, Store
 from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.datamodules.client_data import Block, BlocksOnDemand, ClientData
-from medfed.datamodules.ct_scans import ScanSpec
+from medfed.datamodules.ct_scans import ScanSpec, world_of
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.luna16 import cached_files
 from medfed.datamodules.patches import PatchRows, Volume
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
+from medfed.datamodules.readers.volumes import read_geometry
 from medfed.datamodules.splits import SPLITS
+from medfed.functional.detection import SCAN
 
 log = logging.getLogger(__name__)
 Boxes = NDArray[np.float32]
@@ -168,6 +171,19 @@ class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
         assert self.store is not None
         used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
         return "scans", [Sample(i, i, self.store.entry(i).checksum) for i in used]
+
+    def found_places(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """See the base class: a row per box in LUNA16's columns, mm x y z of its centre."""
+        found = []
+        for series, boxes in groupby(rows, key=lambda row: str(row["patient"])):
+            grid = read_geometry(self._patients[series].files["header"], "LPS")
+            kept = [row for row in boxes if row["found"] != SCAN]
+            places = np.array([[float(row[n]) for n in "xyz"] for row in kept]).reshape(-1, 3)
+            world = world_of(grid, places, self.scan.spacing).round(4).tolist()
+            for row, (x, y, z) in zip(kept, world, strict=True):
+                place = {"seriesuid": series, "coordX": x, "coordY": y, "coordZ": z}
+                found.append({**place, "probability": row["score"]})
+        return found
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: scans on the patient grid, HU windowed to [0, 1]."""

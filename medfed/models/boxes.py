@@ -1,4 +1,4 @@
-"""Boxes of lesions from a detector's map of anchors; bundles carry this file.
+"""Boxes of lesions from a detector's map of anchors.
 
 A box is six numbers in voxels: its least and its greatest corner. Voxel i reaches from i to i + 1,
 so a flip of n voxels turns x into n - x. MONAI's parts make anchors, turn numbers into boxes and

@@ -58,6 +58,7 @@ class Places:
     metrics_csv = _Place("metrics.csv")  # validation after each round, the test at the end
     ledger_csv = _Place("ledger.csv")  # every part of every message, with its bytes
     cases_csv = _Place("cases.csv")  # what each test case gave
+    detections_csv = _Place("detections.csv")  # boxes in test scans, in LUNA16's columns
     summary_json = _Place("summary.json")
     pictures_folder = _Place("pictures")
     # What commands add to a finished run: evaluate, also evaluation_SPLIT.json and

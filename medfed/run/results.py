@@ -147,6 +147,8 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
     write_text(run.ledger_csv, experiment.module.federation.ledger.to_csv())
     if rows := cases_rows(experiment):
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
+        if found := experiment.data.found_places(rows):
+            write_text(run.detections_csv, csv_text(found[0], (row.values() for row in found)))
     summary |= findings(examined(experiment), experiment.config.seed)
     config, federation = experiment.config, experiment.module.federation
     if config.privacy != Privacy():
