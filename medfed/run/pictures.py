@@ -122,10 +122,13 @@ def detections(tested: Examined) -> Figure | None:
     return figure
 
 
-def _tiles(tested: Examined, client: str) -> dict[str, tuple[float, Any, Floats, Floats, Any]]:
+_Tile = tuple[float, Any, Floats, Floats, float | None]
+
+
+def _tiles(tested: Examined, client: str) -> dict[str, _Tile]:
     """The best example of each kind: its rank, the scan, a place, the nodules and the score."""
     cases = tested.cases[client]
-    best: dict[str, tuple[float, Any, Floats, Floats, Any]] = {}
+    best: dict[str, _Tile] = {}
     for batch in tested.data.clients[client].eval_batches(tested.split):
         image, label = batch["image"][0, 0].numpy(), batch["label"][0].double().numpy()
         lesions = label[label[:, 6] == 1, :6]
@@ -134,13 +137,13 @@ def _tiles(tested: Examined, client: str) -> dict[str, tuple[float, Any, Floats,
         kinds, scores = cases["found"][here], cases["score"][here]
         for title, kind in (("hit", HIT), ("false alarm", ALARM)):
             for n in np.flatnonzero(kinds == kind)[:1]:  # boxes are sorted by their scores
-                found = float(scores[n]), image, places[n], lesions, float(scores[n])
+                found: _Tile = float(scores[n]), image, places[n], lesions, float(scores[n])
                 best[title] = max(best.get(title, found), found, key=lambda one: one[0])
         for box in lesions:
             centre, radius = (box[:3] + box[3:]) / 2, (box[3:] - box[:3]) / 2
             if not (np.square((places - centre) / radius).sum(1) <= 1).any():
-                found = float(radius.max()), image, centre, lesions, None
-                best["miss"] = max(best.get("miss", found), found, key=lambda one: one[0])
+                lost: _Tile = float(radius.max()), image, centre, lesions, None
+                best["miss"] = max(best.get("miss", lost), lost, key=lambda one: one[0])
     return best
 
 
