@@ -1,10 +1,12 @@
 """FLamby's Fed-TCGA-BRCA: concordance per region, beside the results that FLamby publishes.
 
 Patients, regions, the split into training and test patients, and five rounds of 100 steps in
-batches of 8 are FLamby's. Features are standardised region by region, which FLamby does not do: its
-age, unscaled at a rate of 0.1, decides in which direction the last batches push. ``hazard`` is the
-discrete-time logistic hazard, ``cox`` the partial likelihood of whole regions; FLamby's is Cox's of
-batches. FLamby's five seeds change initial weights and the order of batches.
+batches of 8 are FLamby's. ``flamby`` is ``experiment=tcga_brca_flamby``, FLamby's own protocol:
+features as they are, Cox's partial likelihood of batches. Its age, unscaled at a rate of 0.1,
+decides in which direction the last batches push. In the others features are standardised region by
+region: ``standardised`` changes nothing else, ``hazard`` is the discrete-time logistic hazard,
+``cox`` the partial likelihood of whole regions. FLamby's five seeds change initial weights and the
+order of batches.
 
 Published: ``results_benchmark_fed_tcga_brca`` of github.com/owkin/FLamby, as files
 ``tcga_brca_seed42.csv`` and so on.
@@ -18,7 +20,7 @@ import argparse
 import contextlib
 import csv
 import io
-import json
+import multiprocessing
 import tempfile
 from pathlib import Path
 
@@ -29,15 +31,20 @@ from medfed.run.train import train
 
 SEEDS = (42, 43, 44, 45, 46)
 METHODS = {
-    "FedAvg": ("algorithm=fedavg",),
-    "FedProx": ("algorithm=fedprox", "algorithm.mu=0.1"),
-    "Scaffold": ("algorithm=scaffold", "optimizer.lr=0.01"),
-    "FedAdam": ("algorithm=fedadam", "optimizer.lr=0.01"),
-    "Local": ("algorithm=local",),
+    "FedAvg": "fedavg",
+    "FedProx": "fedprox",
+    "Scaffold": "scaffold",
+    "FedAdam": "fedadam",
+    "FedAdagrad": "fedadagrad",
+    "FedYogi": "fedyogi",
+    "Local": "local",
+    "Pooled Training": "pooled",
 }
-LOSSES = {
-    "hazard": (),
-    "cox": ("model.loss=cox", "data.batch_size=1000"),
+PROTOCOLS: dict[str, tuple[str, ...]] = {
+    "flamby": (),
+    "standardised": ("data.normalization=standard",),
+    "hazard": ("data.normalization=standard", "model.loss=hazard"),
+    "cox": ("data.normalization=standard", "model.loss=cox", "data.batch_size=1000"),
 }
 
 
@@ -47,33 +54,27 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def prepare(folder: Path, place: Path) -> tuple[str, ...]:
-    """Writes the table with a column of regions, and FLamby's split; returns the keys."""
+def prepare(folder: Path, table: Path) -> None:
+    """Writes the table, with columns of regions and of FLamby's split."""
     regions = {row["TSS Code"]: row["Region"] for row in rows_of(folder / "centers.csv")}
     folds = {row["pid"]: row["fold"] for row in rows_of(folder / "train_test_split.csv")}
     rows = [
-        {"region": regions[row["pid"].split("-")[1]], **row}
+        {"region": regions[row["pid"].split("-")[1]], "fold": folds[row["pid"]], **row}
         for row in rows_of(folder / "brca.csv")
         if row["pid"] in folds
     ]
-    clients: dict[str, dict[str, list[str]]] = {}
-    for row in sorted(rows, key=lambda row: row["region"]):
-        split = clients.setdefault(row["region"], {"train": [], "val": [], "test": []})
-        split[folds[row["pid"]]].append(row["pid"])
-    with (place / "table.csv").open("w", encoding="utf-8", newline="") as file:
+    with table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    (place / "splits.json").write_text(json.dumps({"clients": clients}))
-    keys = (f"data.path={place / 'table.csv'}", "partition=saved")
-    return *keys, f"partition.file={place / 'splits.json'}"
 
 
-def run_of(keys: tuple[str, ...], seed: int) -> dict[str, float]:
+def run_of(task: tuple[tuple[str, ...], int]) -> dict[str, float]:
     """Trains once, quietly; returns the concordance of each region and of all their pairs."""
+    keys, seed = task
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         more = ("logger=none", "progress=false", f"seed={seed}", f"folder={place}/run")
-        summary, _ = train(described(["experiment=tcga_brca_survival", *keys, *more]))
+        summary, _ = train(described(["experiment=tcga_brca_flamby", *keys, *more]))
     clients = {name: metrics["cindex"] for name, metrics in summary["clients"].items()}
     return {**clients, "pooled": summary["pooled"]["cindex"]}
 
@@ -85,7 +86,7 @@ def published(folder: Path, method: str) -> list[float]:
         found = [
             float(row["Metric"])
             for row in rows_of(folder / f"tcga_brca_seed{seed}.csv")
-            if (row["Method"] == f"{method}100" and row["Test"].startswith("client_test"))
+            if (row["Method"] in (method, f"{method}100") and row["Test"].startswith("client_test"))
             or (
                 method == "Local" and row["Method"] == row["Test"].replace("client_test_", "Local ")
             )
@@ -94,26 +95,52 @@ def published(folder: Path, method: str) -> list[float]:
     return means
 
 
+def told(values: list[float]) -> str:
+    """Mean and deviation over seeds, and each seed.
+
+    Example:
+        >>> told([0.5, 0.7])
+        '0.600 ± 0.141 | 0.500 0.700'
+    """
+    spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    return f"{np.mean(values):.3f} ± {spread:.3f} | {' '.join(f'{v:.3f}' for v in values)}"
+
+
 def main() -> None:
-    """Prints a row per loss and method."""
+    """Prints a row per protocol and method."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="FLamby's brca.csv, centers.csv and split")
     parser.add_argument("--published", type=Path, help="FLamby's tables of results")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="at least 2")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="at most 5")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--table", type=Path, help="only write the table there")
     options = parser.parse_args()
+    if options.table:
+        prepare(options.folder, options.table)
+        return
+    seeds = SEEDS[: options.seeds]
+    print(f"| method | whose | mean of regions ± SD | seeds {seeds} |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
-        keys = prepare(options.folder, Path(place))
-        for loss, choice in LOSSES.items():
-            for method, words in METHODS.items():
-                runs = [run_of((*keys, *choice, *words), seed) for seed in SEEDS[: options.seeds]]
-                pooled = [run.pop("pooled") for run in runs]
+        table = Path(place) / "table.csv"
+        prepare(options.folder, table)
+        asked = {
+            (m, p): (f"data.path={table}", f"algorithm={METHODS[m]}", *PROTOCOLS[p])
+            for m in options.methods
+            for p in options.protocols
+        }
+        tasks = [(keys, seed) for keys in asked.values() for seed in seeds]
+        with multiprocessing.get_context("fork").Pool(options.workers) as pool:
+            each = pool.imap(run_of, tasks)
+            for n, (method, protocol) in enumerate(asked):
+                if options.published and n % len(options.protocols) == 0:
+                    print(f"| {method} | FLamby | {told(published(options.published, method))} |")
+                runs = [next(each) for _ in seeds]
+                pooled = float(np.mean([run.pop("pooled") for run in runs]))
                 means = [float(np.mean([*run.values()])) for run in runs]
-                line = f"{loss:7} {method:9} mean of regions {np.mean(means):.3f} ± "
-                line += f"{np.std(means, ddof=1):.3f}, pairs within regions {np.mean(pooled):.3f}"
-                if options.published:
-                    theirs = published(options.published, method)
-                    line += f"; published {np.mean(theirs):.3f} ± {np.std(theirs, ddof=1):.3f}"
-                print(line, flush=True)
+                within = f"(pairs within regions {pooled:.3f})"
+                print(f"| {method} | medfed, {protocol} {within} | {told(means)} |", flush=True)
 
 
 if __name__ == "__main__":

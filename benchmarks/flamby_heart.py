@@ -17,7 +17,7 @@ What cannot be followed: initial weights and the order of batches come from othe
 values more than 3 interquartile ranges beyond the quartiles count as that limit; the deviation is
 divided by N, not N - 1. FLamby's cyclic training has no counterpart here.
 
-    python benchmarks/flamby_heart.py /path/to/heart
+    python benchmarks/flamby_heart.py /path/to/heart [--table heart.csv]
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import math
 import tempfile
 from contextlib import redirect_stdout
@@ -64,47 +63,19 @@ PUBLISHED: dict[str, tuple[tuple[int, ...], ...]] = {
     "fedyogi": _ADAPTIVE,
     "pooled": ((201,), (202,), (202,), (203,), (202,)),
 }
-_ALONE = (
-    *("optimizer=adam", "optimizer.lr=0.001", "rounds=1", "evaluation.every=1"),
-    *("local.epochs=50", "local.steps=null"),
-)
-_ADAM = ("algorithm.beta1=0.9", "algorithm.beta2=0.999", "algorithm.tau=1e-8")
 
 
-def _sgd(lr: float, *more: str) -> tuple[str, ...]:
-    return (f"optimizer.lr={lr}", "optimizer.momentum=0", *more)
-
-
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "local": _ALONE,
-    "fedavg": _sgd(0.001),
-    "fedprox": _sgd(0.001, "algorithm.mu=0.01"),
-    "scaffold": _sgd(0.001, "algorithm.server_lr=1.0"),
-    "fedadam": _sgd(0.01, "algorithm.server_lr=0.01", *_ADAM),
-    "fedadagrad": _sgd(0.003162, "algorithm.server_lr=0.316228", _ADAM[0], _ADAM[2]),
-    "fedyogi": _sgd(0.003162, "algorithm.server_lr=0.01", *_ADAM),
-    "pooled": (*_ALONE, "data.scaling=pooled"),
-}
-SHARED = (
-    *("experiment=clinical_pfednet", "data=csv", "data.label=num", "data.patient=patient"),
-    *("data.centre=centre", "data.positive=[1]", "data.categorical=[]", "data.batch_size=4"),
-    *("data.scaling=client", "data.missing_indicator=false", "partition=saved"),
-    *("model.network.spread=0.2773500981", "optimizer=sgd"),  # 1 / sqrt(13)
-    *("rounds=15", "local.steps=100", "evaluation.every=15", "logger=none", "progress=false"),
-    "pictures.format=none",
-)
-
-
-def prepare(source: Path, folder: Path) -> tuple[Path, Path]:
-    """Writes the table of all centres and the split; returns the two files."""
+def prepare(source: Path, table: Path) -> list[int]:
+    """Writes the table of all centres with the split; returns the test patients of each centre."""
     kept = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
     indicators = [("cp", 2), ("cp", 3), ("cp", 4), ("restecg", 1), ("restecg", 2)]
     names = (*kept[:2], "cp", *kept[2:5], "restecg", *kept[5:])  # the first ten columns
-    clients: dict[str, dict[str, list[str]]] = {}
-    files = folder / "heart.csv", folder / "splits.json"
-    with files[0].open("w", newline="") as file:
+    counts = []
+    with table.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
-        out.writerow(["patient", "centre", *kept, *(f"{n}_{v}" for n, v in indicators), "num"])
+        out.writerow(
+            ["patient", "centre", "split", *kept, *(f"{n}_{v}" for n, v in indicators), "num"]
+        )
         for centre in CENTRES:
             lines = (source / f"processed.{centre}.data").read_text().split()
             rows = [[cells[i] for i in (*range(10), 13)] for cells in (x.split(",") for x in lines)]
@@ -112,25 +83,26 @@ def prepare(source: Path, folder: Path) -> tuple[Path, Path]:
             known = [row for row in numbers if not any(map(math.isnan, row))]
             ill = [int(row[-1] > 0) for row in known]
             patients = [f"{centre}_{n}" for n in range(len(known))]
-            for patient, row, label in zip(patients, known, ill, strict=True):
-                of = dict(zip(names, row, strict=False))
-                coded = [int(of[name] == value) for name, value in indicators]
-                out.writerow([patient, centre, *(of[n] for n in kept), *coded, label])
             few = min(ill.count(0), ill.count(1)) <= 2
-            train, test = train_test_split(
+            _, tested = train_test_split(
                 patients, train_size=0.66, test_size=1.0 - 0.66, random_state=43,
                 stratify=None if few else ill,
             )  # fmt: skip
-            clients[centre] = {"train": train, "val": [], "test": test}
-    files[1].write_text(json.dumps({"clients": clients}))
-    return files
+            counts.append(len(tested))
+            for patient, row, label in zip(patients, known, ill, strict=True):
+                of = dict(zip(names, row, strict=False))
+                cells = [int(of[name] == value) for name, value in indicators]
+                split = "test" if patient in tested else "train"
+                out.writerow([patient, centre, split, *(of[n] for n in kept), *cells, label])
+    return counts
 
 
-def accuracies(files: tuple[Path, Path], method: str, seed: int, folder: Path) -> list[float]:
+def accuracies(table: Path, method: str, seed: int, folder: Path) -> list[float]:
     """Trains by a method; returns the accuracy on each centre's test patients."""
-    places = (f"data.path={files[0]}", f"partition.file={files[1]}", f"algorithm={method}")
+    keys = ("experiment=heart_flamby", f"data.path={table}", f"algorithm={method}")
+    quiet = ("logger=none", "progress=false", "pictures.format=none")
     with redirect_stdout(io.StringIO()):
-        run = medfed.train(*SHARED, *places, *SETTINGS[method], seed=seed, folder=folder)
+        run = medfed.train(*keys, *quiet, seed=seed, folder=folder)
     return [float(run.summary["clients"][centre]["accuracy"]) for centre in CENTRES]
 
 
@@ -143,16 +115,19 @@ def row(values: np.ndarray, tested: np.ndarray) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of processed.cleveland.data and so on")
-    parser.add_argument("--methods", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--methods", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--table", type=Path, help="only write the table there")
     args = parser.parse_args()
+    if args.table:
+        prepare(args.folder, args.table)
+        return
     head = ("method", "whose", "Cleveland", "Hungary", "Switzerland", "Long Beach", "mean", "all")
     print(f"Published: {SOURCE}")
     print(f"| {' | '.join(head)} |\n|---|---|{'---:|' * 6}")
     with tempfile.TemporaryDirectory() as folder:
-        files = prepare(args.folder, Path(folder))
-        split = json.loads(files[1].read_text())["clients"]
-        tested = np.array([len(split[c]["test"]) for c in CENTRES])
+        table = Path(folder) / "heart.csv"
+        tested = np.array(prepare(args.folder, table))
         for method in args.methods:
             known = np.array(PUBLISHED[method], dtype=float)
             if known.shape[1] == 1:
@@ -162,7 +137,7 @@ def main() -> None:
                 told = row(known / TESTED, np.array(TESTED))
             print(f"| `{method}` | FLamby | {' | '.join(told)} |", flush=True)
             ours = [
-                accuracies(files, method, seed, Path(folder) / f"{method}_{seed}")
+                accuracies(table, method, seed, Path(folder) / f"{method}_{seed}")
                 for seed in range(args.seeds)
             ]
             print(f"| | medfed | {' | '.join(row(np.array(ours), tested))} |", flush=True)

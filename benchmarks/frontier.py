@@ -115,7 +115,7 @@ COHORTS = {
         ),
         steps=20,
     ),
-    "heart_flamby": Cohort("", "accuracy", 30, ("experiment=heart_flamby",), delta=1e-4),
+    "heart_flamby": Cohort("", "accuracy", 30, ("experiment=heart_complete",), delta=1e-4),
 }
 EPSILONS = (None, 10.0, 3.0, 1.0)
 ATTACKED = ("fedavg", "ditto", "fedper", "pfednet", "ppfl", "qupel")

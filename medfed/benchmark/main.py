@@ -32,6 +32,7 @@ def benchmark(
     paths: Mapping[str, str | None] | None = None,
     plugins: Sequence[str] = (),
     figures: bool = True,
+    target: float | None = None,
     quiet: bool = False,
 ) -> Report:
     """Runs the cells that are missing, then writes and prints the report.
@@ -51,6 +52,7 @@ def benchmark(
         paths: Of real data, by suite.
         plugins: Folders with suites and methods of the user.
         figures: Whether to write the pictures as vector files, too.
+        target: The smallest difference worth knowing: the report says how many splits detect it.
         quiet: Whether to print nothing.
 
     Returns:
@@ -73,7 +75,7 @@ def benchmark(
     read = runner.found_groups(mine, out)
     notes += _missing(read, out)
     progress = [one for one in read if one.group.arm is None]
-    report = tasks.findings(progress, size, notes)
+    report = tasks.findings(progress, size, notes, target)
     given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
     report.commands = [_command(given, size, paths or {})]
     if not any(one.final for one in progress):

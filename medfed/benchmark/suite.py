@@ -181,6 +181,7 @@ class Suite:
         sizes: How much is computed, by the sizes' names.
         overrides: The changes of the experiment, for all methods.
         methods: Those that are compared where none are named.
+        by_method: Further changes of single methods, such as other steps; tuned values come after.
         folds: The number of folds of real data.
         dial: The meaning of the dial; empty: none.
         situation: In what way its hospitals differ, in a few words; the decision card groups tasks
@@ -201,6 +202,7 @@ class Suite:
     sizes: Mapping[str, Size]
     overrides: tuple[str, ...] = ()
     methods: tuple[str, ...] = ("ditto", "fedrep", "pfednet")
+    by_method: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folds: int = 5
     dial: str = ""
     situation: str = ""

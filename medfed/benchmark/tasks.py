@@ -20,7 +20,7 @@ from medfed.federation.card import REFERENCES
 from medfed.records.cells import libraries
 from medfed.reports.findings import Judged, Report, judged
 from medfed.reports.sentences import between
-from medfed.reports.tasks import Moment, Scores, Task, mean_course
+from medfed.reports.tasks import Moment, Scores, Task, mean_course, rise_of
 
 Floats = NDArray[np.float64]
 Result = Mapping[str, Any]
@@ -116,6 +116,9 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
         group.settings[one.trial or 0],
         _course(whole),
         keys=keys,
+        rise=rise_of(
+            [[number(at["score"]) for at in r.get("course", ())] for r in whole], task.overlap
+        ),
         trials=_trials(one) if task.variant == group.suite.base else (),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
@@ -248,15 +251,21 @@ def sentences_of(dials: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def findings(progress: Sequence[Progress], size: str, notes: Sequence[str] = ()) -> Report:
+def findings(
+    progress: Sequence[Progress],
+    size: str,
+    notes: Sequence[str] = (),
+    target: float | None = None,
+) -> Report:
     """Judges all tasks of a benchmark.
 
     Args:
         progress: The cells of all methods on all suites.
         size: The size of the benchmark.
         notes: The suites that are left out, and why.
+        target: The smallest difference worth knowing, see `splits_of_target`.
     """
-    report = judged(tasks_of(progress))
+    report = judged(tasks_of(progress), target)
     report.size, report.libraries = size, libraries()
     report.dials = dials_of(progress, report.tasks)
     report.notes = [*sentences_of(report.dials), *report.notes, *notes]

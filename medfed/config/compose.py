@@ -247,7 +247,17 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
+    if more := _of_the_method(config, overrides):
+        return _composed([*overrides, *more], name)
     return Composition(config)
+
+
+def _of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """What an experiment sets for the chosen method alone, but for what the user has set."""
+    method = config.hydra.runtime.choices.get("algorithm")
+    own = (written(config).get("by_method") or {}).get(method) or ()
+    given = {o.partition("=")[0].lstrip("+") for o in overrides}
+    return [o for o in own if o.partition("=")[0] not in given]
 
 
 def source_of(config: DictConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from medfed.common.checks import check_fields
+from medfed.common.checks import check_fields, check_positive
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import sha256
@@ -188,6 +188,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         test_fraction: Share of test patients per client, if splits are random.
         fold: k and K: the test patients are the k-th of K parts instead of a share. Over all k,
             from 0, every patient is tested once.
+        most_patients: At most so many patients of a client train and validate, chosen at random,
+            and the others are left out, so that few patients can be tried; the test patients stay.
         batch_size: Samples per training batch.
         eval_batch_size: Samples per evaluation batch.
         augment: See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
@@ -212,6 +214,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     val_fraction: float = 0.2
     test_fraction: float = 0.2
     fold: Sequence[int] | None = None
+    most_patients: Annotated[int, check_positive] | None = None
     batch_size: int = 32
     eval_batch_size: int = 256
     augment: Augmentation | Augment | None = field(default=None, init=False)
@@ -345,15 +348,20 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.prepare_data()
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
-        fractions = self.val_fraction, self.test_fraction
+        fractions, most = (self.val_fraction, self.test_fraction), self.most_patients
         self.plans = plan_clients(
-            self.partition, self._patients, names, self.seed, fractions, self.fold
+            self.partition, self._patients, names, self.seed, fractions, self.fold, most
         )
         check_keep_out(self.keep_out, list(self.plans))
         self.remarks = [
             *self.data_remarks(),
             *remarks(self.partition, list(self._patients.values())),
         ]
+        if self.most_patients is not None:
+            self.remarks.append(
+                f"At most {self.most_patients} patients of a hospital train and validate; others "
+                "that are not tested are left out (data.most_patients)."
+            )
 
     def annotate(self, labels: Mapping[str, tuple[str, ...]]) -> None:
         """Notes in the plans which labels each client annotates, if one does not annotate all.

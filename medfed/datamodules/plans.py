@@ -88,6 +88,7 @@ def plan_clients(
     seed: int,
     fractions: tuple[float, float],
     fold: Sequence[int] | None = None,
+    most: int | None = None,
 ) -> dict[str, ClientPlan]:
     """Assigns the patients to clients, and splits each client's.
 
@@ -102,6 +103,7 @@ def plan_clients(
         seed: Seed of partition and splits.
         fractions: Shares of validation and of test patients per client, for random splits.
         fold: k and K, if the test patients are the k-th of K parts.
+        most: Patients of a client that may train and validate, see `split_patients`.
 
     Returns:
         A plan per client, in the partition's order.
@@ -128,7 +130,7 @@ def plan_clients(
             part = None if "test" in official else fold
             # The seed depends on its name: a client has the same split at its site as in a
             # simulation.
-            new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
+            new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part, most)
             for split in SPLITS:
                 parts[split] = sorted(parts[split] + new[split])
         splits[client] = parts

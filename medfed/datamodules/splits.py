@@ -21,6 +21,7 @@ def split_patients(
     seed: int,
     strata: Mapping[str, object] | None = None,
     fold: Sequence[int] | None = None,
+    most: int | None = None,
 ) -> dict[Split, list[str]]:
     """Splits one client's patients.
 
@@ -36,6 +37,8 @@ def split_patients(
             the local test set has the label ratio of the local training set.
         fold: k and K: the test patients are instead the k-th of K parts, which differ by at most
             one patient; the validation share then applies to the other patients.
+        most: At most so many patients train and validate, in the same proportions, and others are
+            left out; fewer are among those that a larger number keeps. The test patients stay.
 
     Returns:
         Sorted patient ids per split.
@@ -49,6 +52,9 @@ def split_patients(
         >>> folds = [split_patients("abcdef", 0.2, 0.2, 0, fold=[k, 3])["test"] for k in range(3)]
         >>> sorted(sum(folds, []))
         ['a', 'b', 'c', 'd', 'e', 'f']
+        >>> few = split_patients("abcdef", 0.5, 0.34, seed=0, most=2)
+        >>> {split: len(ids) for split, ids in few.items()}
+        {'train': 1, 'val': 1, 'test': 2}
     """
     check_fractions(val_fraction, test_fraction)
     groups: dict[str, list[str]] = {}
@@ -56,6 +62,7 @@ def split_patients(
         groups.setdefault(str(strata[patient]) if strata else "", []).append(patient)
     parts: dict[Split, list[str]] = {split: [] for split in SPLITS}
     placed = 0  # continued over all labels, so that parts differ by at most one patient
+    dealt: list[tuple[list[str], int]] = []
     for name, group in sorted(groups.items()):
         # A random stream per label: more patients of one label do not move the others.
         order = [group[i] for i in numpy_rng(seed, "split", name).permutation(len(group))]
@@ -64,11 +71,17 @@ def split_patients(
         if fold is not None:
             tested = [i for n, i in enumerate(order, placed) if n % fold[1] == fold[0]]
             placed, count = placed + len(order), len(order) - len(tested)
-        chosen, val = set(tested), round(val_fraction * count)
-        rest = [i for i in order if i not in chosen]
+        chosen = set(tested)
         parts["test"] += tested
-        parts["val"] += rest[:val]
-        parts["train"] += rest[val:]
+        dealt.append(([i for i in order if i not in chosen], round(val_fraction * count)))
+    total = sum(len(rest) for rest, _ in dealt)
+    share = min(1.0, most / total) if most is not None and total else 1.0
+    seen = 0  # as `placed`, so that as many are kept as `most` says
+    for rest, val in dealt:
+        begin, seen = seen, seen + len(rest)
+        kept, val = round(seen * share) - round(begin * share), round(val * share)
+        parts["val"] += rest[: min(val, kept)]
+        parts["train"] += rest[min(val, kept) : kept]
     wanted: dict[Split, bool] = {"train": True, "test": test_fraction > 0, "val": val_fraction > 0}
     _fill_empty(parts, wanted)
     return {split: sorted(ids) for split, ids in parts.items()}

@@ -37,7 +37,9 @@ class SurvivalTask(TaskModule):
             ``(B, J)`` of the hazards of J intervals, or for Cox the logarithm ``(B, 1)`` of the
             hazard ratio.
         cuts: The ends of the J intervals.
-        loss: ``"hazard"`` or ``"cox"``.
+        loss: ``"hazard"``, ``"cox"``, or ``"cox_batches"``: Cox's loss of each batch by itself, to
+            repeat what others did; comparisons across batches are lost, and one without an event
+            teaches nothing.
         ties: How Cox's loss treats events at the same time: ``"efron"`` or ``"breslow"``.
         horizon: The time at which AUROC and Brier score are computed; None for the middle cut.
         least_events: A concordance needs as many events.
@@ -54,13 +56,13 @@ class SurvivalTask(TaskModule):
         self,
         *common: Any,
         cuts: Sequence[float | str],
-        loss: Literal["hazard", "cox"] = "hazard",
+        loss: Literal["hazard", "cox", "cox_batches"] = "hazard",
         ties: Literal["efron", "breslow"] = "efron",
         horizon: float | None = None,
         least_events: int = LEAST_EVENTS,
         **more: Any,
     ) -> None:
-        check_known("model.loss", loss, ("hazard", "cox"))
+        check_known("model.loss", loss, ("hazard", "cox", "cox_batches"))
         check_known("model.ties", ties, ("efron", "breslow"))
         self.cuts = tuple(map(float, cuts))
         if horizon is not None and not 0 < horizon <= self.cuts[-1]:
@@ -68,7 +70,12 @@ class SurvivalTask(TaskModule):
                 f"model.horizon={horizon:g} must be above 0 and at most {self.cuts[-1]:g}, the end "
                 "of the last interval."
             )
-        self.cox, self.ties, self.horizon, self.least = loss == "cox", ties, horizon, least_events
+        self.cox, self.ties, self.horizon, self.least = (
+            loss != "hazard",
+            ties,
+            horizon,
+            least_events,
+        )
         # Canonical models mix hazards, or logarithms of hazard ratios.
         self.activation = "identity" if self.cox else "sigmoid"
         super().__init__(*common, **more)

@@ -34,7 +34,7 @@ PACKAGES = (*("medfed", "torch", "pytorch-lightning", "monai", "numpy", "scikit-
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = (
     *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures"),
-    "tuned",  # stands where it is used
+    *("tuned", "by_method"),  # stand where they are used
     # change no bit
     *("data.workers", "data.memory_gb", "data.cache", "cohort.memory_gb"),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from medfed.federation.card import CEILINGS
 from medfed.reports.runs import Runs, notes_on, with_references
-from medfed.reports.sentences import LABELS, answer, short_of
+from medfed.reports.sentences import LABELS, answer, budget_of, short_of, splits_of_target
 from medfed.reports.tasks import Task, splits_of, task_of_runs
 from medfed.reports.verdicts import (
     Verdict,
@@ -93,11 +93,12 @@ def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]
     return {"name": name, "value": task.raw(score.mean), "low": low, "high": high}
 
 
-def judged(tasks: Sequence[Task]) -> Report:
+def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
     """Judges tasks, one after the other.
 
     Args:
         tasks: What there is of them.
+        target: The smallest difference worth knowing, for the number of splits that it takes.
 
     Returns:
         Findings without dials and commands.
@@ -110,7 +111,9 @@ def judged(tasks: Sequence[Task]) -> Report:
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
         report.answers[task.name] = answer(task, verdicts)
-        report.notes += short_of(task)
+        report.notes += [*short_of(task), *budget_of(task)]
+        if target is not None:
+            report.notes += splits_of_target(task, verdicts, target)
     return report
 
 

@@ -210,6 +210,43 @@ def short_of(task: Task) -> list[str]:
     return [f"{task.name}: the table leaves out {count}, with the reasons: {names}.", *rest]
 
 
+def budget_of(task: Task) -> list[str]:
+    """Says with which methods validation still rose when the rounds ended.
+
+    Args:
+        task: The task.
+    """
+    rises = {name: s.rise for name, s in task.scores.items() if s.rise is not None}
+    still = {name: rise for name, rise in rises.items() if rise.p < 0.05 and rise.mean > 0}
+    if not rises:
+        return []
+    if not still:
+        return [f"{task.name}: validation is not shown to rise at the end with any method."]
+    listed = few([f"{n} ({r.mean:+.4f} in the last quarter)" for n, r in still.items()], 12)
+    return [f"{task.name}: validation still rose with {listed}; more rounds may change the order."]
+
+
+def splits_of_target(task: Task, verdicts: Verdicts, target: float) -> list[str]:
+    """Says how many splits a question needs, by the spread of the paired differences so far.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+        target: The smallest true difference that is worth knowing.
+    """
+    needed = {}
+    for name, verdict in verdicts.items():
+        for reference, one in verdict.against.items():
+            count = sum(reference in v.against for v in verdicts.values())
+            splits = splits_needed(target, one.difference, task.splits, task.overlap, count)
+            needed[f"{name} against {reference}"] = str(splits) if splits else "more than 1000"
+    listed = "; ".join(f"{pair} {splits}" for pair, splits in needed.items())
+    return [
+        f"{task.name}: splits that detect a difference of {target:g} in 8 of 10 cases, by the "
+        f"spread of {task.splits} splits: {listed}."
+    ] * bool(listed and task.splits > 1)
+
+
 def between(crossed: Iterable[Sequence[float]]) -> str:
     """Writes between which points of a dial two curves cross.
 

@@ -28,7 +28,7 @@ from medfed.config.sections import select
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.detection import lesion_scores
 from medfed.functional.scores import case_class_scores, finding_scores, outcome_scores
-from medfed.functional.statistics import RESAMPLES, patients_anew
+from medfed.functional.statistics import RESAMPLES, Difference, difference, patients_anew
 from medfed.functional.survival import survival_scores
 from medfed.records.folder import Run
 from medfed.records.predictions import read_predictions
@@ -70,6 +70,7 @@ class Scores:
         course: What validation gave after how many rounds, bytes and passes, mean over splits.
         slices: The predicted slices of the first split, see :func:`slices_of`; empty: none.
         keys: The hashes of its cells, by split.
+        rise: How much validation rose from the third to the last quarter of the rounds.
         trials: On the task of the tuning, the changes of each trial and its score on
             validation patients, turned so that larger is better; the defaults' first.
     """
@@ -84,6 +85,7 @@ class Scores:
     course: tuple[Moment, ...] = ()
     slices: Mapping[str, Any] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
+    rise: Difference | None = None
     trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
 
     @property
@@ -319,6 +321,29 @@ def mean_course(by_round: Mapping[int, Sequence[Moment]], count: int) -> tuple[M
         for _, moments in sorted(by_round.items())
         if len(moments) == count
     )
+
+
+def rise_of(courses: Sequence[Sequence[float]], overlap: float = 0.0) -> Difference | None:
+    """Returns how much validation still rose at the end, so that one sees whether rounds were few.
+
+    Args:
+        courses: Of each split the scores of the evaluated rounds, larger is better.
+        overlap: Of the splits, see :func:`difference`.
+
+    Returns:
+        The mean of the last quarter less that of the quarter before; None with fewer than four
+        evaluated rounds.
+
+    Example:
+        >>> rise_of([[0.5, 0.6, 0.7, 0.8], [0.5, 0.6, 0.7, 0.9]]).mean.__round__(3)
+        0.15
+    """
+    size = min(map(len, courses), default=0) // 4
+    if not size:
+        return None
+    ends = [np.asarray(course, dtype=float) for course in courses]
+    rises = [c[-size:].mean() - c[-2 * size : -size].mean() for c in ends]
+    return difference([float(rise) for rise in rises], overlap)
 
 
 def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:

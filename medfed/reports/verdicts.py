@@ -296,6 +296,7 @@ def plain(verdict: Verdict) -> dict[str, Any]:
         "harmed": None if harm is None else {**vars(harm), "gains": gains},
         "bytes": {"up": verdict.scores.sent[0], "down": verdict.scores.sent[1]},
         "passes": verdict.scores.passes,
+        "rise": None if (rise := verdict.scores.rise) is None else rise._asdict(),
         "failed_splits": verdict.scores.failed,
         "setting": dict(verdict.scores.setting),
         "trials": [{"setting": dict(s), "score": v} for s, v in verdict.scores.trials],

@@ -92,7 +92,7 @@ def test_two_wrappers():
         ),
         (
             ["partition=centre", "partition@partition.assignment=shards"],
-            r"Unknown key 'partition\.assignment'.*; partition has centres\.",
+            r"Unknown key 'partition\.assignment'.*; partition has centres, patients\.",
         ),
         (
             ["partition=dirichlet", "partition.alpa=1"],

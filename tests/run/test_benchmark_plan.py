@@ -71,6 +71,20 @@ def test_every_suite_composes(name, tmp_path):
     assert set(suite.methods) <= set(yamls())
 
 
+def test_a_suite_has_settings_of_single_methods():
+    """They come after those of the suite and its size; what is tuned comes after them."""
+    given = {"local": ("local.steps=7",)}
+    suite = replace(suites()["digits"], by_method=given)
+    methods = {"digits": chosen_methods(["ditto"], [], ["ditto"])}
+    found = {g.method.name: g for g in groups([suite], methods, "small")[0]}
+    steps = {name: group.config(suite.base).local.steps for name, group in found.items()}
+    assert steps["local"] == 7 != steps["ditto"] == steps["fedavg"]
+    assert (
+        found["local"].cell(suite.base, "final", 0, 0, {"local.steps": 9}).config["local"]["steps"]
+        == 9
+    )
+
+
 def test_real_data_that_are_not_at_hand_are_told():
     methods = {"heart": chosen_methods([], [], [])}
     found, told = groups(chosen_suites("heart"), methods, "small")

@@ -21,14 +21,29 @@ class ByCentre(Partition):
 
     Attributes:
         centres: Names of the centres to keep, in this order; None keeps all, sorted.
+        patients: The least and the largest number of patients of the centres to keep; None keeps
+            all sizes.
+
+    Raises:
+        ConfigError: If the numbers are not in order.
     """
 
     centres: Sequence[str] | None = None
+    patients: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.patients is not None and not (
+            len(self.patients) == 2 and 1 <= self.patients[0] <= self.patients[1]
+        ):
+            raise ConfigError(
+                f"partition.patients={list(self.patients)} must be [LEAST, MOST], the numbers of "
+                "patients that a hospital may have."
+            )
 
     @property
     def traits(self) -> Traits:
         """Patients may be left out if centres are chosen."""
-        all_ = self.centres is None
+        all_ = self.centres is None and self.patients is None
         return Traits(frozenset({"centre"}), keeps_all=all_, seeded=False, natural=True)
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
@@ -37,6 +52,9 @@ class ByCentre(Partition):
         Example:
             >>> ByCentre().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
             {'x': ['a'], 'y': ['b']}
+            >>> two = [Patient("a", centre="x"), Patient("b", centre="x"), Patient("c", centre="y")]
+            >>> ByCentre(patients=[2, 9]).assign(two, seed=0)
+            {'x': ['a', 'b']}
         """
         for patient in patients:
             if patient.centre is None:
@@ -51,7 +69,27 @@ class ByCentre(Partition):
         for patient in patients:
             if patient.centre in assigned:
                 assigned[patient.centre].append(patient.id)
-        return assigned
+        if self.patients is None:
+            return assigned
+        least, most = self.patients
+        kept = {name: ids for name, ids in assigned.items() if least <= len(ids) <= most}
+        if not kept:
+            sizes = sorted(map(len, assigned.values()))
+            raise ConfigError(
+                f"partition.patients={[least, most]}: no hospital has so many patients; they have "
+                f"{sizes[0]} to {sizes[-1]}."
+            )
+        return kept
+
+    def remark(self, patients: Sequence[Patient]) -> str:
+        """See `Partition.remark`."""
+        if self.patients is None:
+            return ""
+        kept, every = self.assign(patients, 0), {p.centre for p in patients}
+        return (
+            f"{len(kept)} of {len(every)} hospitals, with {sum(map(len, kept.values())):,} of "
+            f"{len(patients):,} patients, take part (partition.patients={[*self.patients]})."
+        )
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,21 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from medfed.common.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
+from medfed.datamodules.readers.csv_files import Sheet
+from medfed.datamodules.readers.image_folder import search_name
+from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.readers.volumes import FILES, AbsentFileError, Pattern, find_file
+from medfed.datamodules.splits import Split
 
+log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
 
 
@@ -34,9 +41,12 @@ class FolderReader(CaseReader):
         hospitals: If no hospital is named: the number of contiguous blocks of cases.
         known_labels: Values that may occur in addition to those of the regions.
         missing: See `VolumeReader`.
+        centre_pattern: Regular expression whose one group is the hospital in a folder's name.
+        sites: A table of the cases: its ``file``, and its columns ``case``, ``centre`` and, if
+            there are official splits, ``split``. Folders that it does not list are left out.
 
     Raises:
-        ConfigError: If a channel is unknown.
+        ConfigError: If a channel is unknown, or `sites` lacks a name.
     """
 
     def __init__(
@@ -49,6 +59,8 @@ class FolderReader(CaseReader):
         hospitals: int | None = None,
         known_labels: Sequence[int] = (),
         missing: Missing = "error",
+        centre_pattern: str | None = None,
+        sites: Mapping[str, str | None] | None = None,
     ) -> None:
         modalities, regions = modalities or _FILES, regions or _WHOLE
         for key, given, such in (("modalities", modalities, _FILES), ("regions", regions, _WHOLE)):
@@ -61,6 +73,15 @@ class FolderReader(CaseReader):
             path, names, regions, sorted(values.union(known_labels)), hospitals, missing
         )
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
+        self._centre_pattern = centre_pattern
+        self._sites = sites if sites is not None and any(sites.values()) else None
+        if self._sites is not None and not all(
+            self._sites.get(key) for key in ("file", "case", "centre")
+        ):
+            raise ConfigError(
+                "data.reader.sites needs file=PATH of a table, and the names of its columns: "
+                "case=COLUMN, centre=COLUMN."
+            )
 
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`; the id is the folder's name."""
@@ -69,7 +90,33 @@ class FolderReader(CaseReader):
         folders = self.case_folders()
         if not folders:
             raise DataError(f"{self.path} has no case folders; set data.path to their parent.")
-        return [self._case(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
+        ordered = sorted(folders, key=lambda folder: folder.name)
+        if self._sites is None:
+            return [self._case(folder) for folder in ordered]
+        listed = self._listed(self._sites)
+        found = [f for f in ordered if f.name in listed]
+        if not found:
+            raise DataError(
+                f"{self._sites['file']} lists no folder of {self.path}; it has "
+                f"{few(list(listed))}, and the folders are {few([f.name for f in ordered])}."
+            )
+        if len(found) < len(ordered):
+            left = few([f.name for f in ordered if f.name not in listed])
+            log.warning("%s does not list %s, which are left out.", self._sites["file"], left)
+        return [
+            replace(self._case(f), centre=listed[f.name][0], split=listed[f.name][1]) for f in found
+        ]
+
+    def _listed(self, sites: Mapping[str, str | None]) -> dict[str, tuple[str, Split | None]]:
+        """Hospital and official split by case, as the table says."""
+        sheet = Sheet.read(Path(str(sites["file"])).expanduser())
+        columns = [str(sites[key]) for key in ("case", "centre", "split") if sites.get(key)]
+        named = check_names("column", columns, sheet.columns, f"{sheet.path}: ")
+        cases, centres, *split = (sheet.known(name) for name in named)
+        splits = open_training(official_splits(sheet, named[2], split[0])) if split else ()
+        return dict(
+            zip(cases, zip(centres, splits or [None] * len(cases), strict=True), strict=True)
+        )
 
     def _case(self, folder: Path) -> Patient:
         files, lacks = {}, {}
@@ -80,7 +127,8 @@ class FolderReader(CaseReader):
                 if role == "label":
                     raise
                 lacks[role] = str(error)
-        return Patient(folder.name, files, lacks=lacks)
+        centre = search_name("centre", self._centre_pattern, folder.name, folder) or None
+        return Patient(folder.name, files, centre, lacks=lacks)
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""

@@ -6,7 +6,7 @@ import csv
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -191,9 +191,13 @@ class Sheet:
         """The number of a row in the file."""
         return self.numbered[row - 1] if self.numbered else row
 
-    def labelled(self, name: str) -> Sheet:
-        """The rows that have a label; a line names the others."""
-        kept = [number for number, text in self.cells(name) if text.lower() not in MISSING]
+    def labelled(self, name: str, known: Collection[str] | None = None) -> Sheet:
+        """The rows that have a label, if given one of `known`; a line names the others."""
+        kept = [
+            number
+            for number, text in self.cells(name)
+            if text.lower() not in MISSING and (known is None or tidy(text) in known)
+        ]
         if len(kept) == len(self.rows):
             return self
         if not kept:

@@ -19,17 +19,17 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.csv_files import Sheet, listed_columns
 from medfed.datamodules.readers.pictures import SUFFIXES, Color, read_image
-from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
-from medfed.datamodules.splits import SPLITS, Split
+from medfed.datamodules.readers.samples import (
+    SPLIT_NAMES,
+    ImageSet,
+    Samples,
+    channel_names,
+    official_splits,
+    open_training,
+)
+from medfed.datamodules.splits import Split
 
 log = logging.getLogger(__name__)
-_SPLIT_NAMES: dict[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    **dict.fromkeys(("val", "valid", "validation", "validate"), "val"),
-}
 
 
 @checked("data.reader")
@@ -95,7 +95,7 @@ def read_image_folder(
         num_classes=len(names),
         patients=patients if patient_pattern else below,
         centres=centres if centre_pattern else (),
-        splits=_open_training(official),
+        splits=open_training(official),
         files=files,
     )
     return _decoded(samples, names, size, color, path)
@@ -114,6 +114,7 @@ def read_image_table(
     classes: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
     uncertain: Literal["error", "missing", "positive", "negative"] = "error",
+    file: str = "{}",
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
@@ -130,6 +131,7 @@ def read_image_table(
         findings: Instead of one label: columns of findings, each 1 (present), 0 (absent) or empty,
             where nobody looked for it.
         uncertain: What a finding of -1 is; ``error`` refuses it.
+        file: Where the image of a cell ``{}`` lies, such as ``"pictures/{}.jpg"``.
 
     Returns:
         As `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
@@ -157,13 +159,9 @@ def read_image_table(
         names = check_names("finding", findings, sheet.columns)
         labels = _finding_labels(sheet, names, uncertain)
         kept = list(range(len(labels)))
-    for number, text in enumerate(cells.get("split", ()), start=1):
-        if text.lower() not in _SPLIT_NAMES:
-            raise sheet.bad(
-                number, f", column {split}: {text[:40]!r} is none of train, val and test; mend it."
-            )
+    official = official_splits(sheet, split, cells.get("split", ()))
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
-    files = [path.parent / name for name in of["image"]]
+    files = [path.parent / file.replace("{}", name) for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
         raise sheet.bad(kept[lost] + 1, f": {files[lost]} does not exist; copy it there.")
@@ -175,7 +173,7 @@ def read_image_table(
         num_classes=len(names),
         patients=of.get("patient", of["image"]),
         centres=of.get("centre", ()),
-        splits=_open_training([_SPLIT_NAMES[text.lower()] for text in of.get("split", ())]),
+        splits=open_training([official[n] for n in kept] if official else []),
         files=files,
     )
     return _decoded(samples, names, size, color, path)
@@ -218,7 +216,7 @@ def _folders(path: Path) -> list[str]:
 
 def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
     """The split of every folder; empty where the folders are classes."""
-    splits = {name: _SPLIT_NAMES[name.lower()] for name in folders if name.lower() in _SPLIT_NAMES}
+    splits = {name: SPLIT_NAMES[name.lower()] for name in folders if name.lower() in SPLIT_NAMES}
     if "train" not in splits.values():
         return {}
     others = [name for name in folders if name not in splits]
@@ -233,14 +231,6 @@ def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
         *(path, ", ".join(f"{name} ({split})" for name, split in splits.items())),
     )
     return splits
-
-
-def _open_training(splits: Sequence[Split | None]) -> Sequence[Split | None]:
-    """Leaves the split of training images open where validation or test are taken from them."""
-    if set(SPLITS) <= set(splits):
-        return splits
-    left = [None if split == "train" else split for split in splits]
-    return left if any(left) else ()
 
 
 def _images_in(folder: Path) -> list[Path]:

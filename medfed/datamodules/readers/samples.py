@@ -14,11 +14,41 @@ from numpy.typing import NDArray
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_label import thin
 from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.splits import SPLITS, Split
 
 if TYPE_CHECKING:
-    from medfed.datamodules.splits import Split
+    from medfed.datamodules.readers.csv_files import Sheet
 
 Index = NDArray[np.int64]
+SPLIT_NAMES: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    **dict.fromkeys(("val", "valid", "validation", "validate"), "val"),
+}
+
+
+def official_splits(sheet: Sheet, column: str, texts: Sequence[str]) -> list[Split]:
+    """Reads the cells of a column of splits.
+
+    Raises:
+        DataError: If one is no split; it is named.
+    """
+    for number, text in enumerate(texts, start=1):
+        if text.lower() not in SPLIT_NAMES:
+            raise sheet.bad(
+                number, f", column {column}: {text[:40]!r} is none of train, val and test; mend it."
+            )
+    return [SPLIT_NAMES[text.lower()] for text in texts]
+
+
+def open_training(splits: Sequence[Split | None]) -> Sequence[Split | None]:
+    """Leaves the split of training images open where validation or test are taken from them."""
+    if set(SPLITS) <= set(splits):
+        return splits
+    left = [None if split == "train" else split for split in splits]
+    return left if any(left) else ()
 
 
 def is_survival(label: NDArray[Any]) -> bool:

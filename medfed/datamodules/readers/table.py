@@ -26,6 +26,8 @@ from medfed.datamodules.readers.csv_files import (
     read_cells,
     tidy,
 )
+from medfed.datamodules.readers.samples import official_splits, open_training
+from medfed.datamodules.splits import Split
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
@@ -210,6 +212,7 @@ class Table:
         centres: (N) hospital of every row; empty where none is known.
         files: (N) file of every row; empty where there is none.
         categories: The categories of every column that has some; other columns hold numbers.
+        splits: (N) official split of every row, None where it is open; empty where there is none.
     """
 
     names: tuple[str, ...]
@@ -220,6 +223,7 @@ class Table:
     centres: Sequence[str] = ()
     files: Sequence[Path] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    splits: Sequence[Split | None] = ()
 
 
 _WITHOUT = ", remove the row, or leave out all rows without a label by data.unlabelled=drop"
@@ -240,6 +244,7 @@ def read_csv(
     unlabelled: Unlabelled = "error",
     time: str | None = None,
     ages: Mapping[str, str] | None = None,
+    split: str | None = None,
 ) -> Table:
     """Reads a CSV file.
 
@@ -260,10 +265,12 @@ def read_csv(
             as; ``auto`` takes those that hold texts, and leaves out what cannot be a feature; see
             `find_kinds`.
         drop: Names of columns that are no features.
-        unlabelled: Whether a row without a label is an error, or left out.
+        unlabelled: Whether a row without a label is an error, or left out; so is one whose label
+            is neither in `positive` nor in `negative`, if both are given.
         time: Name of the column with the time of the event or the last visit, for survival.
         ages: Columns of ISO dates, each with the column of the earlier date: a feature is the years
             between them.
+        split: Name of the column with the official splits, train, val or test, if any.
 
     Returns:
         The table.
@@ -280,7 +287,7 @@ def read_csv(
                 f"data.features names {answer}, which is {key}: the model would see the answer."
             )
     where, columns = f"{path}: ", sheet.columns
-    roles = [c for c in (label, time, centre, patient) if c]
+    roles = [c for c in (label, time, centre, patient, split) if c]
     used = check_names("column", roles, columns, where)
     used += check_names("column", drop, columns, where) if drop else ()
     dates = [check_names("column", pair, columns, where) for pair in (ages or {}).items()]
@@ -292,8 +299,10 @@ def read_csv(
         wanted = [*features, *(name for name in years if name not in features)]
         names = check_names("column", wanted, sheet.columns, where)
     if unlabelled == "drop":
+        both = positive is not None and negative is not None
+        named = {tidy(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
         for answer in answers.values():
-            sheet = sheet.labelled(answer)
+            sheet = sheet.labelled(answer, named if answer == label else None)
     names, categories = find_kinds(sheet, names, categorical, given=features is not None)
     labels, classes = (
         (_outcomes(sheet, label), (label,))
@@ -307,7 +316,8 @@ def read_csv(
     patients = sheet.known(patient) if patient else rows
     centres, files = sheet.known(centre) if centre else (), [path] * count
     cells = read_cells(sheet, names, categories)
-    return Table(names, cells, labels, classes, patients, centres, files, categories)
+    official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
+    return Table(names, cells, labels, classes, patients, centres, files, categories, official)
 
 
 def join_tables(tables: Mapping[str, Table]) -> Table:

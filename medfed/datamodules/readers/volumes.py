@@ -376,7 +376,7 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     Args:
         folder: The folder of a case.
         role: A channel, or ``"label"``, for the message.
-        pattern: File name or glob pattern, or alternatives.
+        pattern: File name or glob pattern, or alternatives; ``T1/*.nii.gz`` is in a folder of it.
 
     Returns:
         The file.
@@ -390,7 +390,8 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
     matches: list[Path] = []
     for one in patterns:
-        matches = matches or existing(f for f in visible if f.match(one))
+        inner = folder.glob("[!.]*/[!.]*") if "/" in one else visible
+        matches = matches or existing(f for f in sorted(inner) if f.match(one))
     if len(matches) != 1:
         what = "mask" if role == "label" else f"modality {role}"
         names = ", ".join(f.name for f in visible[:8])

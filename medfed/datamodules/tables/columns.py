@@ -10,6 +10,7 @@ Only training rows determine the scaling of numbers:
   beyond it its ends; a missing cell becomes 0. No end is a patient's value.
 - ``exact_minmax``: as ``minmax``, with the smallest and the largest value, each of one patient; for
   public data. One outlier squeezes all other values.
+- ``none``: as they are, to repeat what others did; a missing cell becomes the median.
 
 Before training, log lines list the changes, and the columns without information.
 """
@@ -143,7 +144,8 @@ class Columns:
         )
 
 
-Normalization = Literal["standard", "minmax", "exact_minmax"]
+Normalization = Literal["standard", "minmax", "exact_minmax", "none"]
+_ANY = 1e30  # readers refuse larger numbers
 _FAR = 3.0  # interquartile ranges
 _CODES = 10  # different values of a column that may be codes
 _TELLS, _FEWEST = 0.99, 10  # AUROC of a possible leak; rows of a class and of all others
@@ -227,7 +229,16 @@ Scaling = Standard | MinMax
 
 
 def fit(name: Normalization, train: Array) -> Scaling:
-    """Learns a scaling from (N, P) training values; NaN is missing."""
+    """Learns a scaling from (N, P) training values; NaN is missing.
+
+    Example:
+        >>> train = np.array([[1.0], [5.0], [np.nan]])
+        >>> fit("none", train).scale(train).ravel().tolist()
+        [1.0, 5.0, 3.0]
+    """
+    if name == "none":
+        zeros, ones = np.zeros(train.shape[1]), np.ones(train.shape[1])
+        return Standard(-_ANY * ones, _ANY * ones, limits(train)[1], zeros, ones)
     return fit_standard(train) if name == "standard" else fit_minmax(name, train)
 
 

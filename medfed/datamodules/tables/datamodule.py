@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
 _OF_CSV: tuple[str, ...] = (
     *("features", "centre", "patient", "positive", "header", "negative", "outcome", "drop"),
-    *("unlabelled", "time", "ages"),
+    *("unlabelled", "time", "ages", "split"),
 )
 
 
@@ -89,6 +89,7 @@ class TabularDataModule(FederatedDataModule):
         features: Feature columns; None takes all that have no other role.
         centre: Column with the hospital, for the natural partition.
         patient: Column with the patient; None makes every row a patient.
+        split: Column with the official splits (train, val, test); None makes random ones.
         positive: Label values that count as class 1; None makes every distinct value a class.
         header: Column names of a file without a header line.
         categorical: Columns that hold categories, also numbered ones; None takes the columns of a
@@ -101,7 +102,8 @@ class TabularDataModule(FederatedDataModule):
         eval_batch_size: Rows per evaluation batch.
         normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
             ``"minmax"``: a rounded range from -1 to 1, missing cells 0; ``"exact_minmax"``: from
-            the smallest to the largest value, of public data. See `columns`.
+            the smallest to the largest value, of public data; ``"none"``: as they are, missing
+            cells the median, to repeat what others did. See `columns`.
         scaling: The training rows that determine the scaling. ``"client"``: the client's, so that
             no statistics leave a hospital; ``"pooled"``: all clients', so that units are equal
             everywhere, but clients exchange sums before the first round.
@@ -150,6 +152,7 @@ class TabularDataModule(FederatedDataModule):
     intervals: Annotated[int, check_positive] = 10
     cuts: Sequence[float] | None = None
     ages: Mapping[str, str] | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,7 +208,7 @@ class TabularDataModule(FederatedDataModule):
     def samples(self) -> Samples:
         """The facts about the rows other than their features."""
         t = self.table
-        return Samples(t.labels, len(t.classes), t.patients, t.centres, files=t.files)
+        return Samples(t.labels, len(t.classes), t.patients, t.centres, t.splits, t.files)
 
     def prepare_data(self) -> None:
         """Reads the table, so that names and sizes are known.

@@ -51,7 +51,7 @@ def task_of(model: Section) -> str:
             f"A bundle cannot predict by model._target_={model['_target_']}, whose probabilities "
             "are its own; take the weights from models in the run folder."
         )
-    if (task := _TASKS[known]) == "survival" and model["loss"] == "cox":
+    if (task := _TASKS[known]) == "survival" and model["loss"] != "hazard":
         raise ConfigError(
             "A bundle predicts survival, for which model.loss=cox learns no baseline hazard; train "
             "with model.loss=hazard, or take the weights from models in the run folder."

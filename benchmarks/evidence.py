@@ -1,0 +1,307 @@
+"""The evidence on real hospitals: every table of docs/evidence.md, from stored results.
+
+    python benchmarks/evidence.py
+
+prints them from ``docs/evidence.json``, which holds what was computed with the hashes of its cells.
+To compute it again (the first commands take hours of a core)::
+
+    medfed benchmark suite=stroke size=small … out=OUT
+    python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
+    python benchmarks/evidence.py --collect OUT --table /path/to/ist.csv
+    python benchmarks/evidence.py --collect-advice ADVICE
+
+``--advice`` counts how often a pilot's advice is right: it deals hospitals of 60 to 500 patients
+into federations of five, asks ``medfed advise`` in each, and then trains on all who are not tested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import multiprocessing
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from medfed.functional.statistics import difference
+
+ROOT = Path(__file__).resolve().parents[1]
+STORE = ROOT / "docs" / "evidence.json"
+METHODS = ("fedavg", "finetune")
+FEW = 5  # hospitals of a federation
+
+
+def deal(sizes: Mapping[str, int], least: int, most: int, count: int) -> list[list[str]]:
+    """Deals hospitals of like sizes to federations, so that each has small and large ones.
+
+    Args:
+        sizes: Patients by hospital.
+        least: Of a hospital that takes part.
+        most: Of a hospital that takes part.
+        count: Hospitals of a federation; those that are left over take no part.
+
+    Example:
+        >>> deal({"a": 30, "b": 60, "c": 70, "d": 80, "e": 90}, 50, 100, 2)
+        [['b', 'd'], ['c', 'e']]
+    """
+    ordered = sorted((n, name) for name, n in sizes.items() if least <= n <= most)
+    groups = len(ordered) // count
+    named = [name for _, name in ordered[: groups * count]]
+    return [named[i::groups] for i in range(groups)]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Patients with a known outcome."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["OCCODE"] in "1234"]
+
+
+def advise_one(task: tuple[int, list[str], Path, Path]) -> None:
+    """Asks for advice in one federation, then looks at the test patients; writes one file."""
+    from advice import compare, tested  # type: ignore[import-not-found]
+
+    from medfed.benchmark.advice import ALONE
+    from medfed.benchmark.main import advise
+
+    number, hospitals, table, out = task
+    place = out / f"federation_{number}"
+    if (place / "verdicts.json").is_file():
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    rows = [row for row in rows_of(table) if row["HOSPNUM"] in hospitals]
+    with (place / "table.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    keys = ["experiment=stroke", f"data.path={place / 'table.csv'}"]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        found, _ = advise(keys, METHODS, folds=5, repeats=1, out=place, workers=0, quiet=True)
+        own, alone = (tested(keys, m, place, 0) for m in (found.shown, ALONE))
+    test = compare(found, own, alone)
+    gain = found.methods[found.shown].gain
+    assert gain is not None
+    kept = {
+        "federation": number,
+        "use": found.use,
+        "shown": found.shown,
+        "pilot": {"mean": gain.mean, "low": gain.low, "high": gain.high, "says": gain.says},
+        "test": float(np.nanmean([value for value, *_ in test.values()])),
+        "hospitals": {
+            client: {
+                "patients": one.patients,
+                "says": one.says,
+                "low": one.low,
+                "high": one.high,
+                "test": test[client],
+            }
+            for client, one in found.methods[found.shown].hospitals.items()
+        },
+        "cells": cells_of(place),
+        "cpu_seconds": seconds_of(place),
+    }
+    (place / "verdicts.json").write_text(json.dumps(kept))
+
+
+def cells_of(out: Path) -> dict[str, str]:
+    """The hashes of cells, by their places."""
+    found = [json.loads(file.read_text()) for file in sorted((out / "cells").rglob("*.json"))]
+    return {one["name"]: one["key"][:16] for one in found}
+
+
+def seconds_of(out: Path) -> float:
+    """CPU seconds of all cells in a folder."""
+    files = (out / "cells").rglob("*.json")
+    return sum(float(json.loads(file.read_text())["result"]["cpu_seconds"]) for file in files)
+
+
+def run_advice(table: Path, out: Path, workers: int) -> None:
+    """Asks in all federations, several at a time."""
+    import medfed.benchmark.main  # noqa: F401 - once, before the processes are forked
+
+    sizes = Counter(row["HOSPNUM"] for row in rows_of(table))
+    groups = deal(sizes, 60, 500, FEW)
+    tasks = [(n, hospitals, table, out) for n, hospitals in enumerate(groups)]
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        for _ in pool.imap_unordered(advise_one, tasks):
+            print("one more federation", flush=True)
+
+
+def collect(out: Path, table: Path) -> dict[str, Any]:
+    """What is kept of a benchmark: its findings, hashes, hours, and facts about the hospitals."""
+    findings = json.loads((out / "report" / "findings.json").read_text())
+    for task in findings["tasks"].values():
+        for method in task["methods"].values():
+            method.pop("trials", None)
+    by_hospital = defaultdict(list)
+    for row in rows_of(table):
+        by_hospital[row["HOSPNUM"]].append(row["OCCODE"] in "12")
+    facts = {h: [len(v), float(np.mean(v))] for h, v in by_hospital.items()}
+    kept = {c for t in findings["tasks"].values() for c in t["clients"]}
+    return {
+        "findings": findings,
+        "hospitals": {h: f for h, f in sorted(facts.items()) if h in kept},
+        "arms": arms_of(out),
+        "cells": cells_of(out),
+        "cpu_seconds": seconds_of(out),
+    }
+
+
+def collect_advice(out: Path) -> list[dict[str, Any]]:
+    """The verdicts of all federations."""
+    files = sorted(out.glob("federation_*/verdicts.json"))
+    return sorted((json.loads(f.read_text()) for f in files), key=lambda one: one["federation"])
+
+
+def interval(one: Mapping[str, float], signed: bool = True) -> str:
+    """A mean with its interval."""
+    form = "+.4f" if signed else ".4f"
+    return f"{one['mean']:{form}} [{one['low']:{form}}, {one['high']:{form}}]"
+
+
+def of_methods(name: str, task: Mapping[str, Any]) -> list[str]:
+    """A line per method: mean, worst hospital, against alone and FedAvg, harmed, still rising."""
+    head = "| method | mean | worst hospital | − alone | − FedAvg | surely harmed | rises |"
+    lines = [f"{name}: {task['metric']}, {task['splits']} splits, {len(task['clients'])} clients"]
+    lines += ["", head, "|---|---|---:|---|---|---:|---|"]
+    methods = task["methods"]
+    for method in sorted(methods, key=lambda m: -methods[m]["mean"]["mean"]):
+        one = methods[method]
+        cells = [f"`{method}`", interval(one["mean"], False), f"{one['worst_client']:.3f}"]
+        for reference in ("local", "fedavg"):
+            against = one["against"].get(reference)
+            sure = {"better": " *", "worse": " *", "undecided": ""}
+            cells.append(interval(against) + sure[against["verdict"]] if against else "")
+        harmed = one["harmed"]
+        cells.append(f"{len(harmed['surely'])}" if harmed else "")
+        rise = one.get("rise")
+        rises = rise and rise["p"] is not None and rise["p"] < 0.05 and rise["mean"] > 0
+        cells.append("" if rise is None else f"{rise['mean']:+.4f}" if rises else "no")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+PAIRS = {
+    "λ as tuned − λ = 0 (personal layers apart)": ("pfednet", "pfednet_lambda_0"),
+    "λ as tuned − λ = 1 (one layer for all)": ("pfednet", "pfednet_lambda_1"),
+    "CER (γ = 1) − STC alone": ("pfednet_stc_cer_1", "pfednet_stc"),
+    "QuPeL of 2 bits − of 32 bits": ("qupel_2", "qupel_32"),
+}
+
+
+def arms_of(out: Path) -> dict[str, list[list[float]]]:
+    """Mean over hospitals and bytes up, by split, of what the paired questions name."""
+    found: dict[str, list[list[float]]] = {}
+    for name in {name for pair in PAIRS.values() for name in pair}:
+        files = sorted((out / "cells" / "stroke" / "hospitals" / name).glob("final_*.json"))
+        results = {json.loads(f.read_text())["name"]: json.loads(f.read_text()) for f in files}
+        for _, cell in sorted(results.items()):
+            result = cell["result"]
+            values = [c[result["metric"][0]] for c in result["clients"].values()]
+            known = [v for v in values if v is not None]
+            found.setdefault(name, []).append([float(np.mean(known)), result["bytes"]["up"]])
+    return found
+
+
+def of_arms(arms: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
+    """A line per paired question, five folds of the same patients."""
+    lines = ["| pFedNet and QuPeL on strokes | difference of AUROC | bytes up |", "|---|---|---:|"]
+    for what, (one, other) in PAIRS.items():
+        if one in arms and other in arms and len(arms[one]) == len(arms[other]) > 1:
+            (a, sent), (b, before) = (np.array(arms[name]).T for name in (one, other))
+            found = difference((a - b).tolist(), overlap=0.25)
+            ratio = sent.mean() / before.mean() - 1
+            lines.append(f"| {what} | {interval(found._asdict())} | {ratio:+.0%} |")
+    return lines
+
+
+def of_hospitals(task: Mapping[str, Any], facts: Mapping[str, Sequence[float]]) -> list[str]:
+    """Whether FedAvg's gain over alone goes with a hospital's size or its share of outcomes."""
+    gains = task["methods"]["fedavg"]["harmed"]["gains"]
+    known = [(facts[c], g[0]) for c, g in gains.items() if c in facts and g[0] == g[0]]
+    sizes, shares = (np.array([f[i] for f, _ in known]) for i in (0, 1))
+    gain = np.array([g for _, g in known])
+    lines = ["| FedAvg's gain over alone goes with | rank correlation | p |", "|---|---:|---:|"]
+    for what, values in (
+        ("patients of the hospital", sizes),
+        ("distance of its share of outcomes from the mean", abs(shares - shares.mean())),
+    ):
+        found = spearmanr(values, gain)
+        lines.append(f"| {what} | {found.statistic:+.2f} | {found.pvalue:.2f} |")
+    return lines
+
+
+def of_advice(advice: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How often a pilot's words held on test patients."""
+    lines = [
+        "| the pilot says | times | test gain above 0 | mean test gain |",
+        "|---|---:|---:|---:|",
+    ]
+    for says in ("better", "cannot tell", "worse"):
+        gains = [one["test"] for one in advice if one["pilot"]["says"] == says]
+        mean = f"{np.mean(gains):+.4f}" if gains else ""
+        lines.append(f"| {says} | {len(gains)} | {sum(g > 0 for g in gains)} | {mean} |")
+    inside = [o["pilot"]["low"] <= o["test"] <= o["pilot"]["high"] for o in advice]
+    each = [h for one in advice for h in one["hospitals"].values()]
+    held = [h["low"] <= h["test"][0] <= h["high"] for h in each if h["low"] == h["low"]]
+    words = Counter(h["says"] for h in each)
+    lines += [
+        "",
+        f"{len(advice)} federations of {FEW} hospitals. The test gain lies within the pilot's "
+        f"interval in {sum(inside)} of {len(inside)}; of single hospitals in {sum(held)} of "
+        f"{len(held)}, of which the pilot calls {words['better']} better and {words['worse']} "
+        "worse off.",
+    ]
+    return lines
+
+
+def pages(stored: Mapping[str, Any]) -> list[str]:
+    """All tables, as docs/evidence.md has them."""
+    lines: list[str] = []
+    if benchmark := stored.get("benchmark"):
+        tasks = benchmark["findings"]["tasks"]
+        for name, task in tasks.items():
+            lines += [*of_methods(name, task), ""]
+        lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
+        lines += [*of_arms(benchmark["arms"]), ""]
+    if advice := stored.get("advice"):
+        lines += [*of_advice(advice), ""]
+    seconds = stored.get("benchmark", {}).get("cpu_seconds", 0.0)
+    seconds += sum(one["cpu_seconds"] for one in stored.get("advice", ()))
+    count = len(stored.get("benchmark", {}).get("cells", ()))
+    count += sum(len(one["cells"]) for one in stored.get("advice", ()))
+    lines.append(f"{count} cells, {seconds / 3600:.2f} CPU hours.")
+    return lines
+
+
+def main() -> None:
+    """Prints the tables, or computes or collects what they are made of."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--advice", type=Path, help="the table; asks for advice and tests it")
+    parser.add_argument("--out", type=Path, default=Path("outputs/evidence"))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--collect", type=Path, help="folder of a benchmark")
+    parser.add_argument("--table", type=Path, help="with --collect: the table of the hospitals")
+    parser.add_argument("--collect-advice", type=Path, help="folder of --advice")
+    options = parser.parse_args()
+    if options.advice:
+        run_advice(options.advice.resolve(), options.out.resolve(), options.workers)
+        return
+    stored = json.loads(STORE.read_text()) if STORE.is_file() else {}
+    if options.collect:
+        stored["benchmark"] = collect(options.collect, options.table)
+    if options.collect_advice:
+        stored["advice"] = collect_advice(options.collect_advice)
+    if options.collect or options.collect_advice:
+        STORE.write_text(json.dumps(stored, indent=1) + "\n")
+    print("\n".join(pages(stored)))
+
+
+if __name__ == "__main__":
+    main()
