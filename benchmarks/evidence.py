@@ -7,7 +7,7 @@ To compute it again (the first commands take hours of a core)::
 
     medfed benchmark suite=stroke size=small … out=OUT
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
-    python benchmarks/evidence.py --collect OUT --table /path/to/ist.csv
+    python benchmarks/evidence.py --collect OUT [MORE] --table /path/to/ist.csv
     python benchmarks/evidence.py --collect-advice ADVICE
 
 ``--advice`` counts how often a pilot's advice is right: it deals hospitals of 60 to 500 patients
@@ -30,12 +30,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from medfed.functional.statistics import difference
+from medfed.functional.statistics import difference, splits_needed
+from medfed.reports.tasks import Scores, Task, rise_of
+from medfed.reports.verdicts import judge, plain
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "docs" / "evidence.json"
 METHODS = ("fedavg", "finetune")
 FEW = 5  # hospitals of a federation
+TARGET = 0.03  # the smallest difference of AUROC or concordance worth knowing
 
 
 def deal(sizes: Mapping[str, int], least: int, most: int, count: int) -> list[list[str]]:
@@ -111,13 +114,13 @@ def advise_one(task: tuple[int, list[str], Path, Path]) -> None:
 
 def cells_of(out: Path) -> dict[str, str]:
     """The hashes of cells, by their places."""
-    found = [json.loads(file.read_text()) for file in sorted((out / "cells").rglob("*.json"))]
+    found = [json.loads(file.read_text()) for file in sorted((out / "cells").rglob("[!.]*.json"))]
     return {one["name"]: one["key"][:16] for one in found}
 
 
 def seconds_of(out: Path) -> float:
     """CPU seconds of all cells in a folder."""
-    files = (out / "cells").rglob("*.json")
+    files = (out / "cells").rglob("[!.]*.json")
     return sum(float(json.loads(file.read_text())["result"]["cpu_seconds"]) for file in files)
 
 
@@ -133,23 +136,82 @@ def run_advice(table: Path, out: Path, workers: int) -> None:
             print("one more federation", flush=True)
 
 
-def collect(out: Path, table: Path) -> dict[str, Any]:
-    """What is kept of a benchmark: its findings, hashes, hours, and facts about the hospitals."""
-    findings = json.loads((out / "report" / "findings.json").read_text())
-    for task in findings["tasks"].values():
-        for method in task["methods"].values():
-            method.pop("trials", None)
+def finals(folder: Path) -> list[dict[str, Any]]:
+    """The results of a method on test patients, by split."""
+    cells = [json.loads(file.read_text()) for file in folder.glob("final_*.json")]
+    numbered = {int(cell["name"].rpartition("_")[2]): cell["result"] for cell in cells}
+    return [result for _, result in sorted(numbered.items()) if "clients" in result]
+
+
+def task_of(folder: Path, other: str = "") -> Task:
+    """Reads a task of a benchmark, by its own metric or another one that falls.
+
+    Methods of which a split is missing are left out, and the arms.
+    """
+    results = {method.name: finals(method) for method in sorted(folder.iterdir())}
+    splits = max(map(len, results.values()))
+    arms = {name for pair in PAIRS.values() for name in pair} - {"pfednet"}
+    whole = {n: each for n, each in results.items() if len(each) == splits and n not in arms}
+    first = next(iter(whole.values()))
+    metric, mode = (other, "min") if other else first[0]["metric"]
+    clients = tuple(first[0]["clients"])
+    counts = [[*result["patients"].values()] for result in first]
+    overlap = [sum(c["test"] for c in n) / sum(c["train"] + c["val"] for c in n) for n in counts]
+    task = Task(folder.parent.name, folder.name, metric, mode == "min", clients)
+    for name in sorted({*results} - {*whole} - arms):
+        task.left_out[name] = f"`{name}` is left out: {len(results[name])} of {splits} splits."
+    task.overlap = float(np.mean(overlap))
+    sign = -1 if task.falls else 1
+    for name, each in whole.items():
+        rows = [[result["clients"][c].get(metric) for c in clients] for result in each]
+        courses = [[at["score"] for at in result["course"]] for result in each]
+        sent = tuple(float(np.mean([r["bytes"][way] for r in each])) for way in ("up", "down"))
+        values = sign * np.array(rows, dtype=float)
+        none = np.zeros((splits, 0, len(clients)))
+        rise = rise_of(np.array(courses, dtype=float).tolist(), task.overlap)
+        task.scores[name] = Scores(name, values, none, sent, 1.0, 0, {}, rise=rise)  # type: ignore[arg-type]
+    return task
+
+
+def plainly(folder: Path) -> dict[str, Any]:
+    """A task with its verdicts, as JSON holds it; of risks, with the Brier score, too."""
+    task = task_of(folder)
+    methods = {name: plain(verdict) for name, verdict in judge(task).items()}
+    if task.metric == "auroc":
+        for name, one in judge(task_of(folder, "brier")).items():
+            against = {
+                r: a._asdict() for r, a in ((r, v.difference) for r, v in one.against.items())
+            }
+            told = {r: v.verdict for r, v in one.against.items()}
+            methods[name]["brier"] = {"mean": -one.mean.mean, "against": against, "says": told}
+    facts = {"metric": task.metric, "clients": list(task.clients), "splits": task.splits}
+    for name, one in task.scores.items():
+        gap = difference((one.means - task.scores["local"].means).tolist(), task.overlap)
+        methods[name]["needed"] = (
+            splits_needed(TARGET, gap, task.splits, task.overlap, len(methods) - 1)
+            if gap.error
+            else 0
+        )
+    facts["left_out"] = [*task.left_out.values()]
+    return {**facts, "overlap": task.overlap, "methods": methods}
+
+
+def collect(outs: Sequence[Path], table: Path) -> dict[str, Any]:
+    """What is kept of benchmarks: tasks, hashes, seconds, and facts about the hospitals."""
+    folders = [f for out in outs for f in sorted((out / "cells").glob("*/*"))]
+    ready = [folder for folder in folders if any(folder.glob("fedavg/final_*.json"))]
+    tasks = {f"{f.parent.name}/{f.name}": plainly(f) for f in ready}
     by_hospital = defaultdict(list)
     for row in rows_of(table):
         by_hospital[row["HOSPNUM"]].append(row["OCCODE"] in "12")
     facts = {h: [len(v), float(np.mean(v))] for h, v in by_hospital.items()}
-    kept = {c for t in findings["tasks"].values() for c in t["clients"]}
+    kept = {c for task in tasks.values() for c in task["clients"]}
     return {
-        "findings": findings,
+        "tasks": tasks,
         "hospitals": {h: f for h, f in sorted(facts.items()) if h in kept},
-        "arms": arms_of(out),
-        "cells": cells_of(out),
-        "cpu_seconds": seconds_of(out),
+        "arms": arms_of(outs[0]),
+        "cells": {place: key for out in outs for place, key in cells_of(out).items()},
+        "cpu_seconds": sum(map(seconds_of, outs)),
     }
 
 
@@ -167,9 +229,9 @@ def interval(one: Mapping[str, float], signed: bool = True) -> str:
 
 def of_methods(name: str, task: Mapping[str, Any]) -> list[str]:
     """A line per method: mean, worst hospital, against alone and FedAvg, harmed, still rising."""
-    head = "| method | mean | worst hospital | − alone | − FedAvg | surely harmed | rises |"
+    head = "| method | mean | worst hospital | − alone | − FedAvg | harmed | rises | splits |"
     lines = [f"{name}: {task['metric']}, {task['splits']} splits, {len(task['clients'])} clients"]
-    lines += ["", head, "|---|---|---:|---|---|---:|---|"]
+    lines += ["", head, "|---|---|---:|---|---|---:|---|---:|"]
     methods = task["methods"]
     for method in sorted(methods, key=lambda m: -methods[m]["mean"]["mean"]):
         one = methods[method]
@@ -183,6 +245,25 @@ def of_methods(name: str, task: Mapping[str, Any]) -> list[str]:
         rise = one.get("rise")
         rises = rise and rise["p"] is not None and rise["p"] < 0.05 and rise["mean"] > 0
         cells.append("" if rise is None else f"{rise['mean']:+.4f}" if rises else "no")
+        cells.append("" if method == "local" else str(one["needed"] or "> 1000"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def of_probabilities(name: str, task: Mapping[str, Any]) -> list[str]:
+    """A line per method: the Brier score of its probabilities, smaller is better."""
+    lines = [f"{name}: Brier score, mean over hospitals; differences above 0 are better", ""]
+    lines += [
+        "| method | Brier | better than alone by | better than FedAvg by |",
+        "|---|---:|---|---|",
+    ]
+    told = {method: one["brier"] for method, one in task["methods"].items() if "brier" in one}
+    for method in sorted(told, key=lambda m: told[m]["mean"]):
+        one, cells = told[method], [f"`{method}`", f"{told[method]['mean']:.4f}"]
+        for reference in ("local", "fedavg"):
+            gap = one["against"].get(reference)
+            sure = " *" * (one["says"].get(reference, "undecided") != "undecided")
+            cells.append(interval(gap) + sure if gap else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -199,10 +280,7 @@ def arms_of(out: Path) -> dict[str, list[list[float]]]:
     """Mean over hospitals and bytes up, by split, of what the paired questions name."""
     found: dict[str, list[list[float]]] = {}
     for name in {name for pair in PAIRS.values() for name in pair}:
-        files = sorted((out / "cells" / "stroke" / "hospitals" / name).glob("final_*.json"))
-        results = {json.loads(f.read_text())["name"]: json.loads(f.read_text()) for f in files}
-        for _, cell in sorted(results.items()):
-            result = cell["result"]
+        for result in finals(out / "cells" / "stroke" / "hospitals" / name):
             values = [c[result["metric"][0]] for c in result["clients"].values()]
             known = [v for v in values if v is not None]
             found.setdefault(name, []).append([float(np.mean(known)), result["bytes"]["up"]])
@@ -233,7 +311,7 @@ def of_hospitals(task: Mapping[str, Any], facts: Mapping[str, Sequence[float]]) 
         ("distance of its share of outcomes from the mean", abs(shares - shares.mean())),
     ):
         found = spearmanr(values, gain)
-        lines.append(f"| {what} | {found.statistic:+.2f} | {found.pvalue:.2f} |")
+        lines.append(f"| {what} | {found.statistic:+.2f} | {found.pvalue:.3f} |")
     return lines
 
 
@@ -265,11 +343,14 @@ def pages(stored: Mapping[str, Any]) -> list[str]:
     """All tables, as docs/evidence.md has them."""
     lines: list[str] = []
     if benchmark := stored.get("benchmark"):
-        tasks = benchmark["findings"]["tasks"]
+        tasks = benchmark["tasks"]
         for name, task in tasks.items():
-            lines += [*of_methods(name, task), ""]
+            lines += [*of_methods(name, task), "", *task["left_out"], ""]
+            if task["metric"] == "auroc":
+                lines += [*of_probabilities(name, task), ""]
         lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
-        lines += [*of_arms(benchmark["arms"]), ""]
+        if len(arms := of_arms(benchmark["arms"])) > 2:
+            lines += [*arms, ""]
     if advice := stored.get("advice"):
         lines += [*of_advice(advice), ""]
     seconds = stored.get("benchmark", {}).get("cpu_seconds", 0.0)
@@ -286,7 +367,7 @@ def main() -> None:
     parser.add_argument("--advice", type=Path, help="the table; asks for advice and tests it")
     parser.add_argument("--out", type=Path, default=Path("outputs/evidence"))
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--collect", type=Path, help="folder of a benchmark")
+    parser.add_argument("--collect", type=Path, nargs="+", help="folders of benchmarks")
     parser.add_argument("--table", type=Path, help="with --collect: the table of the hospitals")
     parser.add_argument("--collect-advice", type=Path, help="folder of --advice")
     options = parser.parse_args()

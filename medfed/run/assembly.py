@@ -334,10 +334,11 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
         raise ConfigError("model=detector and data=luna16_scans need each other; set both.")
     background = has_background(config.model, facts)
     said["out_channels"] = data.num_classes + background
-    if config.model.get("loss") == "cox":
+    loss = config.model.get("loss")
+    if loss in ("cox", "cox_batches"):
         said["out_channels"] = 1
         largest = max(client.num_samples for client in data.clients.values())
-        if data.batch_size < largest:
+        if loss == "cox" and data.batch_size < largest:
             raise ConfigError(
                 "model.loss=cox compares all patients of a hospital in each step; set "
                 f"data.batch_size={largest} or more, or model.loss=hazard."

@@ -42,7 +42,7 @@ def test_the_number_of_splits_is_the_least_with_the_power():
 def test_validation_that_still_rises_is_told_and_noise_is_not():
     rounds = np.arange(12)
     rising = [0.5 + 0.02 * rounds + RNG.normal(0, 0.001, 12) for _ in range(5)]
-    flat = [0.7 + RNG.normal(0, 0.01, 12) for _ in range(5)]
+    flat = [0.7 + (-1) ** n * 0.01 * (rounds > 8) for n in range(4)]  # the splits disagree
     found = rise_of(rising, 0.25)
     expected = difference([float(c[9:].mean() - c[6:9].mean()) for c in rising], 0.25)
     assert found == expected
@@ -56,7 +56,7 @@ def test_validation_that_still_rises_is_told_and_noise_is_not():
     ]
     task.scores["apfl"] = scores("apfl", values, found)
     (sentence,) = budget_of(task)
-    assert "still rose with apfl (+0.06" in sentence
+    assert f"still rose with apfl ({found.mean:+.4f} in the last quarter)" in sentence
     assert "ditto" not in sentence
     task.scores = {"ditto": scores("ditto", values)}
     assert budget_of(task) == []
