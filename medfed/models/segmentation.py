@@ -224,7 +224,7 @@ class SegmentationTask(TaskModule):
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
         """Returns the cases with empty masks as predictions, and with full masks."""
-        kept = {n: cases[n] for n in ("case", "region", "labelled")}
+        kept = {n: cases[n] for n in ("case", "region", "labelled", "voxels")}
         empty = np.zeros(len(cases["case"]))
         nothing = {**kept, "true_positive": empty, "predicted": empty}
         everything = {**kept, "true_positive": cases["labelled"], "predicted": cases["voxels"]}

@@ -118,6 +118,7 @@ def test_an_experiment_has_settings_of_single_methods(experiment, tmp_path):
     assert str(average.optimizer.get("_target_")).endswith("SGD")
     assert str(alone.optimizer.get("_target_")).endswith("Adam")
     assert (alone.local.steps, alone.rounds) == (None, 1)
+    assert "momentum" not in alone.optimizer.plain()
     assert (adaptive.optimizer.lr, adaptive.algorithm.beta2) == (0.01, 0.999)
     assert composed("algorithm=fedadam", "optimizer.lr=0.5").optimizer.lr == 0.5
     other = composed("algorithm=local", "optimizer=sgd")  # the command line wins
