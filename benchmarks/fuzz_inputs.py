@@ -224,7 +224,7 @@ def _bundles(folder: Path) -> Iterable[Family]:
     from medfed.delivery.export.export import export_run
 
     run = medfed.train(*_SHORT, folder=folder / "run").folder
-    given = [f"run={run}", "bits=2", "client=hospital_0"]
+    given = [f"run={run}", "bits=2", "client=hospital_0", "finetune_steps=0"]
     export_run(checked(load(given, "export")))
     bundle = run / "bundles" / "hospital_0"
     whole, other = (bundle / MODEL).read_bytes(), folder / "weights.pt"

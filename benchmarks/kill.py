@@ -85,7 +85,9 @@ KINDS = {
         ),
         "data.cache",
     ),
-    "export": Kind(("export", "run={shared}/run0", "bits=2"), "out", reads=(CLINICAL,)),
+    "export": Kind(
+        ("export", "run={shared}/run0", "bits=2", "finetune_steps=5"), "out", reads=(CLINICAL,)
+    ),
     "compare": Kind(
         ("compare", "runs=[{shared}/run0,{shared}/run1]"),
         "out",

@@ -252,7 +252,7 @@ def commands() -> list[Step]:
         Step("export clinical", ("export", "run=clinical/pfednet"), ("clinical/pfednet/bundles",),
              three),
         Step("export bits", ("export", "run=brats", "bits=[32,3]", "client=hospital_1",
-                             "out=few_bits"), ("few_bits",), ("train brats",)),
+                             "finetune_steps=2", "out=few_bits"), ("few_bits",), ("train brats",)),
         Step("export quantised", ("export", quantised, "client=hospital_0", "out=quantised"),
              ("quantised",), ("experiment qupel_digits",)),
         Step("export mixture", ("export", mixed, "client=group_0_hospital_0", "out=mixture"),

@@ -276,6 +276,7 @@ WHOLE_NUMBERS = {
     "checkpoint.keep": (1, False),
     "checkpoint.every": (1, False),
     "onboard_steps": (1, False),
+    "finetune_steps": (0, False),
 }
 # The largest values; with larger ones a machine breaks down without an error. They do not depend on
 # this machine's cores: the bits of a run depend on its threads, so any machine must accept them.

@@ -25,6 +25,7 @@ from medfed.delivery.bundle.bundle import CARD, README, page, read_bundle
 from medfed.delivery.bundle.weights import with_codebooks
 from medfed.delivery.export.client_model import choose_bits, collapse, quantise
 from medfed.delivery.export.export import export_run
+from medfed.delivery.export.finetuning import STAGES
 from medfed.delivery.export.run_record import RunRecord
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.small import LogisticRegression
@@ -82,17 +83,24 @@ def test_models_as_trained(run):
 def test_onnx_file_beside_the_weights(run):
     pytest.importorskip("onnx")
     client = first_client(run)
-    (folder,) = export(run, f"client={client}", "bits=2", "onnx=true")
+    (folder,) = export(run, f"client={client}", "bits=2", "finetune_steps=0", "onnx=true")
     bundle, file = read_bundle(folder), folder / "models" / "model.onnx"
     assert bundle.facts["sizes"]["onnx"] == file.stat().st_size
     assert "models/model.onnx" in bundle.hashes
 
 
-def test_two_bits(run, capsys):
+def test_two_bits_and_fine_tuning(run, capsys):
     client = first_client(run)
-    (folder,) = export(run, f"client={client}", "bits=2")
+    (folder,) = export(run, f"client={client}", "bits=2", "finetune_steps=3", "finetune_lr=1e-3")
     facts = read_bundle(folder).facts
+    scores = facts["quantization"]["validation"]
     assert set(facts["bits"].values()) == {2}
+    assert scores.pop("statistics") is None  # group normalisation keeps none
+    assert all(0 <= score <= 1 for score in scores.values())
+    least = min(scores["kmeans"], scores["trained"] - 0.02)
+    good = [s for s in ("kmeans", "finetuned") if scores[s] >= least]
+    assert facts["quantization"]["kept"] == good[-1]
+    assert facts["quantization"]["finetune_steps"] == (3 if good[-1] == "finetuned" else 0)
     # Of the quantised model, not of the one that was trained.
     assert set(facts["test_metrics"]) == set(facts["run_test_metrics"])
     assert facts["test_metrics"] != facts["run_test_metrics"]
@@ -101,10 +109,11 @@ def test_two_bits(run, capsys):
 
 
 def test_an_undefined_metric_is_written_as_none(run, monkeypatch):
-    undefined = lambda _, __, weights, ___: (weights, {"accuracy": math.nan})  # noqa: E731
-    monkeypatch.setattr("medfed.delivery.export.export.measured", undefined)
-    (folder,) = export(run, f"client={first_client(run)}", "bits=2")
-    assert read_bundle(folder).facts["test_metrics"] == {"accuracy": None}
+    monkeypatch.setattr("medfed.delivery.export.finetuning._Bench.score", lambda *_: math.nan)
+    (folder,) = export(run, f"client={first_client(run)}", "bits=2", "finetune_steps=1")
+    scores = read_bundle(folder).facts["quantization"]["validation"]
+    assert scores == dict.fromkeys(STAGES)
+    assert read_bundle(folder).facts["quantization"]["kept"] == "kmeans"
 
 
 def test_several_widths_in_one_table(run, capsys, monkeypatch):
@@ -112,7 +121,7 @@ def test_several_widths_in_one_table(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     clients = [*RunRecord.read(run).clients][:2]
     names = f"client=[{','.join(clients)}]"
-    folders = export(run, names, "bits=[32,1]", "tolerance=0.001")
+    folders = export(run, names, "bits=[32,1]", "finetune_steps=0", "tolerance=0.001")
     assert folders == [run / "bundles" / f"{b}_bits" / c for c in clients for b in (32, 1)]
     said = " ".join(capsys.readouterr().out.split())
     with (run / "export.csv").open(newline="") as file:
@@ -207,9 +216,12 @@ def test_a_whole_canonical_model_of_one_layer():
         (["client=nobody"], "has no client nobody"),
         (["bits=9"], "bits=9 must be a whole number from 1 to 8"),
         (["bits=2", "layers={upcat.*:2}"], "matches no weight"),
+        (["bits=2", "finetune_steps=-1"], "finetune_steps must be"),
+        (["bits=2", "finetune_lr=-1"], "finetune_lr must be positive, not -1"),
         (["layers=3"], "layers must be null or a map, not 3"),
         (["bits=[2,9]"], "bits=9 must be a whole number from 1 to 8"),
         (["bits=all"], "bits must be a whole number or null or a list, not 'all'"),
+        (["bits=2", "finetune_lr=null"], "finetune_lr must be a number, not None"),
         (["bits=[]"], r"bits=\[\] names no width"),
         (["bits=2", "tolerance=-1"], "tolerance must not be negative, not -1"),
         (["largest_part=all"], "largest_part is for segmentation of volumes"),
@@ -255,7 +267,7 @@ def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
 
 def test_the_model_card_says_what_is_recorded(run):
     client = first_client(run)
-    (folder,) = export(run, f"client={client}", "bits=2")
+    (folder,) = export(run, f"client={client}", "bits=2", "finetune_steps=0")
     card = (folder / "docs" / "model_card.md").read_text()
     summary = json.loads((run / "summary.json").read_text())
     splits = json.loads((run / "splits.json").read_text())
@@ -284,7 +296,7 @@ def test_the_model_card_says_what_is_recorded(run):
 
 
 def test_a_name_brings_no_html_link_or_line_into_the_pages(run):
-    (folder,) = export(run, f"client={first_client(run)}", "bits=2")
+    (folder,) = export(run, f"client={first_client(run)}", "bits=2", "finetune_steps=0")
     odd = "A</h1><script>alert(1)</script>![x](http://y)\n# B"
     facts = {**read_bundle(folder).facts, "client": odd, "method": odd, "labels": [odd, "b"]}
     facts |= {"channels": [odd], "present": [odd], "test_metrics": {odd: 0.5}}
@@ -296,20 +308,19 @@ def test_a_name_brings_no_html_link_or_line_into_the_pages(run):
 
 
 def test_the_benchmark_prints_what_the_exports_measure(run, capsys, monkeypatch):
-    """benchmarks/quantised_export.py, on a run that is there, at two bits."""
-    spec = importlib.util.spec_from_file_location(
-        "bench", ROOT / "benchmarks" / "quantised_export.py"
-    )
+    """benchmarks/finetuning.py, on a run that is there, at two bits."""
+    spec = importlib.util.spec_from_file_location("bench", ROOT / "benchmarks" / "finetuning.py")
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "BITS", (2,))
+    monkeypatch.setattr(bench, "STEPS", {"k-means": 0, "fine-tuned": 2})
     two = [*RunRecord.read(run).clients][:2]
     monkeypatch.setattr(RunRecord, "clients", two)
     monkeypatch.setattr(RunRecord, "chosen", lambda *_: two)
     monkeypatch.setattr(sys, "argv", ["x", "--runs", str(run), "--metric", "loss"])
     bench.main()
     printed = capsys.readouterr().out
-    (folder, _) = export(run, "bits=2")
+    (folder, _) = export(run, "bits=2", "finetune_steps=2")
     facts = read_bundle(folder).facts
     row = next(line for line in printed.splitlines() if line.startswith(f"| run, {two[0]}"))
     first, *_, last = (float(cell) for cell in row.split("|")[2:-1])

@@ -91,7 +91,7 @@ def test_mixed_outputs_as_trained_and_quantised(tmp_path):
     expected = network(pictures())
     assert_alike(bundle.network()(pictures()), expected)
     membership = bundle.state["membership"]
-    packed, _ = export(folder, "bits=3")
+    packed, _ = export(folder, "bits=3", "finetune_steps=2", "finetune_lr=1e-2")
     assert set(packed.facts["bits"].values()) == {3}
     assert torch.equal(packed.state["membership"], membership)
     assert packed.facts["test_metrics"] != packed.facts["run_test_metrics"]

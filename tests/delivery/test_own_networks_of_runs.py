@@ -52,7 +52,7 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
     client = run.clients[0]
     width = "null" if method == "qupel" else "4"
     options = [f"run={run.folder}", f"client={client}", f"bits={width}", "onnx=true"]
-    (folder,) = export_run(checked(load(options, "export")))
+    (folder,) = export_run(checked(load([*options, "finetune_steps=2"], "export")))
     bundle = read_bundle(folder)
     facts = bundle.facts
     assert facts["bits"]

@@ -1,6 +1,8 @@
-"""k-means centres against scikit-learn, and new statistics against NumPy."""
+"""k-means and fine-tuned centres, against the steps written out in NumPy."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,9 +10,10 @@ import torch
 from torch import nn
 
 from medfed.common.errors import ConfigError
+from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import kmeans
-from medfed.delivery.export.client_model import choose_bits
-from medfed.delivery.export.export import measured_statistics
+from medfed.delivery.export.client_model import choose_bits, quantise
+from medfed.delivery.export.finetuning import distil, measured_statistics
 from medfed.federation.split import float_entries
 from tests.sweeps import sweep
 
@@ -29,6 +32,97 @@ class Rows:
 
     def train_batches(self, seed):
         yield {"image": self.x, "label": self.y}
+
+
+def three_layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1)).double()
+
+
+def test_fine_tuning_is_adam_on_the_centres():
+    """The gradient of a centre is the sum over its weights; the trained logits are the target."""
+    rate, steps, data, network = 0.05, 3, Rows(), three_layers()
+    trained = {n: t.detach().clone() for n, t in network.state_dict().items()}
+    books = quantise(trained, {"1.weight": 2})
+    index, centers = books["1.weight"].indices.numpy(), books["1.weight"].centers.numpy().copy()
+    x = data.x.numpy()
+    w, b = (
+        [trained[f"{i}.{kind}"].numpy().copy() for i in range(3)] for kind in ("weight", "bias")
+    )
+    teacher = ((x @ w[0].T + b[0]) @ w[1].T + b[1]) @ w[2].T + b[2]
+    state = {"c": centers, **{f"w{i}": w[i] for i in (0, 2)}, **{f"b{i}": b[i] for i in range(3)}}
+    first, second = ({n: np.zeros_like(v) for n, v in state.items()} for _ in range(2))
+    for step in range(1, steps + 1):
+        inner = state["c"][index].reshape(4, 4)
+        h0 = x @ state["w0"].T + state["b0"]
+        h1 = h0 @ inner.T + state["b1"]
+        d2 = 2 * (h1 @ state["w2"].T + state["b2"] - teacher) / len(x)
+        d1 = d2 @ state["w2"]
+        d0 = d1 @ inner
+        flat = (d1.T @ h0).ravel()
+        gradients = {
+            "c": np.array([flat[index == j].sum() for j in range(len(centers))]),
+            "w0": d0.T @ x,
+            "w2": d2.T @ h1,
+            "b0": d0.sum(0),
+            "b1": d1.sum(0),
+            "b2": d2.sum(0),
+        }
+        for n, g in gradients.items():
+            first[n] = 0.9 * first[n] + 0.1 * g
+            second[n] = 0.999 * second[n] + 0.001 * g**2
+            mean, square = first[n] / (1 - 0.9**step), second[n] / (1 - 0.999**step)
+            state[n] = state[n] - rate * mean / (np.sqrt(square) + 1e-8)
+    tuned, moved = distil(network, trained, trained, books, data, steps, rate, 0)
+    np.testing.assert_allclose(moved["1.weight"].dense().ravel(), state["c"][index], atol=1e-12)
+    np.testing.assert_allclose(tuned["1.weight"].ravel(), state["c"][index], atol=1e-12)
+    for n in ("w0", "w2", "b0", "b1", "b2"):
+        entry = f"{n[1]}.{'weight' if n[0] == 'w' else 'bias'}"
+        np.testing.assert_allclose(tuned[entry], state[n], atol=1e-12)
+    assert all(torch.equal(t, trained[n]) for n, t in network.state_dict().items())
+
+
+def test_no_steps_change_nothing():
+    network = three_layers()
+    weights = {n: t.detach().clone() for n, t in network.state_dict().items()}
+    books = quantise(weights, {"1.weight": 1})
+    tuned, same = distil(network, weights, weights, books, Rows(), 0, 0.1, 0)
+    assert same["1.weight"] is books["1.weight"]
+    assert torch.equal(tuned["1.weight"], books["1.weight"].dense())
+    assert torch.equal(tuned["0.weight"], weights["0.weight"])
+
+
+class Tied(nn.Module):
+    """Two layers of one weight, and one that stands in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.again = self.a
+
+    def forward(self, x):
+        return self.again(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
+def test_weights_of_several_names_keep_the_same_centres():
+    torch.manual_seed(0)
+    network, data = Tied(), Rows(torch.float32)
+    trained = {n: t.detach().clone() for n, t in float_entries(network).items()}
+    assert "b.weight" not in trained
+    books = quantise(trained, {"a.weight": 1})
+    loss = partial(apart, network, trained, data)
+    tuned, moved = distil(network, trained, trained, books, data, 30, 0.01, 0)
+    assert set(tuned) == set(trained)
+    assert tuned["a.weight"].unique().tolist() == moved["a.weight"].centers.tolist()
+    assert loss(tuned) < 0.9 * loss({**trained, "a.weight": books["a.weight"].dense()})
+
+
+@torch.no_grad()
+def apart(network, trained, data, weights) -> float:
+    """Mean squared distance of the answers from those of the trained model."""
+    answers = [fill(network, state)(data.x) for state in (trained, weights)]
+    return float((answers[0] - answers[1]).square().mean())
 
 
 def test_statistics_are_those_of_the_batches():

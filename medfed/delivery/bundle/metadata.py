@@ -44,7 +44,7 @@ sizes             bytes: ``fp32`` (a plain file of the same weights), ``packed``
 data_hash         SHA-256 over the hashes of the data files and the hospital's patients
 test_metrics      of this bundle's weights; ``null`` where they could not be measured
 run_test_metrics  of the model as trained, before it was quantised for the bundle
-quantization      by which method weights were quantised: ``kmeans``, ``learned`` or ``null``
+quantization      what was done at export, with validation metrics before and after
 card              patients, hospitals, round, intervals and hashes for ``docs/model_card.md``
 training_config   the run's configuration, without the paths of its machine
 commit, versions  of the code and its packages at training

@@ -1,0 +1,349 @@
+"""Repairs quantised models at export and measures them, if the data of the run are available.
+
+There are three candidates: the model after k-means, with recomputed statistics, and distilled from
+the trained model. The bundle gets the last one whose validation metric is no worse than that after
+k-means, or within the tolerance of the trained model's. Taking the best one would follow chance: a
+few validation patients rank near-equal models at random (docs/export.md has the measurement).
+
+The two repairs use the training data of the hospital:
+
+1. *Statistics.* Running means and variances of BatchNorm belong to the activations of the
+   unquantised weights. They are recomputed with the quantised ones.
+2. *Distillation.* Centres, and what is not quantised, learn to give the logits that the trained
+   model gives, by Adam, whose step does not grow with the number of weights that share a centre
+   (Polino, Pascanu and Alistarh, "Model compression via distillation and quantization", ICLR
+   2018). Which weight has which centre stays, and so do the statistics.
+
+Labels play no part: a model that was trained on a few patients only learns them by heart further.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count, islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrize import register_parametrization
+
+from medfed.common.console import shown
+from medfed.common.errors import ConfigError, DataError, NonFiniteError
+from medfed.common.seeding import derive_seed
+from medfed.common.tensors import Tensors
+from medfed.config.compose import build
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.splits import Split
+from medfed.delivery.bundle.scripts.decode import fill
+from medfed.delivery.bundle.weights import Codebook, with_codebooks
+from medfed.delivery.export.client_model import ClientModel, quantise
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.split import ParameterSplit, aliases
+from medfed.models.meters import Batch
+from medfed.models.networks.outputs import only_logits
+
+if TYPE_CHECKING:
+    from medfed.delivery.export.run_record import RunRecord
+
+BATCHES = 20  # that statistics are measured on
+
+
+def measured_statistics(
+    network: nn.Module, weights: Mapping[str, Tensor], data: ClientData, seed: int
+) -> Tensors | None:
+    """Measures the running statistics of BatchNorm under given weights.
+
+    Args:
+        network: The network, which is left as it is.
+        weights: All float entries.
+        data: The client's data.
+        seed: Of the order of its batches.
+
+    Returns:
+        All entries with the mean statistics of :data:`BATCHES` training batches; None where the
+        network keeps no statistics.
+    """
+    network = fill(copy.deepcopy(network), weights)
+    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not layers:
+        return None
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the mean over all batches
+        layer.train()
+    with torch.no_grad():
+        for batch in islice(_batches(data, seed), BATCHES):
+            network(batch["image"].to(next(network.parameters())))
+    state = network.state_dict()
+    return {name: state[name] for name in weights}
+
+
+def distil(
+    network: nn.Module,
+    trained: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    books: Mapping[str, Codebook],
+    data: ClientData,
+    steps: int,
+    rate: float,
+    seed: int,
+) -> tuple[Tensors, dict[str, Codebook]]:
+    """Moves centres, and what is not quantised, towards the answers of the trained model.
+
+    Args:
+        network: The network, which is left as it is.
+        trained: The weights whose logits are wanted.
+        weights: All entries to begin with; quantised ones are taken from the codebooks.
+        books: Codebooks by name.
+        data: The client's data.
+        steps: Gradient steps, 0 or more.
+        rate: Step size of Adam.
+        seed: Of the order of batches.
+
+    Returns:
+        All entries, and the codebooks with new centres.
+
+    Raises:
+        NonFiniteError: If the loss becomes NaN or infinite.
+    """
+    start = with_codebooks(weights, books)
+    if not steps:
+        return start, dict(books)
+    teacher, student = (only_logits(copy.deepcopy(network)) for _ in range(2))
+    fill(teacher, trained)
+    tables = _with_tables(fill(student, start), books)
+
+    def loss(batch: Batch) -> Tensor:
+        student.eval()  # as it will compute at the hospital
+        image = batch["image"].to(next(student.parameters()))
+        with torch.no_grad():
+            wanted = teacher(image)
+        return mse_loss(student(image), wanted)
+
+    split = ParameterSplit.of(student, (), "frozen")
+    trainer = LocalTrainer(student, loss, split, partial(torch.optim.Adam), seed=seed)
+    end, _ = trainer.run(
+        data,
+        trainer.model.initial(),
+        ("export", data.id),
+        rate,
+        update="all",
+        steps=steps,
+        penalty=None,
+        after_step=None,
+        memory=None,
+    )
+    trainer.model.load(end)
+    tuned = {n: _sorted(b, tables[n].detach()) for n, b in books.items()}
+    return with_codebooks({n: end.get(n, start[n]) for n in start}, tuned), tuned
+
+
+class _Table(nn.Module):
+    """A weight as the centres that its elements have, for PyTorch's parametrizations."""
+
+    index: Tensor
+
+    def __init__(self, book: Codebook) -> None:
+        super().__init__()
+        self.register_buffer("index", book.indices, persistent=False)
+        self.book = book
+
+    def forward(self, centers: Tensor) -> Tensor:
+        return centers.index_select(0, self.index).reshape(self.book.shape)
+
+    def right_inverse(self, _: Tensor) -> Tensor:
+        return self.book.centers.clone()
+
+
+def _with_tables(network: nn.Module, books: Mapping[str, Codebook]) -> dict[str, nn.Parameter]:
+    """Replaces quantised weights by their centres; those with several names share them."""
+    tables: dict[str, nn.Parameter] = {}
+    entries = {n: entry for n, entry in aliases(network).items() if entry in books}
+    seen: set[tuple[int, str]] = set()
+    for name, entry in entries.items():
+        place, _, leaf = name.rpartition(".")
+        module = network.get_submodule(place)
+        if (id(module), leaf) in seen:  # a layer that stands in two places
+            continue
+        seen.add((id(module), leaf))
+        register_parametrization(module, leaf, _Table(books[entry]), unsafe=True)
+        parametrized: Any = module.parametrizations[leaf]  # type: ignore[index]
+        if entry in tables:
+            parametrized.original = tables[entry]
+        tables[entry] = parametrized.original
+    return tables
+
+
+def _sorted(book: Codebook, centers: Tensor) -> Codebook:
+    """The codebook with moved centres, in order again."""
+    ordered, order = centers.to(book.centers.dtype).cpu().sort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    return Codebook(rank[book.indices], ordered.clone(), book.shape)
+
+
+def _batches(data: ClientData, seed: int) -> Iterator[Batch]:
+    """Training batches without end, but rests of a single sample, which have no statistics."""
+    epochs = (data.train_batches(derive_seed(seed, "statistics", data.id, n)) for n in count())
+    rests = data.num_samples > data.batch_size > 1
+    for batch in chain.from_iterable(epochs):
+        if not (rests and len(batch["image"]) == 1):
+            yield batch
+
+
+STAGES = ("trained", "kmeans", "statistics", "finetuned")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A model on its way into a bundle.
+
+    Attributes:
+        weights: All float entries, dense.
+        books: Codebooks of the quantised ones.
+        stage: Which of :data:`STAGES` it is.
+        validation: The selection metric on validation data after each stage; ``None`` where it was
+            not measured.
+        test: Test metrics of these weights, or ``None``.
+    """
+
+    weights: Tensors
+    books: dict[str, Codebook]
+    stage: str
+    validation: dict[str, float | None]
+    test: dict[str, float] | None = None
+
+
+def quantise_and_tune(
+    run: RunRecord,
+    client: str,
+    model: ClientModel,
+    bits: Mapping[str, int],
+    data: FederatedDataModule | None,
+    steps: int,
+    rate: float,
+    tolerance: float,
+) -> Quantised:
+    """Quantises by k-means, and repairs as far as validation allows it.
+
+    Args:
+        run: The run.
+        client: The client.
+        model: Its trained model.
+        bits: Bits by parameter name of the ordinary network.
+        data: The run's data, or ``None`` where they are not at hand.
+        steps: Steps of distillation; 0 leaves what k-means gives.
+        rate: Their step size.
+        tolerance: See :func:`falls`.
+    """
+    torch.set_num_threads(run.config.threads)
+    widths = {entry: count for name, count in bits.items() for entry in model.entries(name)}
+    books = quantise(model.weights, widths)
+    scores: dict[str, float | None] = dict.fromkeys(STAGES)
+    plain = Quantised(with_codebooks(model.weights, books), books, "kmeans", scores)
+    if data is None:
+        return plain
+    bench = _Bench(run, model, data.clients[client])
+    scores["trained"] = bench.score(model.weights)
+    scores["kmeans"] = bench.score(plain.weights)
+    best = plain
+    repaired = _repaired(bench, model.weights, plain, steps, rate, run.config.seed) if steps else []
+    for candidate in repaired:
+        scores[candidate.stage] = score = bench.score(candidate.weights)
+        near = not falls(scores["trained"], score, bench.mode, tolerance)
+        if not math.isnan(score) and (near or not falls(scores["kmeans"], score, bench.mode, 0)):
+            best = candidate
+    return replace(best, test=bench.measure(best.weights, "test"))
+
+
+def falls(before: float | None, after: float | None, mode: str, tolerance: float) -> bool:
+    """Says whether a metric is worse than before by more than a tolerance.
+
+    Args:
+        before: As trained.
+        after: Of the bundle.
+        mode: ``max``: the tolerance is a difference, as of Dice or accuracy; ``min``: a share of
+            the value before, as of errors in the outcome's unit.
+        tolerance: 0 or more.
+
+    Example:
+        >>> falls(0.80, 0.79, "max", 0.02), falls(0.80, 0.77, "max", 0.02)
+        (False, True)
+        >>> falls(50.0, 50.9, "min", 0.02), falls(50.0, 51.1, "min", 0.02)
+        (False, True)
+    """
+    if before is None or after is None or math.isnan(before):
+        return False
+    return before - after > tolerance if mode == "max" else after > before + tolerance * abs(before)
+
+
+def _repaired(
+    bench: _Bench, trained: Tensors, plain: Quantised, steps: int, rate: float, seed: int
+) -> list[Quantised]:
+    """The model with statistics measured anew, if it has some, and distilled."""
+    repaired, now = [], plain
+    statistics = measured_statistics(bench.network, plain.weights, bench.data, seed)
+    if statistics is not None:
+        now = replace(plain, weights=statistics, stage="statistics")
+        repaired.append(now)
+    try:
+        weights, books = distil(
+            bench.network, trained, now.weights, plain.books, bench.data, steps, rate, seed
+        )
+    except NonFiniteError:
+        client = shown(bench.data.id)
+        _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", client)
+    else:
+        repaired.append(replace(plain, weights=weights, books=books, stage="finetuned"))
+    return repaired
+
+
+class _Bench:
+    """Measures a model as the run did, on a client's data."""
+
+    def __init__(self, run: RunRecord, model: ClientModel, data: ClientData) -> None:
+        self.data = data
+        self.task = run.task()
+        self.network = self.task.network = only_logits(model.network())
+        self.metric, self.mode = self.task.selection
+
+    def measure(self, weights: Mapping[str, Tensor], split: Split) -> dict[str, float]:
+        fill(self.network, weights)
+        return self.task.evaluate(self.data.eval_batches(split), test=split == "test")
+
+    def score(self, weights: Mapping[str, Tensor]) -> float:
+        return self.measure(weights, "val")[self.metric]
+
+
+def open_data(run: RunRecord) -> FederatedDataModule | None:
+    """Reads the run's data again, if they are there and are those of the run.
+
+    Args:
+        run: The run.
+
+    Returns:
+        The data, set up; ``None``, with one line that says why, where they cannot be used.
+    """
+    try:
+        data: FederatedDataModule = build(run.config.data)
+        data.keep_out = tuple(str(c) for c in run.config.get("keep_out") or ())
+        data.balanced = run.config.model.get("class_weights") == "balanced"
+        data.setup()
+        splits: dict[str, Any] = data.splits()
+    except (DataError, ConfigError, OSError) as error:
+        _log.warning("No fine-tuning and no metrics, as the data are not at hand: %s", error)
+        return None
+    files = sorted(splits["files"].values()) == sorted(run.splits["files"].values())
+    if not files or splits["clients"] != run.splits["clients"]:
+        _log.warning("No fine-tuning and no metrics, as the data are not those of the run.")
+        return None
+    return data
