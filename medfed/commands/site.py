@@ -7,6 +7,8 @@ hospital's file). It shows the patients and says what would leave the hospital.
 ``medfed look of=[...]`` at the coordinator, without numbers of few patients; nothing is sent.
 ``withdraw run=FOLDER site=NAME`` runs at the coordinator. It takes a site out of the remaining
 rounds of a stopped run. With ``forget=true`` the server also deletes its state of the site.
+``status run=FOLDER`` runs there, too. It shows which sites are there, what happens in which round
+since when, and what went over the network.
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ from medfed.sites import actions
 USAGE = (
     "medfed site check agreed=FILE local=FILE; "
     "medfed site describe agreed=FILE local=FILE folder=FOLDER; "
-    "medfed site withdraw run=FOLDER site=NAME"
+    "medfed site withdraw run=FOLDER site=NAME; "
+    "medfed site status run=FOLDER"
 )
 _NEEDED = {
     "check": ("agreed", "local"),
     "describe": ("agreed", "local", "folder"),
     "withdraw": ("run", "site"),
+    "status": ("run",),
 }
-_MORE = {"check": (), "describe": (), "withdraw": ("forget",)}
+_MORE = {"check": (), "describe": (), "withdraw": ("forget",), "status": ()}
 _KEYS = {name: (*needed, *_MORE[name]) for name, needed in _NEEDED.items()}
 
 
@@ -47,7 +51,7 @@ def main(given: Sequence[str]) -> None:
                 f"{', '.join(_KEYS)}."
             )
         keys = read(what, rest)
-        (_withdraw if what == "withdraw" else _check)(keys)
+        {"withdraw": _withdraw, "status": _status}.get(what, _check)(keys)
 
 
 def read(what: str, given: Sequence[str]) -> dict[str, str]:
@@ -81,6 +85,10 @@ def _withdraw(keys: dict[str, str]) -> None:
         raise ConfigError(f"run={folder} is no run folder (it has no config.yaml).")
     for line in actions.withdraw(folder, keys["site"], forget == "true"):
         print(line)
+
+
+def _status(keys: dict[str, str]) -> None:
+    actions.show_status(Path(keys["run"]).expanduser())
 
 
 def _check(keys: dict[str, str]) -> None:

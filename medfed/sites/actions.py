@@ -48,6 +48,13 @@ def withdraw(folder: Path, site: str, forget: bool) -> list[str]:
     return withdrawal.withdraw(folder, site, forget)
 
 
+def show_status(folder: Path) -> None:
+    """Prints the state of a run across sites; see :func:`medfed.sites.status.show`."""
+    from medfed.sites import status
+
+    status.show(folder)
+
+
 def make_kits(folder: Path, sites: Sequence[str], server: str, port: int, renew: bool) -> Path:
     """Makes the kits of a federation; see :func:`medfed.sites.deploying.make_kits`."""
     from medfed.sites import deploying

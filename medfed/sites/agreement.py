@@ -238,7 +238,7 @@ class Agreed:
 
 @cache
 def words_for(what: str) -> dict[str, str]:
-    """Returns ``parts``, ``refused`` and ``approval`` in words."""
+    """Returns ``parts``, kinds of ``requests``, ``refused`` and ``approval`` in words."""
     words: dict[str, str] = yaml.safe_load((_TEMPLATES / "words.yaml").read_text("utf-8"))[what]
     return words
 

@@ -1,7 +1,8 @@
 """The state of a run across sites while it runs, and every byte that goes over the network.
 
 The coordinator writes ``status.json`` whenever something changes, and ``traffic.csv`` with it; the
-ledger counts only the method's messages, as a simulation does.
+ledger counts only the method's messages, as a simulation does. ``medfed site status`` shows both in
+the terminal.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from medfed.common import files, schemas, untrusted
+from rich.console import Console, Group
+
+from medfed.common import errors, files, schemas, untrusted
+from medfed.common.console import shown, size
 from medfed.records.folder import RunFolder
+from medfed.reports.tables import Table
+from medfed.sites.agreement import words_for
 from medfed.sites.wire import RoundNumber
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")
@@ -115,6 +121,53 @@ class Status:
             known = self.sites.get(site)
             since = known.since if known is not None and known.state == state else now
             self.sites[site] = SiteState(state, since, last)
+
+
+def tables(run: RunFolder) -> Group:
+    """Returns the state of a run as tables.
+
+    Args:
+        run: The coordinator's run folder.
+
+    Raises:
+        ConfigError: If it is not of a run across sites.
+    """
+    if not run.status_json.is_file():
+        raise errors.ConfigError(
+            f"run={run.folder} is no folder of a run across sites (it has no status.json)."
+        )
+    status, traffic = untrusted.read_json(run.status_json, Status), Traffic()
+    traffic.read(run.traffic_csv)
+    title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
+    sites, kinds = [], []
+    noisy = any(site.epsilon is not None for site in status.sites.values())
+    for name, site in status.sites.items():
+        counts = [c for (known, _), c in traffic.counts.items() if known == name]
+        sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
+        line = [shown(name), shown(site.state, 200), site.since, str(site.round + 1)]
+        spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
+        sites.append([*line, *sizes, *[spent] * noisy])
+    for kind, meaning in words_for("requests").items():
+        counts = [c for (_, known), c in traffic.counts.items() if known == kind]
+        if counts:
+            requests, down, up = (sum(column) for column in zip(*counts, strict=True))
+            kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])
+    of_sites = ["site", "state", "since", "rounds", "sent to it", "received from it"]
+    of_sites += ["epsilon"] * noisy
+    of_kinds = ("request", "how many", "to sites", "from sites", "what it is")
+    return Group(
+        Table.of(of_sites, sites, prose=(0, 1, 2)).printed(f"{title}, since {status.since}"),
+        Table.of(of_kinds, kinds, prose=(0, 4)).printed("What left and reached all sites"),
+    )
+
+
+def show(folder: Path) -> None:
+    """Prints the state of a run.
+
+    Args:
+        folder: The coordinator's run folder.
+    """
+    Console().print(tables(RunFolder(folder)))
 
 
 def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from medfed.commands.site import main as site_command
 from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
 from medfed.config.compose import described
@@ -201,8 +202,14 @@ def test_every_byte_is_counted_and_the_state_is_shown(tmp_path: Path, capsys):
     counted = Traffic()
     counted.read(folder / "traffic.csv")
     assert counted.total() == (passed["down"], passed["up"])
-    said = json.loads((folder / "status.json").read_text())
-    assert (said["doing"], said["sites"]["hospital_2"]["state"]) == ("has finished", "there")
+    capsys.readouterr()
+    site_command(["status", f"run={folder}"])
+    printed = capsys.readouterr().out
+    for text in ("Round 2 of 2: has finished", "hospital_2", "there", "evaluate", "metrics"):
+        assert text in printed
+    with pytest.raises(SystemExit):
+        site_command(["status", f"run={tmp_path}"])
+    assert "is no folder of a run across sites" in capsys.readouterr().err
 
 
 def test_the_state_says_who_is_away_and_why():

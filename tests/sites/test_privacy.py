@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from medfed.common.errors import SiteError
 from medfed.common.untrusted import read_tensors
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
 from medfed.functional.privacy import epsilon, renyi
+from medfed.records.folder import RunFolder
 from medfed.run.privacy import Protection
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.check import check_site
 from medfed.sites.policy import Ceiling, Spending, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
+from medfed.sites.status import tables
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, write_table
@@ -69,8 +74,10 @@ def test_noise_is_the_sites_and_its_spending_is_kept(tmp_path, caplog):
         "Bern": 4.0,
     }
     assert "Epsilon, as the sites declare it, at delta 0.001: Basel 4, Bern 4." in caplog.text
-    said = json.loads((tmp_path / "second" / "server" / "status.json").read_text())["sites"]
-    assert all(round(said[name]["epsilon"], 2) == 4 for name in TWO)
+    paper = Console(record=True, file=io.StringIO(), width=160)
+    paper.print(tables(RunFolder(tmp_path / "second" / "server")))
+    shown = paper.export_text()
+    assert re.search(r"epsilon.*Basel[^\n]* 4 .*\n[^\n]*Bern[^\n]* 4 ", shown, re.S)
     first, second = (model(tmp_path / run) for run in ("first", "second"))
     assert all(not first[name].equal(second[name]) for name in first)
     for name in TWO:
