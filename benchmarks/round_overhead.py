@@ -1,8 +1,9 @@
-"""What a round costs beyond its gradient steps, and what the loop of a plain peer costs.
+"""What a round costs beyond its gradient steps, and what the loops of plain peers cost.
 
-FedAvg with 20 clients of 128 patches (1, 32, 32), batches of 16, so 8 steps per client and 160 per
-round, on DenseNet-BCs of growth 6 with three blocks of few or many layers, for steps of about 6 to
-40 ms. Three sides:
+FedAvg with 20 clients on five networks: a perceptron on rows of a table (4 steps of 16 samples per
+client), a small CNN, DenseNet-BC and a 2-D U-Net on patches, and a 3-D ResNet on cubes (8 steps of
+16, 16, 4 and 2). ``--blocks`` takes DenseNet-BCs with three blocks of so many layers instead, for
+steps of about 6 to 40 ms. Four sides:
 
 medfed  a `pl.Trainer.fit` with the callback `FederatedRounds`, dense fp32 messages and the ledger;
         evaluation, checkpoints, logger and progress bar are off
@@ -11,6 +12,8 @@ bare    the same network, batches and optimizer, and nothing but index_select, z
 peer    the plain loop of research code, as PFLlib has it: per client a deep copy of the model, its
         own optimizer and a DataLoader over a list of samples; parameters are cloned one by one into
         the client's copy, and averaged one by one by the server
+lean    what a federation needs at the least: one network for all clients, one copy of the server's
+        weights into it per client, the same steps, and one weighted sum of the results
 
 With `--settings equal` medfed trains in ordinary layout, with `defaults` in channels-last layout.
 After each round its weights must equal, bit for bit, those of a bare loop in the same layout. The
@@ -30,6 +33,7 @@ over the rounds; on a busy machine these are the steadier.
 `--parts` measures the parts of the overhead in further rounds, as the clocks around them cost
 something.
 
+    python benchmarks/round_overhead.py
     python benchmarks/round_overhead.py --blocks 2 4 8 12
 """
 
@@ -50,6 +54,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from monai.networks.nets import resnet10
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -66,10 +71,55 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.split import float_entries
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.small import SmallCNN
+from medfed.models.networks.unet import unet
 from medfed.personalize.fedavg import FedAvg
 
-CLIENTS, PATCHES, BATCH, SIZE = 20, 128, 16, 32
-WARM_UP = 2
+CLIENTS, WARM_UP = 20, 2
+LEVELS: dict[str, Any] = {"channels": [8, 16, 32, 64], "strides": [2, 2, 2], "num_res_units": 1}
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network, and what each client trains it on.
+
+    Attributes:
+        make: Makes the network of two classes.
+        shape: Of one sample, without the batch.
+        samples: Training samples of a client.
+        batch: Samples of a step.
+        dense: Whether each voxel has a label, instead of each sample.
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    samples: int = 128
+    batch: int = 16
+    dense: bool = False
+
+
+def blocks(layers: int) -> Net:
+    """A DenseNet-BC with three blocks of some layers."""
+    return Net(lambda: densenet_bc(2, 1, 2, block_config=[layers] * 3), (1, 32, 32))
+
+
+def perceptron() -> nn.Module:
+    """One hidden layer, as on a table."""
+    return nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+NETS = {
+    "perceptron": Net(perceptron, (30,), samples=64),
+    "small_cnn": Net(lambda: SmallCNN(2, 1, 2), (1, 28, 28)),
+    "densenet_bc": blocks(4),
+    "unet_2d": Net(lambda: unet(2, 4, 2, **LEVELS), (4, 64, 64), 32, 4, dense=True),
+    "resnet10_3d": Net(
+        lambda: resnet10(spatial_dims=3, n_input_channels=1, num_classes=2, widen_factor=0.25),
+        (1, 32, 32, 32),
+        samples=16,
+        batch=2,
+    ),
+}
 
 
 class Patches(ClientData):
@@ -87,14 +137,17 @@ class Patches(ClientData):
         return torch.randperm(self.num_samples, generator=torch_rng(self.seed, "order"))
 
 
-def patches(index: int) -> Patches:
+def patches(index: int, net: Net) -> Patches:
     rng = torch.Generator().manual_seed(index)
     block = {
-        "image": torch.randn(PATCHES, 1, SIZE, SIZE, generator=rng),
-        "label": torch.randint(0, 2, (PATCHES,), generator=rng),
+        "image": torch.randn(net.samples, *net.shape, generator=rng),
+        "label": torch.randint(
+            0, 2, (net.samples, *(net.shape[1:] if net.dense else ())), generator=rng
+        ),
     }
-    ones, counts = torch.ones(1, dtype=torch.bool), block["label"].bincount().float()
-    return Patches(f"client_{index}", block, {}, ones, counts, {}, BATCH)
+    ones = torch.ones(net.shape[0], dtype=torch.bool)
+    counts = block["label"].flatten().bincount(minlength=2).float()
+    return Patches(f"client_{index}", block, {}, ones, counts, {}, net.batch)
 
 
 @dataclass(frozen=True)
@@ -102,7 +155,7 @@ class Setting:
     """What all sides share, and whether medfed keeps to ordinary layout."""
 
     clients: int
-    blocks: int
+    net: Net
     momentum: float
     equal: bool
 
@@ -120,9 +173,8 @@ class Setting:
 def federated(setting: Setting) -> FederatedModule:
     """FedAvg as a run builds it."""
     torch.manual_seed(0)
-    network = densenet_bc(2, 1, 2, block_config=[setting.blocks] * 3)
-    task = ClassificationTask(network, setting.optimizer)
-    algorithm, data = FedAvg(), [patches(i) for i in range(setting.clients)]
+    task = ClassificationTask(setting.net.make(), setting.optimizer)
+    algorithm, data = FedAvg(), [patches(i, setting.net) for i in range(setting.clients)]
     budget = LocalBudget(channels_last=setting.layout)
     split = algorithm.split(task.network, task.personal, "averaged")
     local = LocalTrainer(task.network, task.loss, split, setting.optimizer, budget=budget)
@@ -137,10 +189,11 @@ class Bare:
     """The gradient steps of a round and nothing else."""
 
     def __init__(
-        self, network: nn.Module, optimizer: Any, layout: Literal["auto", False] = False
+        self, network: nn.Module, setting: Setting, layout: Literal["auto", False] = False
     ) -> None:
         self.network: Any = copy.deepcopy(network)
-        self.optimizer = optimizer(self.network.parameters())
+        self.optimizer = setting.optimizer(self.network.parameters())
+        self.batch = setting.net.batch
         lay_out(self.network, layout)
         self.entries = float_entries(self.network)
 
@@ -153,7 +206,7 @@ class Bare:
 
     def steps(self, images: Tensor, labels: Tensor, order: Tensor) -> None:
         """Runs one client's steps, which is all that is timed."""
-        for rows in order.split(BATCH):
+        for rows in order.split(self.batch):
             image, label = images.index_select(0, rows), labels.index_select(0, rows)
             self.optimizer.zero_grad()
             F.cross_entropy(self.network(image), label).backward()
@@ -173,14 +226,15 @@ class Bare:
 class Peer:
     """Research code's plain loop: every client has a model, an optimizer and a list of samples."""
 
-    def __init__(self, network: nn.Module, data: Mapping[str, Any], optimizer: Any) -> None:
+    def __init__(self, network: nn.Module, data: Mapping[str, Any], setting: Setting) -> None:
         self.server: Any = copy.deepcopy(network)
+        self.batch = setting.net.batch
         lay_out(self.server, False)
         self.clients: dict[str, tuple[Any, Any, list[tuple[Tensor, Tensor]]]] = {}
         for name, one in data.items():
             model: Any = copy.deepcopy(self.server)
             samples = list(zip(one.train["image"], one.train["label"], strict=True))
-            self.clients[name] = model, optimizer(model.parameters()), samples
+            self.clients[name] = model, setting.optimizer(model.parameters()), samples
 
     def client(self, name: str) -> float:
         """Returns the CPU seconds of one client's part of a round."""
@@ -189,7 +243,7 @@ class Peer:
         for new, old in zip(self.server.parameters(), model.parameters(), strict=True):
             old.data = new.data.clone()
         model.train()
-        for image, label in DataLoader(samples, BATCH, shuffle=True):  # type: ignore[arg-type]
+        for image, label in DataLoader(samples, self.batch, shuffle=True):  # type: ignore[arg-type]
             loss = F.cross_entropy(model(image), label)
             optimizer.zero_grad()
             loss.backward()
@@ -208,23 +262,53 @@ class Peer:
         return time.process_time() - begin
 
 
+class Lean(Bare):
+    """The least that a federation does: one network, weights in, steps, one weighted sum."""
+
+    def __init__(self, network: nn.Module, data: Mapping[str, Any], setting: Setting) -> None:
+        super().__init__(network, setting)
+        self.data, self.share = data, 1 / len(data)
+        self.server = {n: t.detach().clone() for n, t in self.entries.items()}
+        self.sum = {n: torch.zeros_like(t) for n, t in self.server.items()}
+
+    def train(self, name: str) -> float:
+        """Returns the CPU seconds of one client's part of a round."""
+        begin, data = time.process_time(), self.data[name]
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.entries.values()), list(self.server.values()))
+        self.optimizer.state.clear()
+        self.steps(data.train["image"], data.train["label"], torch.randperm(data.num_samples))
+        with torch.no_grad():
+            sums, ends = list(self.sum.values()), list(self.entries.values())
+            torch._foreach_add_(sums, ends, alpha=self.share)
+        return time.process_time() - begin
+
+    def close(self) -> float:
+        """Returns the CPU seconds in which the mean becomes the server's weights."""
+        begin = time.process_time()
+        torch._foreach_copy_(list(self.server.values()), list(self.sum.values()))
+        torch._foreach_zero_(list(self.sum.values()))
+        return time.process_time() - begin
+
+
 class Alternate(pl.Callback):
     """Follows every client's training by the other sides', and keeps all times of each round."""
 
     def __init__(self, federation: Federation, network: nn.Module, setting: Setting) -> None:
         self.federation = federation
-        self.bare = Bare(network, setting.optimizer)
-        self.same = Bare(network, setting.optimizer, setting.layout)
+        self.bare = Bare(network, setting)
+        self.same = Bare(network, setting, setting.layout)
         data = {name: client.data for name, client in federation.clients.items()}
-        self.peer = Peer(network, data, setting.optimizer)
+        self.peer, self.lean = Peer(network, data, setting), Lean(network, data, setting)
         self.apart = 0.0  # largest distance of the weights after a round, as a share of their norm
         self.shared = federation.server["shared"]
         self.updates: dict[str, Tensors] = {}
         self.updates_of_same: dict[str, Tensors] = {}
-        self.rounds: list[tuple[list[float], list[float], list[float]]] = []
+        self.rounds: list[tuple[list[float], ...]] = []
         self.whole: list[float] = []
         self.steps: list[float] = []
         self.plain: list[float] = []
+        self.least: list[float] = []
         self.mark = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -233,7 +317,7 @@ class Alternate(pl.Callback):
         pl_module.listeners.append(self._heard)
 
     def _heard(self, phase: str, client: str, done: bool) -> None:
-        """A client is done: now the bare loop, and the peer."""
+        """A client is done: now the other sides."""
         if not done:
             return
         self.whole.append(time.process_time() - self.mark)
@@ -242,19 +326,21 @@ class Alternate(pl.Callback):
         self.steps.append(seconds)
         self.updates_of_same[client] = self.same.client(data, self.shared)[1]
         self.plain.append(self.peer.client(client))
+        self.least.append(self.lean.train(client))
         self.mark = time.process_time()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A round is done: medfed and the bare loop must have come to the same weights."""
         self.whole.append(time.process_time() - self.mark)
         self.plain.append(self.peer.close())
-        self.rounds.append((self.whole, self.steps, self.plain))
+        self.least.append(self.lean.close())
+        self.rounds.append((self.whole, self.steps, self.plain, self.least))
         before, self.shared = self.shared, self.federation.server["shared"]
         apart, same = (self._apart(before, u) for u in (self.updates, self.updates_of_same))
         if same:
             raise AssertionError(f"medfed's weights are {same:.1e} of their norm from the loop's.")
         self.apart = max(self.apart, apart)
-        self.whole, self.steps, self.plain = [], [], []
+        self.whole, self.steps, self.plain, self.least = [], [], [], []
         self.mark = time.process_time()
 
     def _apart(self, before: Tensors, updates: dict[str, Tensors]) -> float:
@@ -313,7 +399,7 @@ def fit(module: FederatedModule, rounds: int, last: pl.Callback) -> None:
 
 
 def measure(setting: Setting, rounds: int) -> tuple[list[list[list[float]]], float]:
-    """CPU seconds of medfed, bare and peer, of each client in each round and what closes it.
+    """CPU seconds of medfed and the other sides, by client and round, and of what closes it.
 
     Also how far medfed's weights were from the bare loop's at most.
     """
@@ -339,7 +425,7 @@ def breakdown(setting: Setting, rounds: int) -> dict[str, float]:
     clock.timed(module, "exchange", "ledger and aggregation")
     clock.timed(module, "training_step", "client, outside training")
     clock.timed(local, "run", "training, beyond the steps")
-    clock.timed(local, "load", "load weights")
+    clock.timed(local.model, "load", "load weights")
     clock.timed(local, "_begin", "prepare optimizer")
     clock.timed(local.gradients, "loss", "forward")
     clock.timed(local.gradients, "backward", "backward")
@@ -382,16 +468,18 @@ def ratio(ours: list[list[float]], theirs: list[list[float]]) -> str:
     return f"{median:.3f} ({low:.3f} to {high:.3f}), typical {whole:.3f}"
 
 
-def show(setting: Setting, rounds: int) -> None:
-    """Measures the three sides and prints their ratios."""
-    (medfed, bare, peer), apart = measure(setting, rounds)
-    steps = setting.clients * PATCHES // BATCH
-    name = "equal settings" if setting.equal else "defaults"
-    each = [1e3 * typical(side) / steps for side in (medfed, bare, peer)]
-    print(f"\n{name}, {setting.blocks} layers per block, {rounds} rounds of {steps} steps")
-    print("ms per step: medfed {:.2f}, bare {:.2f}, peer {:.2f}".format(*each))
+def show(name: str, setting: Setting, rounds: int) -> None:
+    """Measures the four sides and prints their ratios."""
+    sides, apart = measure(setting, rounds)
+    medfed, bare, peer, lean = sides
+    steps = setting.clients * setting.net.samples // setting.net.batch
+    how = "equal settings" if setting.equal else "defaults"
+    each = [1e3 * typical(side) / steps for side in sides]
+    print(f"\n{how}, {name}, {rounds} rounds of {steps} steps")
+    print("ms per step: medfed {:.2f}, bare {:.2f}, peer {:.2f}, lean {:.2f}".format(*each))
     print(f"medfed / bare: {ratio(medfed, bare)}")
     print(f"peer / bare:   {ratio(peer, bare)}")
+    print(f"lean / bare:   {ratio(lean, bare)}")
     print(f"medfed / peer: {ratio(medfed, peer)}")
     print(f"weights after a round: {apart:.1e} of their norm apart", flush=True)
 
@@ -400,8 +488,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument(
-        "--blocks", type=int, nargs="+", default=[4], help="layers in each of three blocks"
+        "--blocks", type=int, nargs="+", help="DenseNet-BCs with so many layers in each block"
     )
     parser.add_argument(
         "--settings", nargs="+", choices=["equal", "defaults"], default=["equal", "defaults"]
@@ -412,10 +501,15 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
-    for blocks in args.blocks:
-        for name in args.settings:
-            setting = Setting(args.clients, blocks, args.momentum, name == "equal")
-            show(setting, args.rounds)
+    nets = {name: NETS[name] for name in args.nets}
+    if args.blocks:
+        nets = {
+            f"densenet_bc of {layers} layers per block": blocks(layers) for layers in args.blocks
+        }
+    for name, net in nets.items():
+        for how in args.settings:
+            setting = Setting(args.clients, net, args.momentum, how == "equal")
+            show(name, setting, args.rounds)
             if args.parts:
                 print("\nms per client and round (median), by part")
                 for part, seconds in breakdown(setting, max(3, args.rounds // 3)).items():

@@ -5,7 +5,8 @@ each, on scans generated beforehand. Clocks of the process' CPU time stand aroun
 make a part; what is called within is deducted, so that the parts add up to the whole. "Beside
 training" is what no training needs: evaluation, intervals, checkpoints, ledger and files, pictures.
 
-Run with ``python benchmarks/whole_run.py``; overrides as of ``medfed train`` follow.
+Run with ``python benchmarks/whole_run.py``; overrides as of ``medfed train`` follow, among them other
+experiments.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def main() -> None:
 
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
-        overrides = ["experiment=brats_pfednet", f"data.root={folder}", "progress=false", *given]
+        chosen = (
+            [] if any(o.startswith("experiment=") for o in given) else ["experiment=brats_pfednet"]
+        )
+        overrides = [*chosen, f"data.root={folder}", "progress=false", *given]
         overrides.append(f"folder={folder}/run")
         # Scans are generated once for all runs of a demo, so that it is no part of this one.
         mark, imported = time.process_time(), seconds["imports"]

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
             "agreed plans ",
         ),
         ("layouts.py --steps 1 --networks small_cnn", "| small_cnn | 32×1×32×32 |"),
+        ("inference.py --networks small_cnn --repeats 1", "| small_cnn | 97 | "),
         ("network_lasso.py --largest 4", "ns/column"),
         ("loading.py --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2", "2-D nnunet"),
         ("prepare.py --scans 2 --size 64 64 32 --repeats 1 --kills 0", "620 candidates per scan"),

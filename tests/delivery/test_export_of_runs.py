@@ -16,6 +16,7 @@ from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.config.sections import optional
 from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.models.networks.canonical import Canonical
@@ -65,7 +66,7 @@ def test_the_threshold_and_calibration_of_the_run_are_in_the_bundle(tmp_path):
 
 
 @torch.no_grad()
-def test_learned_centres_survive(tmp_path):
+def test_learned_centres_survive(tmp_path, caplog):
     sizes = ("rounds=2", "partition.num_clients=3", "algorithm.bits=2")
     folder = run(tmp_path / "run", "experiment=qupel_digits", *CNN, *sizes)
     bundle, network = export(folder)
@@ -79,6 +80,15 @@ def test_learned_centres_survive(tmp_path):
         assert bundle.facts["bits"][name] == 2
         assert set(bundle.state[name].unique().tolist()) <= set(values.tolist())
     assert_alike(bundle.network()(pictures()), network(pictures()))
+    pytest.importorskip("onnxruntime")
+    caplog.set_level("INFO", "medfed")
+    integers, _ = export(folder, "onnx=int8")
+    assert "computes with 8-bit integers; validation balanced_accuracy " in caplog.text
+    expected = network(pictures())
+    found = OnnxNetwork(integers.folder / ONNX)(pictures())
+    apart = float((found - expected).abs().max() / expected.abs().max())
+    assert 1e-4 < apart < 0.2  # integers, and no others than those of this network
+    assert b"QuantizeLinear" in (integers.folder / ONNX).read_bytes()
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_onnx
+from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_int8, save_onnx
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.prediction import make_predictor
@@ -83,6 +83,20 @@ def test_volumes(tmp_path):
         expected = network(image)
     found = OnnxNetwork(tmp_path / "model.onnx")(image)
     assert_alike(found, expected)
+
+
+def test_8_bit_integers(tmp_path):
+    network = network_of("basic_unet", *NETWORKS["basic_unet"])
+    path = tmp_path / "model.onnx"
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    save_onnx(path, network, (3, 32, 32))
+    save_int8(path, images)
+    with torch.no_grad():
+        expected = network(images)
+    apart = (OnnxNetwork(path)(images) - expected).abs().max() / expected.abs().max()
+    assert 1e-4 < float(apart) < 0.2
+    with pytest.raises(ConfigError, match="onnx=int8 is slower for 3-D images"):
+        save_int8(path, images[..., None])
 
 
 def test_a_file_tells_nothing_of_its_machine(tmp_path):

@@ -12,6 +12,7 @@ from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget, channels_last_pays
 from medfed.federation.reference import ArrayClient, assemble, run_reference
 from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.small import SmallCNN
 from medfed.personalize.scaffold import Scaffold
 
 NETWORKS = {
@@ -91,7 +92,8 @@ def test_optimizer_state_survives_the_change_of_layout(kind):
 
 
 def test_where_it_pays():
-    assert channels_last_pays(densenet_bc(2, 1, 2, block_config=[1]))
+    assert channels_last_pays(densenet_bc(2, 1, 2, block_config=[2, 2]))
+    assert not channels_last_pays(SmallCNN(2, 1, 2))
     assert not channels_last_pays(BasicUNet(2, 1, 1, features=(4, 4, 4, 4, 4, 4)))  # instance norm
     assert not channels_last_pays(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2)))
     with pytest.raises(

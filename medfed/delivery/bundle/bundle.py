@@ -57,7 +57,13 @@ from medfed.delivery.bundle.networks import (
     is_known,
     is_own,
 )
-from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx, trace_shape
+from medfed.delivery.bundle.onnx_file import (
+    ONNX,
+    NotTraceableError,
+    save_int8,
+    save_onnx,
+    trace_shape,
+)
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.weights import MODEL, Codebook
@@ -259,6 +265,7 @@ def write_bundle(
     dense: Mapping[str, Tensor],
     books: Mapping[str, Codebook],
     onnx: bool = False,
+    samples: Tensor | None = None,
 ) -> dict[str, Any]:
     """Writes a bundle in the place of one that is there already.
 
@@ -269,6 +276,7 @@ def write_bundle(
         dense: Tensors that stay as they are, by name.
         books: Quantised tensors, by name.
         onnx: Whether it holds an ONNX file, too, if the network can be written as one.
+        samples: Training inputs; the ONNX file then computes with 8-bit integers.
 
     Returns:
         The facts with ``bits`` and ``sizes``, as they stand in the metadata.
@@ -290,6 +298,8 @@ def write_bundle(
         if onnx:
             network = Bundle(made, {"medfed": facts}, state, {}).network()
             if _saved_as_onnx(made / ONNX, network, facts):
+                if samples is not None:
+                    save_int8(made / ONNX, samples)
                 sizes["onnx"] = (made / ONNX).stat().st_size
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
         _write_json(made / "configs" / "inference.json", inference_config(whole))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -20,14 +20,22 @@ from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.onnx_file import import_extra
+from medfed.delivery.bundle.onnx_file import ONNX, import_extra
 from medfed.delivery.export.client_model import FULL, choose_bits
-from medfed.delivery.export.finetuning import STAGES, Quantised, falls, open_data, quantise_and_tune
+from medfed.delivery.export.finetuning import (
+    STAGES,
+    Quantised,
+    falls,
+    open_data,
+    quantise_and_tune,
+    say_int8,
+)
 from medfed.delivery.export.run_record import RunRecord, finite
 from medfed.reports.tables import Table
 
 _log = logging.getLogger(__name__)
 _TEST = ("trained", "bundle")
+_SAMPLES = 32  # training inputs that show the ranges of int8
 Facts = Mapping[str, Any]
 """The part ``medfed`` of the metadata of one exported bundle."""
 
@@ -47,7 +55,7 @@ class ExportOptions:
     finetune_steps: Annotated[int, check_not_negative] = 20
     finetune_lr: Annotated[float, check_positive] = 1e-3
     tolerance: Annotated[float, check_not_negative] = 0.02
-    onnx: bool = False
+    onnx: bool | Literal["int8"] = False
     largest_part: str | Sequence[str] | None = None
     out: str | None = None
     plugins: Sequence[str] | None = None  # named, so that the run's own code may be used
@@ -83,7 +91,12 @@ def export_run(config: Section) -> list[Path]:
     folder = run.bundles if options.out is None else Path(options.out)
     clients, files = run.chosen(options.client), file_names(run.clients)
     plans = {width: _bits(run, width, options.layers) for width in options.widths}
-    data = open_data(run) if any(plans.values()) else None
+    data = open_data(run) if any(plans.values()) or options.onnx == "int8" else None
+    if options.onnx == "int8" and data is None:
+        raise ConfigError(
+            f"onnx=int8 needs the data of {run.folder} to see the range of each layer's outputs; "
+            "make them available, or choose onnx=true."
+        )
     rows: list[dict[str, Any]] = []
     made = []
     for client in clients:
@@ -142,8 +155,12 @@ def export_client(
         "validation": finite(done.validation),
     }
     dense = {n: t for n, t in done.weights.items() if n not in done.books}
-    written = write_bundle(folder, facts, dense, done.books, options.onnx)
+    local = data.clients[client] if options.onnx == "int8" and data is not None else None
+    samples = None if local is None else local.train_inputs(_SAMPLES)
+    written = write_bundle(folder, facts, dense, done.books, bool(options.onnx), samples)
     read_bundle(folder)
+    if local is not None and (folder / ONNX).is_file():
+        say_int8(run, model, local, folder / ONNX, done.weights)
     return written
 
 
