@@ -88,19 +88,22 @@ class Net:
         shape: Of one sample, without the batch.
         samples: Training samples of a client.
         batch: Samples of a step.
-        dense: Whether each voxel has a label, instead of each sample.
     """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     samples: int = 128
     batch: int = 16
-    dense: bool = False
 
 
 def blocks(layers: int) -> Net:
     """A DenseNet-BC with three blocks of some layers."""
     return Net(lambda: densenet_bc(2, 1, 2, block_config=[layers] * 3), (1, 32, 32))
+
+
+def pooled_unet() -> nn.Module:
+    """A U-Net whose outputs are averaged over the image, so that all networks have one task."""
+    return nn.Sequential(unet(2, 4, 2, **LEVELS), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def perceptron() -> nn.Module:
@@ -112,7 +115,7 @@ NETS = {
     "perceptron": Net(perceptron, (30,), samples=64),
     "small_cnn": Net(lambda: SmallCNN(2, 1, 2), (1, 28, 28)),
     "densenet_bc": blocks(4),
-    "unet_2d": Net(lambda: unet(2, 4, 2, **LEVELS), (4, 64, 64), 32, 4, dense=True),
+    "unet_2d": Net(pooled_unet, (4, 64, 64), samples=32, batch=4),
     "resnet10_3d": Net(
         lambda: resnet10(spatial_dims=3, n_input_channels=1, num_classes=2, widen_factor=0.25),
         (1, 32, 32, 32),
@@ -141,12 +144,10 @@ def patches(index: int, net: Net) -> Patches:
     rng = torch.Generator().manual_seed(index)
     block = {
         "image": torch.randn(net.samples, *net.shape, generator=rng),
-        "label": torch.randint(
-            0, 2, (net.samples, *(net.shape[1:] if net.dense else ())), generator=rng
-        ),
+        "label": torch.randint(0, 2, (net.samples,), generator=rng),
     }
     ones = torch.ones(net.shape[0], dtype=torch.bool)
-    counts = block["label"].flatten().bincount(minlength=2).float()
+    counts = block["label"].bincount(minlength=2).float()
     return Patches(f"client_{index}", block, {}, ones, counts, {}, net.batch)
 
 
