@@ -1,7 +1,7 @@
 """What harmonisation before training changes: metrics per hospital with and without it.
 
     python benchmarks/harmonisation.py experiment=heart_pfednet data.path=DIR \
-        --ways data.scaling=client data.scaling=pooled
+        --ways data.scaling=client data.scaling=pooled data.scaling=combat
 
 Each way is a set of keys, separated by spaces within quotes. Every way trains each method on the
 same splits, once per seed. The table has the test metric by which rounds are selected: its mean

@@ -11,9 +11,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.by_group import ChannelMissing
+from medfed.datamodules.partitions.effects import ChannelMissing
+from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.csv_files import read_features
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import Question, agree
@@ -77,8 +77,9 @@ def test_numbers_are_those_of_scikit_learn():
     np.testing.assert_array_equal(columns.encode(rows, scaled)[:, 4:], wanted[:, 4:])
 
 
-def test_the_ends_of_minmax_are_no_patients_and_do_not_follow_one(path):
-    data = module(path, normalization="minmax", features=["age", "crp"])
+@pytest.mark.parametrize("scaling", ["client", "pooled"])
+def test_the_ends_of_minmax_are_no_patients_and_do_not_follow_one(path, scaling):
+    data = module(path, normalization="minmax", features=["age", "crp"], scaling=scaling)
     for client, rows in data.train_rows.items():
         said = data.preprocessing(client)["normalization"]
         assert said == data.scalings[client].facts()
@@ -92,7 +93,7 @@ def test_the_ends_of_minmax_are_no_patients_and_do_not_follow_one(path):
             column[np.nanargmax(column)] = 10 * np.nanmax(column)
         assert fit("minmax", other).facts() == fit("minmax", rows).facts()
         assert fit("exact_minmax", other).facts() != fit("exact_minmax", rows).facts()
-        assert client_range(data.clients[client]) == (-1, 1)
+        assert client_range(data.clients[client]) == (-1, 1) or scaling == "pooled"
 
 
 def client_range(client):
@@ -153,7 +154,7 @@ def test_pooled_means_are_those_of_all_rows_together():
     rng = np.random.default_rng(2)
     parts = {c: rng.normal(1e4 * k, 3, (20 + k, 2)) for k, c in enumerate("abc")}
     parts["b"][:5, 0], parts["c"][:, 1] = np.nan, np.nan
-    agreed, _ = agree(Question(["x", "y"], False, pooled=True), parts, {})
+    agreed, _ = agree(Question(["x", "y"], False, "standard", pooled=True), parts, {})
     scaling = agreed.scaling
     clipped = np.clip(np.concatenate(list(parts.values())), scaling.low, scaling.high)
     theirs = StandardScaler().fit(clipped)
@@ -174,8 +175,8 @@ def test_one_outlier_hardly_moves_the_others():
     naive = StandardScaler().fit_transform(after)[:-1]
     assert np.ptp(naive) < 0.01  # what it does otherwise
     parts = {"a": after, "b": rng.normal(240, 50, (60, 1))}
-    kept, _ = agree(Question(["chol"], False, pooled=True), parts, {})
-    clean, _ = agree(Question(["chol"], False, pooled=True), {**parts, "a": before}, {})
+    kept, _ = agree(Question(["chol"], False, "standard", pooled=True), parts, {})
+    clean, _ = agree(Question(["chol"], False, "standard", pooled=True), {**parts, "a": before}, {})
     both = kept.scaling.scale(before) - clean.scaling.scale(before)
     assert np.abs(both).max() < 0.3
 
@@ -247,7 +248,7 @@ def test_categories_of_few_patients_leave_no_client():
     rows = {"a": np.array([0] * 9 + [1] * 5 + [2] * 4), "b": np.array([0] * 5 + [2] * 5 + [3] * 5)}
     texts = {"drug": ("A", "B", "C", "D")}
     patients = {"a": np.arange(18), "b": np.r_[:10, [10] * 5]}
-    asked = Question(["drug"], False, False, ["drug"])
+    asked = Question(["drug"], False, "standard", False, ["drug"])
     columns = {client: r[:, None].astype(float) for client, r in rows.items()}
     agreed, sent = agree(asked, columns, texts, patients=patients)
     assert agreed.columns.categories == {"drug": ("A", "B", "C")}
@@ -294,7 +295,13 @@ def test_a_column_that_one_hospital_never_varies_and_copied_rows_are_said(tmp_pa
             r"2 columns .*: sex \('f|m' in data row 1\), grade \(",
         ),
         ({"categorical": ["sax"]}, ConfigError, r"data.categorical: Unknown column sax; .*sex"),
-        ({"scaling": "pooled", "normalization": "minmax"}, ConfigError, "normalization=standard"),
+        ({"scaling": "combat", "normalization": "minmax"}, ConfigError, "normalization=standard"),
+        ({"covariates": ["age"]}, ConfigError, "data.covariates are for data.scaling=combat"),
+        (
+            {"scaling": "combat", "covariates": ["sex"]},
+            ConfigError,
+            "Unknown column of numbers sex; known: age, crp",
+        ),
         ({"normalization": "z"}, ConfigError, "data.normalization='z' is unknown"),
         ({"missing_indicator": "no"}, ConfigError, "data.missing_indicator='no' is unknown"),
     ],

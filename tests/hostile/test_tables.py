@@ -191,7 +191,7 @@ def test_roles_that_do_not_fit(roles, message, tmp_path):
 
 
 def test_missing_cells_and_lone_classes_are_said(tmp_path, caplog):
-    from medfed.datamodules.partitions.base import RoundRobin
+    from medfed.datamodules.partitions.round_robin import RoundRobin
 
     path = tmp_path / "t.csv"
     path.write_text(
@@ -284,7 +284,7 @@ SETTINGS = {
     "optimizer.lr=nan": "cannot be used as it is: a learning rate is not finite.",
     "optimizer.lr=inf": "cannot be used as it is: a learning rate is not finite.",
     "model.l2=nan": "l2 must not be negative or infinite, not nan.",
-    "data.scaling=mine": "data.scaling='mine' is unknown; choose client or pooled.",
+    "data.scaling=mine": "data.scaling='mine' is unknown; choose one of client, pooled, combat.",
     "data.embedded=iris": "data.embedded='iris' is unknown",
     "data=mixture data.noise=nan": "data.noise must not be negative, not nan.",
     "data=mixture data.samples=0": "data.samples must be positive, not 0.",

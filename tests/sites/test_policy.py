@@ -95,6 +95,9 @@ FEW = {
         "a sketch of training rows (algorithm.affinity.sketch_inputs and sketch_size): 48 of at "
         "least 60"
     ),
+    ("algorithm=fedavg", "data.normalization=exact_minmax"): (
+        "the smallest and the largest age (data.scaling and data.normalization): 1 of at"
+    ),
     ("algorithm=fedavg", "data.val_fraction=0.7"): (
         "the quartiles and sums of age (data.scaling): 8 of at least 20"
     ),

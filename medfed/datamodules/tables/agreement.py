@@ -15,6 +15,9 @@ Messages are not trusted when they are read.
   sums of squares of its values within these limits, which give the mean and standard deviation of
   all training rows together. A mean of medians is not the median of all rows, but no outlier moves
   it, and no one sees the summands of the sums.
+- Pooled scaling by minimum and maximum: each client sends its own.
+- ComBat (`combat`): as pooled standardisation; also the names of columns of at most two values, and
+  sums of products with the covariates.
 """
 
 from __future__ import annotations
@@ -37,17 +40,20 @@ from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables.columns import (
     Array,
     Columns,
+    MinMax,
+    Normalization,
+    Scaling,
     Standard,
+    fit_minmax,
     limits,
     moments,
 )
+from medfed.datamodules.tables.combat import Combat, pooled_fit, sums_with
 from medfed.functional.survival import BINS, histogram, quantile_cuts
 
 Agreed = TypeVar("Agreed")
 Merging = Generator[bytes, Sequence[bytes], None]
 _map: Any = TypedDict  # made of what a run asks for
-_LIMITS = ("low", "median", "high")
-_SUMS = ("count", "sum", "squares")
 _Sum = Annotated[float, Meta(gt=-1e300, lt=1e300)]  # of table cells, which are below 1e30
 
 
@@ -203,12 +209,18 @@ class Agreement:
         scaling: The scaling of all clients, or None if each has its own.
         outcome: Mean and deviation of a continuous outcome; None for classes.
         cuts: The ends of the intervals of survival; empty for other outcomes.
+        combat: What adjusts the scaling of each client; None: nothing does.
     """
 
     columns: Columns
-    scaling: Standard | None
+    scaling: Scaling | None
     outcome: list[float] | None = None
     cuts: Sequence[float] = ()
+    combat: Combat | None = None
+
+    def scaling_of(self, train: Array) -> Scaling | None:
+        """Returns the scaling of a client's (N, P) training cells; None if it has its own."""
+        return self.scaling if self.combat is None else self.combat.harmonised(train)
 
 
 @dataclass(frozen=True)
@@ -219,14 +231,17 @@ class Question:
         names: (F) columns.
         indicator: Which columns have an indicator: all, none, or with ``auto`` those in which any
             client misses a training cell.
-        pooled: Whether all clients share one standardisation.
+        normalization: How numbers are scaled.
+        pooled: Whether all clients share one scaling.
         categorical: The columns that have categories.
         continuous: Whether to agree on the scale of a continuous outcome.
         intervals: Of survival, on whose ends to agree; 0 for none.
+        covariates: Of ComBat; None: there is no ComBat.
     """
 
     names: Sequence[str]
     indicator: Indicator
+    normalization: Normalization
     pooled: bool
     categorical: Sequence[str] = ()
     continuous: bool = False
@@ -237,10 +252,29 @@ class Question:
         """Whether to agree on facts about outcomes."""
         return self.continuous or self.intervals > 0
 
+    covariates: Sequence[str] | None = None
+
     @property
     def numeric(self) -> list[str]:
         """The P columns of numbers."""
         return [name for name in self.names if name not in self.categorical]
+
+    @property
+    def positions(self) -> list[int]:
+        """Those of the K covariates among them."""
+        return [self.numeric.index(name) for name in self.covariates or ()]
+
+    @property
+    def products(self) -> dict[str, int]:
+        """How many numbers ComBat sends besides those of pooled standardisation."""
+        p, k = len(self.numeric), len(self.positions)
+        return {} if self.covariates is None else {"x": p * k, "xx": p * k**2, "xy": p * k}
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The statistics of each column of numbers for pooled scaling."""
+        standard = self.normalization == "standard"
+        return ("low", "median", "high") if standard else ("minimum", "maximum")
 
 
 Half = Generator[bytes, bytes, Agreement]
@@ -268,7 +302,7 @@ def agree(
 
     Example:
         >>> rows = {"a": np.array([[1.0]]), "b": np.array([[np.nan], [3.0]])}
-        >>> agreed, exchanged = agree(Question(["age"], "auto", False), rows, {})
+        >>> agreed, exchanged = agree(Question(["age"], "auto", "standard", False), rows, {})
         >>> agreed.columns.indicators, exchanged[1]
         (('age',), ('b', 'up', 19))
     """
@@ -301,14 +335,16 @@ def tell(
     Raises:
         DataError: If an answer is malformed.
     """
-    names, pooled = question.names, question.pooled
+    names, pooled, ends = question.names, question.pooled, question.ends
     numbers = rows[:, [at for at, name in enumerate(names) if name not in categories]]
     patients = np.arange(len(rows)) if patients is None else patients
     first = _about(rows, names, categories, question.indicator, patients)
     if pooled:
-        count = (~np.isnan(numbers)).sum(axis=0)
-        each = zip(_LIMITS, limits(numbers), strict=True)
-        first |= {"count": count.tolist(), **{n: (count * v).tolist() for n, v in each}}
+        first |= _extent(numbers, question.normalization)
+    if question.covariates is not None:
+        known = [column[~np.isnan(column)] for column in numbers.T]
+        pairs = zip(question.numeric, known, strict=True)
+        first["kept"] = [n for n, cells in pairs if len(np.unique(cells)) < 3]
     if question.intervals and outcomes is not None:
         first["events"] = histogram(*outcomes.T)
     elif outcomes is not None:
@@ -319,22 +355,41 @@ def tell(
         )
     width = numbers.shape[1]
     form: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
-    form |= dict.fromkeys(_LIMITS, width) if pooled else {}
+    form |= dict.fromkeys(ends, width) if pooled else {}
     form |= {"outcome": SCALE} if question.continuous else {}
     form |= {"cuts": question.intervals} if question.intervals else {}
+    form |= {} if question.covariates is None else {"kept": question.numeric}
     answer = unpacked((yield packed(first)), form)
     shared = {name: tuple(answer["categories"][name]) for name in categories}
     columns = Columns(tuple(names), shared, tuple(n for n in names if n in answer["indicators"]))
     facts = answer.get("outcome"), answer.get("cuts", ())
     if not pooled:
         return Agreement(columns, None, *facts)
-    low, median, high = (np.array(answer[name]) for name in _LIMITS)
+    limits_of_all = [np.array(answer[end]) for end in ends]
+    low, *_, high = limits_of_all
+    if question.normalization != "standard":
+        return Agreement(
+            columns, MinMax(low, high, question.normalization == "exact_minmax"), *facts
+        )
+    median = limits_of_all[1]
     apart = np.clip(numbers, low, high) - median
-    sums = (~np.isnan(apart)).sum(axis=0), np.nansum(apart, axis=0), np.nansum(apart**2, axis=0)
-    message = {name: values.tolist() for name, values in zip(_SUMS, sums, strict=True)}
-    last = unpacked((yield packed(message)), dict.fromkeys(("mean", "sd"), width))
+    sums = {
+        "count": (~np.isnan(apart)).sum(axis=0).tolist(),
+        "sum": np.nansum(apart, axis=0).tolist(),
+        "squares": np.nansum(apart**2, axis=0).tolist(),
+    }
+    form = dict.fromkeys(("mean", "sd"), width)
+    if question.covariates is not None:
+        sums |= sums_with(question.positions, apart)
+        form["slopes"] = question.products["x"]
+    last = unpacked((yield packed(sums)), form)
     standard = Standard(low, high, median, np.array(last["mean"]), np.array(last["sd"]))
-    return Agreement(columns, standard, *facts)
+    if question.covariates is None:
+        return Agreement(columns, standard, *facts)
+    slopes = np.array(last["slopes"]).reshape(width, len(question.positions))
+    kept = np.isin(question.numeric, answer["kept"])
+    combat = Combat(standard, slopes, question.positions, kept)
+    return Agreement(columns, standard, *facts, combat)
 
 
 def merge(question: Question) -> Merging:
@@ -349,7 +404,8 @@ def merge(question: Question) -> Merging:
     form: dict[str, Any] = {} if question.indicator != "auto" else {"missing": list(names)}
     form |= {"categories": dict.fromkeys(categorical)} if categorical else {}
     width = len(question.numeric)
-    form |= dict.fromkeys(("count", *_LIMITS), width) if pooled else {}
+    form |= dict.fromkeys(("count", *question.ends), width) if pooled else {}
+    form |= {} if question.covariates is None else {"kept": question.numeric}
     form |= {"outcome": SUMS} if question.continuous else {}
     form |= {"events": BINS} if question.intervals else {}
     messages = [unpacked(content, form) for content in (yield b"")]
@@ -362,11 +418,18 @@ def merge(question: Question) -> Merging:
             raise DataError("No training patient of any client had the event; check data.event.")
         answer["cuts"] = quantile_cuts(counts, question.intervals)
     contents = yield packed(answer)
-    if pooled:
-        messages = [unpacked(content, dict.fromkeys(_SUMS, width)) for content in contents]
-        count, total, squares = (np.sum([one[n] for one in messages], axis=0) for n in _SUMS)
+    if pooled and question.normalization == "standard":
+        sums = dict.fromkeys(("count", "sum", "squares"), width)
+        messages = [unpacked(content, sums | question.products) for content in contents]
+        count, total, squares = (np.sum([one[name] for one in messages], axis=0) for name in sums)
         mean, sd = moments(count, np.array(answer["median"]), total, squares)
-        yield packed({"mean": mean.tolist(), "sd": sd.tolist()})
+        fitted = {"mean": mean, "sd": sd}
+        if question.covariates is not None:
+            kept = np.isin(question.numeric, answer["kept"])
+            within = pooled_fit(messages, np.array(answer["median"]), len(question.positions))
+            fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
+            fitted["slopes"] = np.where(kept[:, None], 0.0, within[2]).ravel()
+        yield packed({name: values.tolist() for name, values in fitted.items()})
 
 
 def _about(
@@ -394,6 +457,18 @@ def _about(
     return message
 
 
+def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
+    """The range of a client's values that the server needs."""
+    count = (~np.isnan(values)).sum(axis=0)
+    message: dict[str, Any] = {"count": count.tolist()}
+    if normalization != "standard":
+        fitted = fit_minmax(normalization, values)
+        return message | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
+    for name, values_of in zip(("low", "median", "high"), limits(values), strict=True):
+        message[name] = (count * values_of).tolist()
+    return message
+
+
 def _merged(messages: Sequence[Mapping[str, Any]], question: Question) -> dict[str, Any]:
     """The server's result of the first messages."""
     names, indicator = question.names, question.indicator
@@ -405,9 +480,19 @@ def _merged(messages: Sequence[Mapping[str, Any]], question: Question) -> dict[s
     }
     answer: dict[str, Any] = {"indicators": [n for n in names if n in chosen]}
     answer["categories"] = union
-    if question.pooled:
-        counts = np.sum([one["count"] for one in messages], axis=0)
-        for name in _LIMITS:
-            total = np.sum([one[name] for one in messages], axis=0)
-            answer[name] = (total / np.maximum(counts, 1)).tolist()
+    if (stay := question.covariates) is not None:
+        every = [{*one["kept"], *stay} for one in messages]
+        answer["kept"] = [n for n in question.numeric if all(n in kept for kept in every)]
+    if not question.pooled:
+        return answer
+    counts = np.array([one["count"] for one in messages])
+    if question.normalization != "standard":
+        for name, end, none in (("minimum", np.min, np.inf), ("maximum", np.max, -np.inf)):
+            # A client without a value in a column has ends of 0, which must not count.
+            values = np.where(counts > 0, np.array([one[name] for one in messages]), none)
+            answer[name] = np.where(counts.any(axis=0), end(values, axis=0), 0.0).tolist()
+        return answer
+    for name in question.ends:
+        total = np.sum([one[name] for one in messages], axis=0)
+        answer[name] = (total / np.maximum(counts.sum(axis=0), 1)).tolist()
     return answer

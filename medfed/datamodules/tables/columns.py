@@ -22,7 +22,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -163,6 +163,7 @@ class Standard:
         median: The replacement of a missing cell.
         mean: The value that becomes 0.
         sd: The deviation that becomes 1; 1 if all values are equal.
+        slopes: By position of a covariate of `combat`, what a unit of it above its median adds.
     """
 
     low: Array
@@ -170,6 +171,7 @@ class Standard:
     median: Array
     mean: Array
     sd: Array
+    slopes: Mapping[int, Array] = field(default_factory=dict)
 
     def scale(self, values: Array) -> Array:
         """Scales (N, P) values; NaN is missing.
@@ -181,11 +183,16 @@ class Standard:
         """
         filled = np.where(np.isnan(values), self.median, np.clip(values, self.low, self.high))
         scaled: Array = (filled - self.mean) / self.sd
+        for at, slope in self.slopes.items():
+            more = np.outer(filled[:, at] - self.median[at], slope)
+            scaled += np.where(np.isnan(values), 0.0, more)
         return scaled
 
     def facts(self) -> dict[str, Any]:
         """What scales a row again as in training, as JSON."""
-        return {"name": "standard"} | {name: getattr(self, name).tolist() for name in _STANDARD}
+        facts = {"name": "standard"} | {name: getattr(self, name).tolist() for name in _STANDARD}
+        slopes = {str(at): slope.tolist() for at, slope in self.slopes.items()}
+        return facts | ({"slopes": slopes} if slopes else {})
 
 
 @dataclass(frozen=True)
@@ -397,7 +404,8 @@ def from_facts(facts: Mapping[str, Any]) -> Scaling:
 
     if (name := facts.get("name", "exact_minmax")) != "standard":
         return MinMax(column("minimum"), column("maximum"), exact=name == "exact_minmax")
-    return Standard(**{name: column(name) for name in _STANDARD})
+    slopes = {int(at): np.array(slope) for at, slope in facts.get("slopes", {}).items()}
+    return Standard(**{name: column(name) for name in _STANDARD}, slopes=slopes)
 
 
 log = logging.getLogger("medfed.datamodules.tables.datamodule")

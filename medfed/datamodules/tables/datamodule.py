@@ -26,7 +26,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import Patient, expanded
+from medfed.datamodules.readers.base import Patient, check_names, expanded
 from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
@@ -106,7 +106,9 @@ class TabularDataModule(FederatedDataModule):
             cells the median, to repeat what others did. See `columns`.
         scaling: The training rows that determine the scaling. ``"client"``: the client's, so that
             no statistics leave a hospital; ``"pooled"``: all clients', so that units are equal
-            everywhere, but clients exchange sums before the first round.
+            everywhere, but clients exchange sums before the first round; ``"combat"``: by such
+            sums, and then each client's columns are adjusted in location and scale, see `combat`.
+        covariates: Columns of numbers whose effects on the others ``"combat"`` keeps.
         missing_indicator: Which columns have an input that is 1 if the cell is missing: all
             (True), none, or with ``"auto"`` those in which any client misses a training cell.
         drop: Columns of a CSV file that are no features.
@@ -142,7 +144,8 @@ class TabularDataModule(FederatedDataModule):
     embedded: str = "breast_cancer"
     eval_batch_size: int = 1024
     normalization: Normalization = "standard"
-    scaling: Literal["client", "pooled"] = "client"
+    scaling: Literal["client", "pooled", "combat"] = "client"
+    covariates: Sequence[str] = ()
     missing_indicator: Indicator = "auto"
     outcome_scale: Sequence[float] | None = None
     drop: Sequence[str] = ()
@@ -174,8 +177,10 @@ class TabularDataModule(FederatedDataModule):
                 "data.positive and data.negative name classes; leave them out with "
                 "data.outcome=continuous."
             )
-        if self.scaling == "pooled" and self.normalization != "standard":
-            raise ConfigError("data.scaling=pooled needs data.normalization=standard; set it.")
+        if self.scaling == "combat" and self.normalization != "standard":
+            raise ConfigError("data.scaling=combat needs data.normalization=standard; set it.")
+        if self.covariates and self.scaling != "combat":
+            raise ConfigError("data.covariates are for data.scaling=combat; leave them out.")
         if self.outcome_scale is not None:
             self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
         self.agreement: Agreement | None = None
@@ -309,7 +314,7 @@ class TabularDataModule(FederatedDataModule):
         for name, plan in plans.items():
             # Only training rows: a test row that changes the scale would leak into training.
             numbers = self._numbers(name)
-            scaling = self.agreement.scaling or fit(self.normalization, numbers)
+            scaling = self.agreement.scaling_of(numbers) or fit(self.normalization, numbers)
             self.scalings[name] = scaling
             present = plan.channels[sources]
             blocks = {s: self._block(rows, *chosen[name][s], scaling, present) for s in SPLITS}
@@ -371,17 +376,29 @@ class TabularDataModule(FederatedDataModule):
             known = len(np.unique(patients[~np.isnan(column)]))
             if not (question.pooled and known) or name in question.categorical:
                 continue
-            what = f"the quartiles and sums of {name}"
-            statistics.append(Statistic(client, what, "data.scaling", 3, known))
+            key, what = "data.scaling", f"the quartiles and sums of {name}"
+            if question.normalization == "exact_minmax":  # each is the value of one patient
+                key += " and data.normalization"
+                what, known = f"the smallest and the largest {name}", 1
+            elif question.normalization == "minmax":
+                what = f"the range of {name}"
+            size = len(question.ends) + len(question.positions) ** 2
+            statistics.append(Statistic(client, what, key, size, known))
         return statistics
 
     def _question(self, facts: Mapping[str, Any]) -> Question:
         """The settings of the agreement of clients with these `facts`."""
+        stay: Sequence[str] | None = () if self.scaling == "combat" else None
+        if self.covariates:
+            numbers = [name for name in facts["channels"] if name not in facts["categories"]]
+            stay = check_names("column of numbers", self.covariates, numbers)
         return Question(
             names=facts["channels"],
             indicator=self.missing_indicator,
-            pooled=self.scaling == "pooled",
+            normalization=self.normalization,
+            pooled=self.scaling != "client",
             categorical=facts["categories"],
+            covariates=stay,
             continuous=facts.get("continuous", False) and self.outcome_scale is None,
             intervals=self.intervals if facts.get("survival") and self.cuts is None else 0,
         )
