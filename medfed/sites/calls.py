@@ -37,6 +37,7 @@ class Terms:
         patience: Seconds to wait for a quorum before the run stops, to be resumed.
         faults: Unusable answers or failures after which a site is excluded until the run is
             resumed; silence does not count.
+        across: Whether each site's model is tested at every site, at the end.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -49,6 +50,7 @@ class Terms:
     probe: float = 2.0
     patience: float = 3600.0
     faults: float = 3
+    across: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:

@@ -167,6 +167,7 @@ def sentences(
     text = filled(
         Path(__file__).parent / "templates" / "leaves.txt",
         **words,
+        whole=file.policy.send_model,
         table=data if isinstance(data, TabularDataModule) else None,
         planned=protections(config, data.clients, federation).get(site),
         exact=exact(config),

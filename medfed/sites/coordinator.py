@@ -31,7 +31,7 @@ from medfed.common.scores import limits_of
 from medfed.common.tensors import State
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import Passes
-from medfed.federation.federation import Federation, Round
+from medfed.federation.federation import Federation, Round, count
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
@@ -148,6 +148,7 @@ class Coordinator:
         self._probes: dict[str, Future[str | None]] = {}
         self._planned: Cohort = self.federation.cohort
         self._turn = 0
+        self._at: Mapping[str, int] = {}  # the last round of each site up to the tested one
         self._summed: tuple[str, ...] = ()  # sites of a sum of this round, which stays the only one
         self._faults: Counter[str] = Counter()
         self._largest = ""  # the site whose last message was far larger than those of the others
@@ -610,6 +611,7 @@ class Coordinator:
         self._turn += 1
         at = self.progress.rounds.get(rounds - 1 if selected is None else selected)
         at = self.progress.at if at is None else at
+        self._at = at
         where = {"round": rounds, "attempt": self._turn}
         chosen = {"selected": START if selected is None else selected}
         tested: Metrics = {}
@@ -633,6 +635,51 @@ class Coordinator:
         self.points = points
         self._say("has finished", rounds)
         return {c: tested[c] for c in self.federation.ids if c in tested}
+
+    def across(self, rounds: int) -> dict[str, Metrics]:
+        """Evaluates each site's tested model at every site, where both policies allow it.
+
+        Args:
+            rounds: How many rounds there were.
+
+        Returns:
+            Metrics by model and by the site whose patients they are of, empty where it refused.
+        """
+        self._say("tests every model at every site", rounds)
+        federation = self.federation
+        there = [c for c in federation.ids if c not in self.away]
+        values: dict[str, Metrics] = {}
+        refused: dict[str, str] = {}
+
+        def ask(bodies: Mapping[str, bytes], of: str = "") -> dict[str, Reply]:
+            place: dict[str, Any] = {"round": rounds, "attempt": self._turn}
+            asked = {}
+            for c, body in bodies.items():
+                said = {"content": {"of": of or c}, "at": self._at[c], "body": body, **place}
+                asked[c] = self.caller.request("across", c, **said)
+            replies, why = self.caller.all(asked, self.terms.timeout)
+            for site, metrics in ((c, reply.content["metrics"]) for c, reply in replies.items()):
+                if wrong := _impossible(metrics, frozenset(metrics)):
+                    why[site] = wrong
+            refused.update(why)
+            return {c: reply for c, reply in replies.items() if c not in why}
+
+        for owner, sent in ask({c: federation.delivery(c).to_bytes() for c in there}).items():
+            try:
+                packet = Packet.from_bytes(sent.body, federation.most_elements)
+            except CodecError as error:
+                refused[owner] = f"its model cannot be used: {first_line(error).rstrip('.')}"
+                continue
+            others = ask({c: sent.body for c in there if c != owner}, owner) | {owner: sent}
+            metrics = {c: reply.content["metrics"] for c, reply in others.items()}
+            values[owner] = {c: dict(metrics.get(c, {})) for c in there}
+            ways: dict[str, Direction] = {c: "up" if c == owner else "down" for c in others}
+            for site, way in ways.items():
+                count(federation.ledger, packet, rounds, "across", site, way)
+        if refused:
+            _log.warning("Not every model was tested at every site: %s.", calls.sentence(refused))
+        self._say("has finished", rounds)
+        return values
 
 
 def _largest(reply: Message) -> float:

@@ -250,7 +250,7 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     Raises:
         ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
     """
-    terms = dict(keys.terms)
+    terms = {**keys.terms, "across": bool(keys.across)}
     calls.Terms(**terms)
     agreed, coordinator_only, said = agreement.Agreed.of(
         typed, [str(site) for site in keys.sites], bool(keys.cut)

@@ -13,6 +13,8 @@ Both stand in the site's file, which a person of the hospital writes; no command
       test_metrics: 1                    # models whose test metrics may be asked for; 0: none
       plugins: false                     # whether code from outside medfed may run
       pictures: false                    # whether pictures of patients are drawn
+      send_model: false                  # whether the personal model may go to the other sites
+      evaluate_models: false             # whether other sites' models are tested here
       privacy: {epsilon: 8, delta: 1e-4} # the most that all runs of this file may spend together
 """
 
@@ -81,6 +83,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         test_metrics: Models of one agreement whose test metrics may leave; ``None``: any number.
         plugins: Whether code from outside medfed may run here.
         pictures: Whether pictures of patients are drawn, which stay in the site's folder.
+        send_model: Whether the personal model may leave, to be evaluated at other sites.
+        evaluate_models: Whether models of other sites are evaluated on the test patients.
         privacy: The most that all runs may spend; studies without noise are then refused.
 
     Example:
@@ -98,6 +102,8 @@ site's file asks for 20; do not take part, or lower policy.least.
     test_metrics: schemas.Count | None = None
     plugins: bool = True
     pictures: bool = True
+    send_model: bool = False
+    evaluate_models: bool = False
     privacy: Ceiling | None = None
 
     def check_parts(self, parts: Sequence[str]) -> None:
@@ -150,6 +156,19 @@ site's file asks for 20; do not take part, or lower policy.least.
             raise VetoError(
                 f"There are {patients} {name} patients, and policy.least of this site's file asks "
                 f"for {self.least}; do not take part, or lower policy.least."
+            )
+
+    def check_across(self, sends: bool) -> None:
+        """Refuses to send the personal model, or to evaluate another site's, unless allowed.
+
+        Raises:
+            VetoError: If the site's file does not allow it.
+        """
+        if not (self.send_model if sends else self.evaluate_models):
+            key = "send_model" if sends else "evaluate_models"
+            raise VetoError(
+                f"The run tests each site's model at every site (across=true), and policy.{key} of "
+                "this site's file does not allow it; set it to true if it may."
             )
 
     def check_sizes(self, samples: Mapping[str, int]) -> None:

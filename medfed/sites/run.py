@@ -260,10 +260,14 @@ def _coordinate(
         whole, module.selected = evaluation.state_dict(), evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.load_state_dict(whole)
+        values = coordinator.across(module.next_round) if terms.across else {}
         trajectories = None
         if memberships is not None:
             trajectories = Memberships.of([c.id for c in everyone], memberships, module.selected)
-        return write(config, module, evaluation, trainer, trajectories)
+        summary = write(config, module, evaluation, trainer, trajectories)
+        if values:
+            show_across(values, folder, "test")
+        return summary
 
 
 def as_before(folder: Path, facts: Mapping[str, Facts], caller: calls.Caller) -> dict[str, Facts]:

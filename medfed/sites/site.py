@@ -23,7 +23,7 @@ import torch
 
 from medfed.common import files, schemas, scores, untrusted
 from medfed.common.errors import CheckpointError, CodecError, DataError
-from medfed.common.tensors import Tensors, digest, map_state
+from medfed.common.tensors import Tensors, digest, map_state, to_device
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
@@ -36,7 +36,9 @@ from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_s
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.split import float_entries
+from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
@@ -312,6 +314,36 @@ class Site:
         diverged = bool(module.diverged({self.name: self.metrics}))
         chosen |= {"metrics": _leaving(self.metrics), "diverged": diverged}
         return Reply.to(asked, content=chosen)
+
+    def _across(self, asked: Request) -> Reply:
+        """Evaluates the site's personal model and sends it, or evaluates another site's."""
+        sends = asked.content["of"] == self.name
+        self.workplace.policy.check_across(sends)
+        self._check_measured(asked)
+        if not self._tested:
+            raise Refusal("order")
+        self._turn_to(asked)
+        module, packet, channel, body = self._module, self._packet(asked), Channel(), b""
+        if sends:
+            module.federation.arrived[self.name] = packet
+            try:
+                model = module.federation.personal_model(self.name)
+            finally:
+                del module.federation.arrived[self.name]
+            message = Message("across", {"model": model})
+            body = channel.encode(message, "down", Place(self.name))[0].to_bytes()
+            self.log.warning("The personal model leaves, as policy.send_model allows.")
+        else:
+            model = channel.decode(packet, "down")[0].parts.get("model", {})
+        entries = module.local.model.entries
+        if any(n not in model or model[n].shape != entries[n].shape for n in entries):
+            raise Refusal("message")
+        module.local.model.load(model)
+        data = self.client.data.eval_batches("test")
+        batches = (to_device(batch, module.device) for batch in data)
+        with torch.no_grad():
+            metrics = module.task.evaluate(batches)
+        return Reply.to(asked, content={"metrics": _leaving(metrics)}, body=body)
 
     def _check_measured(self, asked: Request) -> None:
         """Refuses metrics of models that no run across sites would ask for.

@@ -175,6 +175,8 @@ class SiteFolder:
         elif asked.kind == "evaluate":
             self._finish(site, asked, dict(site.metrics))
             self.tested.add(asked.body)  # last: the model is kept where its metrics may not leave
+        elif asked.kind == "across" and asked.content["of"] != self.name:
+            self.tested.add(asked.body)
 
     def joined(
         self, site: Site, newcomer: Joining, model: tensors.Tensors, metrics: dict[str, float]

@@ -18,6 +18,7 @@ from another site, is recognised.
 | fit | training in one phase of a round | boxes, message | steps and passes, message |
 | unmask | its shares for the sum | sites in the sum | shares |
 | evaluate | metrics of the present model | split, trained, message | metrics, whether it diverges |
+| across | the site's model, or metrics of another's | of, message or model | metrics, model |
 | commit | to keep the round that was trained | rounds still needed | steps and passes |
 | load | to go back to the round ``at`` | | hash of what it keeps |
 | onboard | to join: a question, or the end | steps, last, clients, job, message | metrics, answer |
@@ -63,7 +64,7 @@ START = -1
 """Where a site is before its first round."""
 Kind = (
     Literal["hello", "agree", "begin", "keys", "shares", "fit", "unmask"]
-    | Literal["evaluate", "commit", "load", "onboard"]
+    | Literal["evaluate", "across", "commit", "load", "onboard"]
 )
 Status = Literal["ok", "busy", "unready", "refused", "failed"]
 REASONS = (
@@ -112,6 +113,7 @@ _MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
         (("split", str), ("trained", bool), ("selected", RoundNumber, START), _POINT),
         _METRICS,
     ),
+    "across": ((("of", str),), (("metrics", dict[str, float]),)),
     "commit": (
         (("needed", list[RoundNumber]),),
         (*_SPENT, *((name, Number | None, None) for name in ("loss", "epsilon"))),

@@ -1,20 +1,24 @@
 """A site runs what its file approves, within the limits of its policy; each veto has a sentence."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from medfed.common.errors import ConfigError, SiteError
 from medfed.common.templates import filled
+from medfed.common.untrusted import read_json
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
+from medfed.run.evaluation import measure_across
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.deploying import TEMPLATES, encoded, start_site
 from medfed.sites.policy import NO_LIMITS, AskedModels, Policy, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.wire import Reply, Request
+from tests.integration.runs import run
 from tests.sites.direct import Direct
-from tests.sites.hospitals import QUICK
+from tests.sites.hospitals import QUICK, as_left
 from tests.sites.tables import EXPERIMENT, write_table
 
 TWO = ("Basel", "Bern")
@@ -198,3 +202,40 @@ def test_a_file_without_a_policy_has_no_limits(tmp_path):
     (tmp_path / "medfed.yaml").write_text("site: a\n")
     file = SiteFile.read(tmp_path / "medfed.yaml")
     assert (file.policy, file.approved) == (NO_LIMITS, None)
+
+
+def test_models_are_tested_at_other_sites_where_both_policies_allow_it(start, agreed, tmp_path):
+    lines = {
+        "Basel": "{send_model: true, evaluate_models: true}",
+        "Bern": "{evaluate_models: true}",
+    }
+    sites = {name: start(f"policy: {lines[name]}", name) for name in TWO}
+    folder = tmp_path / "server"
+    across(tmp_path, agreed, sites, replace(QUICK, across=True))
+    values = read_json(folder / "across_test.json")
+    assert {owner: [*of] for owner, of in values.items()} == {"Basel": [*TWO]}  # Bern's stays there
+    tested = read_json(folder / "summary.json")["clients"]["Basel"]
+    assert values["Basel"]["Basel"]["auroc"] == tested["auroc"] != values["Basel"]["Bern"]["auroc"]
+    assert (folder / "pictures" / "across_test.png").is_file()
+    log = (tmp_path / "Bern" / "medfed" / "log.txt").read_text()
+    assert "policy.send_model of this site's file does not allow it" in log
+    sent = [line for line in (folder / "ledger.csv").read_text().splitlines() if ",across," in line]
+    assert ["up" in line for line in sent] == [False, True]
+
+
+def test_a_finished_run_is_tested_across_when_it_is_resumed(start, agreed, tmp_path):
+    """And equals the simulation's table, in the digits that leave."""
+    lines = "policy: {send_model: true, evaluate_models: true}"
+    sites = {name: start(lines, name) for name in TWO}
+    folder = tmp_path / "server"
+    across(tmp_path, agreed, sites)
+    again = {name: start(lines, name) for name in TWO}
+    config = described(
+        [*agreed.overrides, "data.path=null", f"folder={folder}", f"resume={folder}"]
+    )
+    coordinate(config, Direct(again), agreed.sites, replace(QUICK, across=True))
+    write_table(tmp_path / "all.csv", TWO)
+    path = f"data.path={tmp_path / 'all.csv'}"
+    run(tmp_path / "simulation", *agreed.overrides, path)
+    expected = measure_across(tmp_path / "simulation")
+    assert read_json(folder / "across_test.json") == as_left(expected)
