@@ -27,7 +27,7 @@ from medfed.common.tensors import to_device
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.plans import first_patients
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.datamodule import TabularDataModule

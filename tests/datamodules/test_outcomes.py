@@ -6,9 +6,9 @@ import torch
 from sklearn.datasets import load_diabetes
 
 from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew
-from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule

@@ -11,9 +11,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
-from medfed.datamodules.partitions.effects import ChannelMissing
-from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.csv_files import read_features
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import Question, agree

@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import SiteGroups
 from medfed.datamodules.partitions.by_label import LabelImbalance
-from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 

@@ -191,7 +191,7 @@ def test_roles_that_do_not_fit(roles, message, tmp_path):
 
 
 def test_missing_cells_and_lone_classes_are_said(tmp_path, caplog):
-    from medfed.datamodules.partitions.round_robin import RoundRobin
+    from medfed.datamodules.partitions.base import RoundRobin
 
     path = tmp_path / "t.csv"
     path.write_text(

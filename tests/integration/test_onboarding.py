@@ -141,7 +141,6 @@ def tables(tmp_path_factory) -> Path:
     folder.mkdir()
     data = (f"data.path={table(folder / 'old.csv', 60, 0)}", "data.label=outcome")
     more = ("data=csv", "partition=round_robin", "data.scaling=pooled", "data.positive=[1]")
-    more += ("data.normalization=exact_minmax",)
     run(folder / "run", *CLINICAL, *more, *data, "rounds=1")
     return folder / "run"
 
