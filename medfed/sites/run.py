@@ -36,6 +36,7 @@ from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run import assembly, claim, federating, loggers, results
+from medfed.run.evaluation import show_across
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
 from medfed.run.memberships import Memberships
 from medfed.sites import calls
