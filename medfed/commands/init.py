@@ -175,7 +175,7 @@ def tried(guess: Guess, given: Mapping[str, Any], name: str, yes: bool) -> list[
             guess.asks["data.reader.missing"] = (question, "zero", ["zero", "error"])
             guess.answer(given, yes)
         side = max(8, min(min(data.scans.shape(case)[:2]) for case in every[:_FIRST]) // 16 * 16)
-        guess.keys.setdefault("data.patch_size", [min(side, n) for n in data.patch_size])
+        guess.keys.setdefault("data.patch_size", [min(side, n) for n in data.patch_size or ()])
         data = guess.module(name)
         size = data.scans.shape(every[0]), np.round(data.scans.spacing(every[0]), 2).tolist()
         guess.took.append(("voxels, mm", size, "sure: the first case"))

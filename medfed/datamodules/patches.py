@@ -160,8 +160,8 @@ def painted(boxes: Tensor, size: Sequence[int]) -> Tensor:
         [0, 1, 1, 0]
     """
     region = torch.zeros(1, *size, dtype=torch.uint8)
-    for box in boxes[:, :6].round().int().clamp(min=0).tolist():
-        region[0, *map(slice, box[:3], box[3:])] = 1
+    for a, b, c, d, e, f in boxes[:, :6].round().int().clamp(min=0).tolist():
+        region[0, a:d, b:e, c:f] = 1
     return region
 
 

@@ -277,7 +277,7 @@ class Luna16ScanReader(Luna16Reader):
         DataError: Naming the unusable file, row or series.
     """
 
-    classes = ("nodule",)
+    classes = ("nodule",)  # type: ignore[assignment]  # of one class, not two
 
     @checked("data.reader")
     def __init__(
@@ -308,7 +308,8 @@ class Luna16ScanReader(Luna16Reader):
 
     def nodules_of(self, series: str) -> tuple[Candidates, NDArray[np.float64]]:
         """Returns the nodules of a scan and their diameters in mm."""
-        none = Candidates(np.zeros((0, 3)), *np.zeros((2, 0), dtype=np.int64), str(self._csv))
+        empty = np.zeros(0, dtype=np.int64)
+        none = Candidates(np.zeros((0, 3)), empty, empty, str(self._csv))
         nodules = self._candidates.get(series, none)
         return nodules, np.array([self._diameters[row] for row in nodules.row.tolist()])
 
