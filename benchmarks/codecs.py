@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from monai.networks.nets import DenseNet121
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -33,7 +34,6 @@ from medfed.federation.wire.channel import compress, decompress
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.stc import STC
 from medfed.functional.fused_lasso import fused_lasso
-from medfed.models.networks.densenet import densenet121
 
 RATES = (0.1, 0.01, 0.001)
 
@@ -66,7 +66,7 @@ def codecs() -> dict[str, Any]:
 def gradient() -> Tensor:
     """The gradient of DenseNet-121 in one vector."""
     torch.manual_seed(0)
-    network = densenet121(2, 1, 2)
+    network = DenseNet121(2, 1, 2)
     loss = F.cross_entropy(network(torch.randn(8, 1, 64, 64)), torch.arange(8) % 2)
     gradients = torch.autograd.grad(loss, list(network.parameters()))
     return torch.cat([g.flatten() for g in gradients])

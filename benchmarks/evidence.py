@@ -70,8 +70,7 @@ def advise_one(task: tuple[int, list[str], Path, Path]) -> None:
     """Asks for advice in one federation, then looks at the test patients; writes one file."""
     from advice import compare, tested  # type: ignore[import-not-found]
 
-    from medfed.benchmark.advice import ALONE
-    from medfed.benchmark.main import advise
+    from medfed.benchmark.advice import ALONE, advise
 
     number, hospitals, table, out = task
     place = out / f"federation_{number}"
@@ -185,8 +184,8 @@ def plainly(folder: Path) -> dict[str, Any]:
             told = {r: v.verdict for r, v in one.against.items()}
             methods[name]["brier"] = {"mean": -one.mean.mean, "against": against, "says": told}
     facts = {"metric": task.metric, "clients": list(task.clients), "splits": task.splits}
-    for name, one in task.scores.items():
-        gap = difference((one.means - task.scores["local"].means).tolist(), task.overlap)
+    for name, scores in task.scores.items():
+        gap = difference((scores.means - task.scores["local"].means).tolist(), task.overlap)
         methods[name]["needed"] = (
             splits_needed(TARGET, gap, task.splits, task.overlap, len(methods) - 1)
             if gap.error

@@ -114,7 +114,7 @@ def main() -> None:
             f"data.planning.memory_gb={given.memory}",
             f"data.planning.features={given.features}",
         )
-        networks = {
+        networks: dict[str, tuple[str, ...]] = {
             f"planned, {d}-D": (*PLANNED, *small, f"data.spatial_dims={d}") for d in given.dims
         }
         networks["U-Net, 2-D"] = UNET
