@@ -20,6 +20,7 @@ from medfed.config.description import RunDescription, describe
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED
 from medfed.models.classification import ClassificationTask, RiskTask
+from medfed.models.detection import DetectionTask
 from medfed.models.findings import FindingsTask
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
@@ -30,7 +31,15 @@ from tests.contract.names import experiment_yamls, load, model_yamls
 from tests.datamodules.picture_files import picture, write_index
 from tests.datamodules.test_published_layouts import EXPERIMENTS as PUBLISHED_LAYOUTS
 
-TASKS = (SegmentationTask, RegressionTask, RiskTask, ClassificationTask, FindingsTask, SurvivalTask)
+TASKS = (
+    SegmentationTask,
+    RegressionTask,
+    RiskTask,
+    ClassificationTask,
+    FindingsTask,
+    SurvivalTask,
+    DetectionTask,
+)
 QUICK = ("folder=none", "local.steps=1", "rounds=1", "logger=none", "progress=false", "threads=1")
 QUICK += ("evaluation.every=1", "seed=1", "++canonical.count=2")
 PATCHES = ("data.patches_per_patient=2", "data.batch_size=2")
@@ -51,6 +60,7 @@ SMALL = {
     ),
     "image_masks": PATCHES,
     "luna16": ("data.generated.patients=3", "data.generated.shape=[48,48,24]", "data.batch_size=2"),
+    "luna16_scans": (*PATCHES, "data.generated.patients=3", "data.generated.shape=[64,64,32]"),
     "medmnist": ("data.generated.images=[60,30,30]", "data.batch_size=2"),
     "digits": ("data.batch_size=2",),
 }
