@@ -18,7 +18,7 @@ PARTITIONS = [path.stem for path in partition_yamls()]
 # Where things are in a CSV file; left out where a reader knows.
 COLUMNS = {"features", "label", "centre", "patient", "positive", "negative", "outcome", "header"}
 COLUMNS |= {"embedded", "reader", "outcome_scale", "drop", "unlabelled", "ages"}
-COLUMNS |= {"time", "event", "intervals", "cuts"}
+COLUMNS |= {"time", "event", "intervals", "cuts", "split", "most_patients", "covariates"}
 
 
 @cache

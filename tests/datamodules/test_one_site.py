@@ -92,11 +92,14 @@ def same(one, other):
     "settings",
     [
         {"scaling": "pooled"},
-        {"scaling": "pooled", "missing_indicator": True},
+        {"scaling": "pooled", "normalization": "minmax", "missing_indicator": True},
+        {"scaling": "pooled", "normalization": "exact_minmax"},
+        {"scaling": "combat"},
+        {"scaling": "combat", "covariates": ["Age"]},
         {"scaling": "client"},
         {"scaling": "client", "missing_indicator": False, "features": ["age", "crp"]},
         {"outcome": "continuous", "label": "crp"},
-        {"outcome": "continuous", "label": "crp", "normalization": "minmax"},
+        {"outcome": "continuous", "label": "crp", "scaling": "pooled", "normalization": "minmax"},
         {"outcome": "continuous", "label": "crp", "scaling": "pooled"},
         {"outcome": "continuous", "label": "crp", "missing_indicator": False, "features": ["age"]},
         {"outcome": "continuous", "label": "crp", "outcome_scale": [3, 2]},
@@ -195,7 +198,7 @@ def test_patients_of_other_centres_are_left_out_and_said():
 
 def test_broken_messages_about_a_table_change_nothing():
     rows, names = np.array([[1.0, 0.0], [2.0, np.nan]]), ["crp", "sex"]
-    question = Question(names, "auto", pooled=True, categorical=["sex"])
+    question = Question(names, "auto", "standard", pooled=True, categorical=["sex"])
 
     def halves():
         client = tell(question, rows, {"sex": ("f", "m")})
@@ -223,7 +226,7 @@ def test_broken_messages_about_a_table_change_nothing():
 
 def test_sites_that_do_not_read_alike_are_told():
     rows = np.array([[1.0], [2.0]])
-    question = Question(["x"], False, pooled=True)
+    question = Question(["x"], False, "standard", pooled=True)
     halves = {"a": tell(question, rows, {}), "b": iter(())}
     server = merge(question)
     with pytest.raises(DataError, match="a shares other facts about its data than the others"):

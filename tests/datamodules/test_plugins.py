@@ -202,7 +202,7 @@ def test_a_reader_of_volumes(volumes, tmp_path):
 
 
 MODULES = [
-    *(f"partitions.{name}" for name in ("base", "by_centre", "by_label", "effects", "saved")),
+    *(f"partitions.{name}" for name in ("base", "by_centre", "by_label", "by_group", "saved")),
     *(f"readers.{name}" for name in ("base", "case_folders", "luna16", "heart", "table")),
     *(f"readers.{name}" for name in ("image_folder", "medmnist", "scikit_learn", "samples")),
 ]

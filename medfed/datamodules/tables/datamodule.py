@@ -177,8 +177,11 @@ class TabularDataModule(FederatedDataModule):
                 "data.positive and data.negative name classes; leave them out with "
                 "data.outcome=continuous."
             )
-        if self.scaling == "combat" and self.normalization != "standard":
-            raise ConfigError("data.scaling=combat needs data.normalization=standard; set it.")
+        alone = {"combat": ("minmax", "exact_minmax", "none"), "pooled": ("none",), "client": ()}
+        if self.normalization in alone[self.scaling]:
+            raise ConfigError(
+                f"data.scaling={self.scaling} needs data.normalization=standard; set it."
+            )
         if self.covariates and self.scaling != "combat":
             raise ConfigError("data.covariates are for data.scaling=combat; leave them out.")
         if self.outcome_scale is not None:
