@@ -52,6 +52,8 @@ class FedCurv(FedAvg):
     fisher_batches: Annotated[int, check_count] = 1
     masks: ClassVar[bool] = False
     leaves: ClassVar[tuple[str, ...]] = ("shared", "fisher")
+    # The sums of Fisher information and pulls take each client's reply, not a mean.
+    averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Shoham et al. 2019",
         down={"shared": 1, "weights": 2},

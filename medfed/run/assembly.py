@@ -167,7 +167,10 @@ def personal_part(
     network, method = task.network, type(build(config.algorithm)).__name__
     if task.personal:
         trial = copy.deepcopy(network)  # where single entries are personal, it is divided
-        shared = ParameterSplit.of(trial, divide(trial, task.personal)).parameters("shared")
+        try:
+            shared = ParameterSplit.of(trial, divide(trial, task.personal)).parameters("shared")
+        except ConfigError:  # patterns that match nothing are refused where clients are made
+            return ()
         if "*" not in task.personal and not shared:  # "*" says that it means the whole network
             raise ConfigError(
                 f"model.personal=[{', '.join(task.personal)}] matches every parameter of this "

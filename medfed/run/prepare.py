@@ -359,7 +359,7 @@ def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
     batch = client.samples(torch.from_numpy(order[:_CHOICE]))
-    held = (batch["label"].flatten(1) > 0).sum(dim=1)
+    held = (batch["label"].reshape(len(batch["label"]), -1) > 0).sum(dim=1)
     chosen = int(held.argmax()) if batch["label"].ndim > 2 else 0
     image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
     images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))

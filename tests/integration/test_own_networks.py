@@ -184,8 +184,7 @@ def test_a_run_is_exported_and_predicts_the_same(
     export = [f"run={run.folder}", f"client={client}", f"out={tmp_path / 'bundle'}"]
     (folder,) = export_run(checked(load([*export, *more], "export")))
     bundle = read_bundle(folder)
-    code = bundle.facts.get("code")
-    network = bundle.network([code["hash"]] if code else [])
+    network = bundle.network()
     side = 32 if NETWORKS[name][0] is BRATS else 8
     image = torch.randn(2, 4 if side == 32 else 1, side, side)
     with torch.no_grad():
