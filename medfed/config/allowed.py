@@ -249,7 +249,8 @@ def _is_registered(module: str) -> bool:
 
 def _check_found(key: str, node: Mapping[Any, Any]) -> None:
     target = str(node[_KEY])
-    if target in shipped():
+    # A shipped network may be named with other arguments, which would fetch weights.
+    if target in shipped() and not target.startswith("monai.networks.nets."):
         return
     try:
         thing = _locate(target)  # as Hydra finds it; Hydra's public function also logs errors

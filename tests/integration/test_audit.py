@@ -83,7 +83,7 @@ def test_labels_learned_by_heart_show_who_was_in_training(measured):
 
 
 def test_a_model_that_learned_nothing_shows_nobody(tmp_path, table):
-    still = trained(tmp_path / "still", table, "algorithm=fedavg", "optimizer.lr=1e-9")
+    still = trained(tmp_path / "still", table, "algorithm=fedavg", "optimizer.lr=1e-30")
     found = audit(still, shadows=4, rounds=1)
     assert {g.model for g in found.guesses} == {"shared model"}
     assert "All clients use the shared model; there is no personal one." in found.notes
