@@ -181,8 +181,8 @@ def plainly(folder: Path) -> dict[str, Any]:
             against = {
                 r: a._asdict() for r, a in ((r, v.difference) for r, v in one.against.items())
             }
-            told = {r: v.verdict for r, v in one.against.items()}
-            methods[name]["brier"] = {"mean": -one.mean.mean, "against": against, "says": told}
+            verdicts = {r: v.verdict for r, v in one.against.items()}
+            methods[name]["brier"] = {"mean": -one.mean.mean, "against": against, "says": verdicts}
     facts = {"metric": task.metric, "clients": list(task.clients), "splits": task.splits}
     for name, scores in task.scores.items():
         gap = difference((scores.means - task.scores["local"].means).tolist(), task.overlap)
@@ -256,9 +256,9 @@ def of_probabilities(name: str, task: Mapping[str, Any]) -> list[str]:
         "| method | Brier | better than alone by | better than FedAvg by |",
         "|---|---:|---|---|",
     ]
-    told = {method: one["brier"] for method, one in task["methods"].items() if "brier" in one}
-    for method in sorted(told, key=lambda m: told[m]["mean"]):
-        one, cells = told[method], [f"`{method}`", f"{told[method]['mean']:.4f}"]
+    scores = {method: one["brier"] for method, one in task["methods"].items() if "brier" in one}
+    for method in sorted(scores, key=lambda m: scores[m]["mean"]):
+        one, cells = scores[method], [f"`{method}`", f"{scores[method]['mean']:.4f}"]
         for reference in ("local", "fedavg"):
             gap = one["against"].get(reference)
             sure = " *" * (one["says"].get(reference, "undecided") != "undecided")

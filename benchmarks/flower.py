@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 
 CLIENTS, STEPS, BATCH = 5, 4, 16
+SIZES = f"CLIENTS, STEPS, BATCH = {CLIENTS}, {STEPS}, {BATCH}"
 COMMON = """
 import sys, time, torch
 from torch import nn
 torch.set_num_threads(1)
-CLIENTS, STEPS, BATCH = 5, 4, 16
 shape = (30,) if NET == "perceptron" else (1, 28, 28)
 def network():
     torch.manual_seed(0)
@@ -99,20 +99,23 @@ run_simulation(server_app=server, client_app=client, num_supernodes=CLIENTS,
 
 def processes() -> dict[tuple[int, str], tuple[int, float]]:
     """Returns of each process, by number and start time, its parent and its CPU seconds."""
-    found = {}
+    present = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
         ticks = int(fields[11]) + int(fields[12])
-        found[int(path.parent.name), fields[19]] = int(fields[1]), ticks / os.sysconf("SC_CLK_TCK")
-    return found
+        present[int(path.parent.name), fields[19]] = (
+            int(fields[1]),
+            ticks / os.sysconf("SC_CLK_TCK"),
+        )
+    return present
 
 
 def run(python: str, net: str, rounds: int, script: str) -> tuple[float, float]:
     """Runs a script; returns CPU seconds of all its processes, and the number that it prints."""
-    source = f"NET, ROUNDS = {net!r}, {rounds}\n{COMMON}\n{script}"
+    source = f"NET, ROUNDS = {net!r}, {rounds}\n{SIZES}\n{COMMON}\n{script}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = subprocess.Popen(
         [python, "-c", source],
@@ -135,10 +138,10 @@ def run(python: str, net: str, rounds: int, script: str) -> tuple[float, float]:
                     family[number, start] = seconds
         time.sleep(0.05)
     output = program.stdout.read() if program.stdout else ""
-    told = [line for line in output.splitlines() if line.startswith(("BARE ", "WALL "))]
-    if program.returncode or not told:
+    printed = [line for line in output.splitlines() if line.startswith(("BARE ", "WALL "))]
+    if program.returncode or not printed:
         raise SystemExit(f"{python} did not come to an end (status {program.returncode}).")
-    return sum(family.values()), float(told[-1].split()[1])
+    return sum(family.values()), float(printed[-1].split()[1])
 
 
 def main() -> None:

@@ -65,13 +65,7 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
     def recipe(self) -> Recipe:
         """The cache's recipe: one item per scan, with all its kept candidates."""
         items = (
-            Item(
-                id=p.id,
-                files=tuple(p.files.values()),
-                hashed=(p.files["header"],) if "raw" in p.files else (),
-                args=(p.files["header"], self.scans.candidates_of(p.id), self.patches),
-            )
-            for p in self.list_patients()
+            scan_item(p, self.scans.candidates_of(p.id), self.patches) for p in self.list_patients()
         )
         settings = {"reader": self.scans.record(), "patches": asdict(self.patches)}
         where = "" if self.path is None else f" data.path={self.path}"
@@ -199,6 +193,13 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         """
         assert self.store is not None
         return cached_files(self.store, self.scans, [self._patients[i] for i in patients])
+
+
+def scan_item(scan: Patient, *args: Any) -> Item:
+    """Returns a scan as an item of a cache, whose reader takes the header and some arguments."""
+    header = scan.files["header"]
+    hashed = (header,) if "raw" in scan.files else ()
+    return Item(scan.id, tuple(scan.files.values()), hashed, (header, *args))
 
 
 def cached_files(store: Store, reader: Luna16Reader, scans: Sequence[Patient]) -> dict[str, str]:

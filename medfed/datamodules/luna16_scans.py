@@ -17,12 +17,12 @@ from medfed.common.checks import check_count, within
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import Augmentation
-from medfed.datamodules.cache.store import Item, Recipe, Store
+from medfed.datamodules.cache.store import Recipe, Store
 from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.datamodules.client_data import Block, BlocksOnDemand, ClientData
 from medfed.datamodules.ct_scans import ScanSpec, world_of
 from medfed.datamodules.duplicates import Sample
-from medfed.datamodules.luna16 import cached_files
+from medfed.datamodules.luna16 import cached_files, scan_item
 from medfed.datamodules.patches import PatchRows, Volume
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
@@ -94,13 +94,7 @@ class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
     def recipe(self) -> Recipe:
         """The cache's recipe: every scan with its nodules."""
         items = (
-            Item(
-                id=p.id,
-                files=tuple(p.files.values()),
-                hashed=(p.files["header"],) if "raw" in p.files else (),
-                args=(p.files["header"], *self.scans.nodules_of(p.id), self.scan),
-            )
-            for p in self.list_patients()
+            scan_item(p, *self.scans.nodules_of(p.id), self.scan) for p in self.list_patients()
         )
         settings = {"reader": self.scans.record(), "scan": asdict(self.scan)}
         where = "" if self.path is None else f" data.path={self.path}"

@@ -2,7 +2,7 @@
 
 Each client reads facts about its own training cases; the server sums them and plans
 (:mod:`medfed.functional.planning`); all clients use its plan. Clients that plan alone get other
-networks, which cannot be averaged. A client tells:
+networks, which cannot be averaged. A client sends:
 
 ======================  ============================================================================
 by default              two histograms per axis, of spacings and of extents (mm) without the air
@@ -87,7 +87,7 @@ def facts_of(
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Message:
     """The message of a client; attributes as the table above says."""
 
     spacings: list[list[Number]]
@@ -167,7 +167,7 @@ class Planning:
         spacings = np.array([case.spacing for case in every])
         extents = spacings * np.array([case.shape for case in every])
         grey = np.array([case.grey for case in every])
-        told = _Told(
+        facts = _Message(
             (spacings if self.exact else _histograms(spacings)).tolist(),
             (extents if self.exact else _histograms(extents)).tolist(),
             len(every),
@@ -176,7 +176,7 @@ class Planning:
             np.nansum(grey, axis=0).tolist(),
             np.sum([case.shares for case in every], axis=0).round(6).tolist(),
         )
-        return packed(asdict(told))
+        return packed(asdict(facts))
 
     def agree(
         self,
@@ -199,11 +199,11 @@ class Planning:
             DataError: If a message is malformed.
             ConfigError: If there is no such plan.
         """
-        every = [self._read(message, sum(map(is_ct, channels))) for message in messages]
+        every = [self._read(content, sum(map(is_ct, channels))) for content in messages]
         tables = [
-            np.concatenate([getattr(told, name) for told in every])
+            np.concatenate([getattr(message, name) for message in every])
             if self.exact
-            else _values(np.sum([getattr(told, name) for told in every], axis=0))
+            else _values(np.sum([getattr(message, name) for message in every], axis=0))
             for name in ("spacings", "extents")
         ]
         spacings, extents = (table[:, ::-1] for table in tables)  # planned as (z, y, x)
@@ -215,25 +215,28 @@ class Planning:
             **given,
         )
         plan = planner.plan(Fingerprint(spacings, sizes, extents), self.configuration(dims))
-        smaller, cases = sum(told.smaller for told in every), sum(told.cases for told in every)
+        smaller, cases = (
+            sum(message.smaller for message in every),
+            sum(message.cases for message in every),
+        )
         ct = [name for name in channels if is_ct(name)]
         grey = tuple(_grey(every, ct.index(n)) if n in ct else None for n in channels)
         return packed(asdict(Agreed(plan.mirrored(), 2 * smaller > cases, grey)))
 
-    def _read(self, message: bytes, ct: int) -> _Told:
+    def _read(self, content: bytes, ct: int) -> _Message:
         """Reads a message about `ct` channels of CT."""
         try:
-            told = parse_json(message, _Told)
-            counts = np.array([*told.spacings, *told.extents])  # fails if lengths differ
-            wanted = (2 * told.cases, 3) if self.exact else (6, _BINS)
-            if counts.shape != wanted or told.smaller > told.cases:
+            message = parse_json(content, _Message)
+            counts = np.array([*message.spacings, *message.extents])  # fails if lengths differ
+            wanted = (2 * message.cases, 3) if self.exact else (6, _BINS)
+            if counts.shape != wanted or message.smaller > message.cases:
                 raise ValueError("its tables have another size")
             if self.exact and counts.min(initial=1) <= 0:
                 raise ValueError("its lengths are not positive")
-            if not self.exact and (counts.min() < 0 or (counts.sum(axis=1) != told.cases).any()):
+            if not self.exact and (counts.min() < 0 or (counts.sum(axis=1) != message.cases).any()):
                 raise ValueError("its histograms do not count its cases")
-            tables = np.array([*told.grey]), np.array([*told.shares])
-            if ct and [len(told.known), *(t.shape for t in tables)] != [
+            tables = np.array([*message.grey]), np.array([*message.shares])
+            if ct and [len(message.known), *(t.shape for t in tables)] != [
                 ct,
                 (ct, 2),
                 (ct, len(_HU) - 1),
@@ -241,7 +244,7 @@ class Planning:
                 raise ValueError("its grey values are of other channels")
         except ValueError as error:
             raise DataError(f"A message about training cases is malformed: {error}.") from error
-        return told
+        return message
 
     def statistic(self, client: str, patients: int, channels: Sequence[str]) -> Statistic:
         """Returns what a client's message tells, with the patients behind it."""
@@ -264,13 +267,13 @@ def _values(counts: Floats) -> Floats:
     return np.stack([np.repeat(middle, axis.astype(int)) for axis in counts], axis=1)
 
 
-def _grey(every: Sequence[_Told], at: int) -> tuple[float, float, float, float] | None:
+def _grey(every: Sequence[_Message], at: int) -> tuple[float, float, float, float] | None:
     """Ends, mean and deviation of a channel of CT; None where no case has a region."""
-    known = sum(told.known[at] for told in every)
+    known = sum(message.known[at] for message in every)
     if not known:
         return None
-    mean, square = np.sum([told.grey[at] for told in every], axis=0) / known
-    shares = np.sum([told.shares[at] for told in every], axis=0)
+    mean, square = np.sum([message.grey[at] for message in every], axis=0) / known
+    shares = np.sum([message.shares[at] for message in every], axis=0)
     below = np.concatenate([[0.0], shares.cumsum()])
     low, high = np.interp(np.array(_TAILS) / 100 * below[-1], below, _HU)
     return float(low), float(high), float(mean), math.sqrt(max(0.0, square - mean**2)) or 1.0

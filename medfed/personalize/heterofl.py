@@ -14,9 +14,9 @@ heterogeneous clients, ICLR 2021, Algorithm 1:
 
 Only a client's entries travel. In its network all others are 0, in training and after: as weights
 into and out of a missing channel they have no effect. The channels of inputs and of outputs are
-whole at every width, and so are parameters of other layers than linear ones, convolutions and
-normalisation. A personal part is as wide as the rest. A client that joins later gets the whole
-network.
+whole at every width, and so are hidden layers with as many channels, and parameters of other layers
+than linear ones, convolutions and normalisation. A personal part is as wide as the rest. A client
+that joins later gets the whole network.
 
 Deviations: no scaling of the activations by 1/r and no masked cross-entropy. Where a network
 concatenates channels, as a U-Net does, its leading channels are those after the concatenation. In

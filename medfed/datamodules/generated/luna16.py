@@ -490,7 +490,7 @@ class LunaCohort(ScanCohort):
     index: ClassVar[str] = "candidates.csv"
 
     least: ClassVar[int] = 16
-    instead: ClassVar[str] = "data=luna16 data.path=/path/to/LUNA16"
+    instead: ClassVar[str] = "data.path=/path/to/LUNA16"
 
     shape: tuple[int, int, int] = (128, 128, 48)
     lookalikes: int = 34
