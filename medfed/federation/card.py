@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 Family = Literal[
@@ -122,6 +123,10 @@ class Card:
     full_cohort: bool = False
     touches: Touches | None = None
     tune: Mapping[str, Range] = field(default_factory=dict)
+
+
+gradients_only = partial(Card, touches="gradients")
+"""The card of a method whose patients influence it by gradients only, see `Card.touches`."""
 
 
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:

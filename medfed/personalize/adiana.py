@@ -83,6 +83,8 @@ class ADIANA(GradientMethod):
     leaves: ClassVar[tuple[str, ...]] = ("gradient", "shift", "statistics")
     coded: ClassVar[tuple[str, ...]] = ()
     averaged: ClassVar[tuple[str, ...]] = ()
+    server_zeros: ClassVar[tuple[str, ...]] = ("shift",)
+    client_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Li et al. 2020",
@@ -102,9 +104,7 @@ class ADIANA(GradientMethod):
         """All points start equal, all shifts at 0."""
         server, client = super().init(weights, split, clients)
         start = select(weights, split.parameters("shared"))
-        zero = {n: torch.zeros_like(t) for n, t in start.items()}
-        points = {"momentum": start, "anchor": start, "shift": zero}
-        return {**server, **points}, {**client, "shift": zero}
+        return {**server, "momentum": start, "anchor": start}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends x and the anchor, takes the two steps, and moves the anchor if the coin says so."""

@@ -45,7 +45,7 @@ from medfed.federation.algorithm import (
     Start,
     client_sizes,
 )
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -59,7 +59,7 @@ class KnownModels(OnboardingRules, Algorithm):
 
     leaves: ClassVar[tuple[str, ...]] = ("model",)
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         family="similar clients",
         down={"weights": 1},
         up={"weights": 1},

@@ -37,7 +37,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, within
 from medfed.common.tensors import State, Tensors, select
 from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, GradientAt, with_statistics
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -60,14 +60,13 @@ class APFL(OnboardingRules, FedAvg):
 
     alpha: Annotated[float, within("[0, 1]")] = 0.5
     alpha_lr: Annotated[float | None, check_not_negative] = None
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Deng et al. 2020",
         "second model",
         "a model, mixed in",
         passes=2,
         client={"personal": 1, "parameters": 1},
         tune={"alpha": Range(0.1, 0.9, log=False)},
-        touches="gradients",
     )
 
     @property

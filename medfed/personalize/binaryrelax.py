@@ -30,7 +30,7 @@ from torch import Tensor
 from medfed.common.checks import check_positive, within
 from medfed.common.tensors import Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -52,7 +52,7 @@ class BinaryRelax(QuantizedMethod):
 
     strength: Annotated[float, check_positive] = 1.0
     growth: Annotated[float, within("[1, inf)")] = 1.1
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Yin et al. 2018",
         "quantised model",
         "everything, quantised",
@@ -61,7 +61,6 @@ class BinaryRelax(QuantizedMethod):
         server={},
         client={"model": 1, "quantised": 1},
         tune={"strength": Range(0.1, 10.0)},
-        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

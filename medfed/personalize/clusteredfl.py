@@ -70,7 +70,6 @@ class ClusteredFL(OnboardingRules, FedAvg):
         FedAvg.card, paper="Sattler et al. 2020", family="similar clients",
         keeps="the model of its cluster", full_cohort=True,
         tune={"epsilon_1": Range(0.1, 0.9), "epsilon_2": Range(0.1, 0.9)},
-        touches="gradients",
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -26,20 +26,17 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated, ClassVar
 
-import torch
 from torch.nn.functional import softshrink
 
 from medfed.common.checks import check_not_negative, within
-from medfed.common.tensors import State, Tensors, add, select
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.common.tensors import State, add, select
+from medfed.federation.algorithm import Replies
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.personalize.gradient_base import GradientMethod
 
@@ -60,6 +57,7 @@ class DIANA(GradientMethod):
     leaves: ClassVar[tuple[str, ...]] = ("gradient", "statistics")
     averaged: ClassVar[tuple[str, ...]] = leaves
     coded: ClassVar[tuple[str, ...]] = ("gradient",)
+    server_zeros: ClassVar[tuple[str, ...]] = ("momentum",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Mishchenko et al. 2019",
@@ -74,15 +72,8 @@ class DIANA(GradientMethod):
         """Those of an epoch."""
         return epoch
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The momentum starts at 0."""
-        server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return {**server, "momentum": zero}, client
-
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+    def closed(self, server: State, replies: Replies) -> State:
         """Moves v by the mean gradient, then w."""
-        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         v = add(self.mean(server, replies, "gradient"), server["momentum"], self.beta)
         # All rates are equal, unless a site sends another number.
         rate = median(m.scalars["rate"] for m in replies.values())

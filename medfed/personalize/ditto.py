@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, share_of
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -39,13 +39,12 @@ class Ditto(KeepsModel, OnboardingRules, FedAvg):
     """
 
     strength: Annotated[float, check_not_negative] = 1.0
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Li et al. 2021",
         "second model",
         "a model",
         client={"personal": 1, "model": 1},
         tune={"strength": Range(0.01, 10.0)},
-        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -33,13 +33,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 
 from medfed.common.checks import within
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -63,18 +62,17 @@ class EASGD(OnboardingRules, FedAvg):
     beta: Annotated[float, within("(0, 1]")] = 0.9
     alpha: Annotated[float | None, within("(0, 1]")] = 0.5
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card(
+    client_zeros: ClassVar[tuple[str, ...]] = ("gap",)
+    card: ClassVar[Card] = gradients_only(
         "Zhang et al. 2015",
         client={"model": 1, "weights": 1},
         tune={"beta": Range(0.3, 1.0, log=False)},
-        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models and the centre start equal."""
-        server, _ = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return server, {"model": weights, "gap": zero}
+        server, client = super().init(weights, split, clients)
+        return server, {"model": weights, "gap": client["gap"]}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """C <- c + beta sum_S p_i e_i; clients receive alpha."""

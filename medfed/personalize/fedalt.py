@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_not_negative, within
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 
@@ -44,12 +44,11 @@ class FedAlt(FedAvg):
     personal_share: Annotated[float, within("(0, 1)")] = 0.5
     personal_rate: Annotated[float, check_not_negative] = 1.0
     trains_shared: ClassVar[bool] = True
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Pillutla et al. 2022",
         "personal part",
         "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
-        touches="gradients",
     )
 
     def least_steps(self, steps: int) -> int:

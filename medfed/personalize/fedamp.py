@@ -73,7 +73,6 @@ class FedAMP(AnchoredMethod):
         paper="Huang et al. 2021",
         keeps="a model, pulled to similar ones",
         tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
-        touches="gradients",
     )
 
     @property

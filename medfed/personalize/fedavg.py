@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from medfed.common.tensors import State, Tensors, add, subtract
 from medfed.federation.algorithm import (
     Algorithm,
@@ -25,7 +27,7 @@ from medfed.federation.algorithm import (
     Start,
     client_sizes,
 )
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -45,21 +47,35 @@ class KeepsModel:
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Averages the shared part; the personal part, if any, is trained jointly and kept."""
+    """Averages the shared part; the personal part, if any, is trained jointly and kept.
+
+    Attributes:
+        server_zeros: The server's states that start as zeros of the shared parameters' shapes.
+        client_zeros: Such states of a client.
+    """
 
     averaged: ClassVar[tuple[str, ...]] = ("shared",)
-    card: ClassVar[Card] = Card("McMahan et al. 2017", touches="gradients")
+    server_zeros: ClassVar[tuple[str, ...]] = ()
+    client_zeros: ClassVar[tuple[str, ...]] = ()
+    card: ClassVar[Card] = gradients_only("McMahan et al. 2017")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds the shared part, each client its personal part."""
         shared, personal = split.split(weights)
-        return {"shared": shared, "num_samples": client_sizes(clients)}, {"personal": personal}
+        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
+        server = {"shared": shared, "num_samples": client_sizes(clients)}
+        client = {"personal": personal, **dict.fromkeys(self.client_zeros, zero)}
+        return {**server, **dict.fromkeys(self.server_zeros, zero)}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Adds the mean displacement: w ← w + Σ_k p_k (w_k − w)."""
-        outbox = {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
-        replies = yield outbox
+        (phase,), scalars = self.phases(round), self.scalars(round)
+        replies = yield {c: Message(phase, {"shared": server["shared"]}, scalars) for c in cohort}
         return self.closed(server, replies)
+
+    def scalars(self, round: int) -> dict[str, float]:
+        """Returns the numbers that go out with the shared part."""
+        return {}
 
     def closed(self, server: State, replies: Replies) -> State:
         """Returns the server's state after the replies."""

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar
 
 from medfed.common.checks import within
 from medfed.common.tensors import State, Tensors, add
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.personalize.fedopt import ServerOptimizer
 
 
@@ -39,11 +39,10 @@ class FedAvgM(ServerOptimizer):
     """
 
     beta: Annotated[float, within("[0, 1)")] = 0.9
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Hsu et al. 2019",
         server={"shared": 1, "weights": 1},
         tune={"beta": Range(0.5, 0.97, log=False)},
-        touches="gradients",
     )
 
     def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:

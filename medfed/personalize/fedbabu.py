@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 
 from medfed.common.checks import within
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.personalize.finetune import FineTune
 
@@ -36,13 +36,12 @@ class FedBABU(FineTune):
     personal: str | tuple[str, ...] = "task"
     local_share: Annotated[float, within("(0, 1]")] = 0.2
     trains_shared: ClassVar[bool] = True
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Oh et al. 2022",
         "personal part",
         "a copy, in the last rounds; until then the first head",
         client={"model": 1},
         tune={"local_share": Range(0.05, 0.5, log=False)},
-        touches="gradients",
     )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

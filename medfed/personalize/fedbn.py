@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.personalize.fedavg import FedAvg
 
 
@@ -21,6 +21,4 @@ class FedBN(FedAvg):
     """FedAvg over all but the normalisation layers."""
 
     personal: str | tuple[str, ...] = "normalization"
-    card: ClassVar[Card] = Card(
-        "Li et al. 2021", "personal part", "normalisation", touches="gradients"
-    )
+    card: ClassVar[Card] = gradients_only("Li et al. 2021", "personal part", "normalisation")

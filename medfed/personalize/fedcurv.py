@@ -51,6 +51,8 @@ class FedCurv(FedAvg):
     strength: Annotated[float, check_not_negative] = 0.1
     fisher_batches: Annotated[int, check_count] = 1
     masks: ClassVar[bool] = False
+    server_zeros: ClassVar[tuple[str, ...]] = ("fisher", "pull")
+    client_zeros: ClassVar[tuple[str, ...]] = server_zeros
     leaves: ClassVar[tuple[str, ...]] = ("shared", "fisher")
     # The sums of Fisher information and pulls take each client's reply, not a mean.
     averaged: ClassVar[tuple[str, ...]] = ()
@@ -68,9 +70,7 @@ class FedCurv(FedAvg):
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """No client is certain of anything."""
         server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        sums = {"fisher": zero, "pull": zero}
-        return {**server, **sums, "last": {}}, {**client, **sums}
+        return {**server, "last": {}}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends w, u and v; receives displacements and Fisher information."""
@@ -105,12 +105,8 @@ class FedCurv(FedAvg):
         shared, personal = client.split.split(end)
         pull = {n: t * shared[n] for n, t in fisher.items()}
         client.state = {"personal": personal, "fisher": fisher, "pull": pull}
-        update = subtract(shared, received["shared"])
-        return Message(
-            "fit",
-            {"shared": update, "fisher": fisher},
-            kinds={"shared": "update", "fisher": "update"},
-        )
+        parts = {"shared": subtract(shared, received["shared"]), "fisher": fisher}
+        return Message("fit", parts, kinds={"shared": "update", "fisher": "update"})
 
 
 @dataclass(frozen=True)

@@ -31,18 +31,14 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
-
 from medfed.common.checks import check_positive
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.algorithm import Replies
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg
 
@@ -60,19 +56,14 @@ class FedDyn(FedAvg):
 
     strength: Annotated[float, check_positive] = 0.1
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card(
+    server_zeros: ClassVar[tuple[str, ...]] = ("drift",)
+    client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
+    card: ClassVar[Card] = gradients_only(
         "Acar et al. 2021",
         server={"shared": 1, "weights": 1},
         client={"personal": 1, "weights": 1},
         tune={"strength": Range(0.001, 1.0)},
-        touches="gradients",
     )
-
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """H and all gamma_i start at 0."""
-        server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return {**server, "drift": zero}, {**client, "dual": zero}
 
     def closed(self, server: State, replies: Replies) -> State:
         """Moves h by the cohort's part of all clients, w to the mean and by -h / alpha."""

@@ -34,7 +34,7 @@ import torch
 from medfed.common.checks import check_not_negative, within
 from medfed.common.tensors import State, Tensors, add, cut, flatten, layout_of, select
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.mixing import minimum_norm
@@ -59,11 +59,7 @@ class FedMGDA(FedAvg):
     decay: Annotated[float, within("(0, 1]")] = 0.99
     masks: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
-    card: ClassVar[Card] = Card(
-        "Hu et al. 2022",
-        tune={"epsilon": Range(0.01, 1.0)},
-        touches="gradients",
-    )
+    card: ClassVar[Card] = gradients_only("Hu et al. 2022", tune={"epsilon": Range(0.01, 1.0)})
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server also notes which entries are parameters."""

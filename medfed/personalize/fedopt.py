@@ -37,7 +37,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, check_positive, within
 from medfed.common.tensors import State, Tensors, add, select
 from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.split import ParameterSplit
 from medfed.personalize.fedavg import FedAvg
 
@@ -54,17 +54,10 @@ class ServerOptimizer(FedAvg):
     """
 
     server_lr: Annotated[float, check_not_negative] = 1.0
-    card: ClassVar[Card] = Card(
-        server={"shared": 1, "weights": 1},
-        tune={"server_lr": Range(0.001, 1.0)},
-        touches="gradients",
+    server_zeros: ClassVar[tuple[str, ...]] = ("momentum",)
+    card: ClassVar[Card] = gradients_only(
+        server={"shared": 1, "weights": 1}, tune={"server_lr": Range(0.001, 1.0)}
     )
-
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The momentum m starts at 0."""
-        server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return {**server, "momentum": zero}, client
 
     def closed(self, server: State, replies: Replies) -> State:
         """Moves parameters by eta_g times the optimizer's direction, statistics by their mean."""
@@ -94,11 +87,10 @@ class AdaptiveServer(ServerOptimizer):
     server_lr: float = 0.1
     beta1: Annotated[float, within("[0, 1)")] = 0.9
     tau: Annotated[float, check_positive] = 1e-3
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Reddi et al. 2021",
         server={"shared": 1, "weights": 2},
         tune={"server_lr": Range(0.001, 1.0)},
-        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -35,15 +35,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
-
 from medfed.common.checks import check_positive, within
 from medfed.common.seeding import coin
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.common.tensors import State, add, select, subtract
+from medfed.federation.algorithm import ServerRound
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg
@@ -66,23 +63,17 @@ class FedPD(FedAvg):
     skip: Annotated[float, within("[0, 1)")] = 0.0
     seed: int = 0
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card(
+    client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
+    card: ClassVar[Card] = gradients_only(
         "Zhang et al. 2021",
         client={"personal": 1, "weights": 1},
         full_cohort=True,
         tune={"eta": Range(1.0, 100.0)},
-        touches="gradients",
     )
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` if all clients send, ``silent`` if the coin says that none does."""
         return ("silent",) if coin(self.skip, self.seed, round, "silent") else ("fit",)
-
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All lambda_i start at 0."""
-        server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return server, {**client, "dual": zero, "anchor": {}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends w if it is new, and takes the mean of what comes back."""

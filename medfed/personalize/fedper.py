@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.personalize.fedavg import FedAvg
 
 
@@ -18,6 +18,4 @@ class FedPer(FedAvg):
     """FedAvg over the body; by default the task module names the personal part."""
 
     personal: str | tuple[str, ...] = "task"
-    card: ClassVar[Card] = Card(
-        "Arivazhagan et al. 2019", "personal part", "the head", touches="gradients"
-    )
+    card: ClassVar[Card] = gradients_only("Arivazhagan et al. 2019", "personal part", "the head")

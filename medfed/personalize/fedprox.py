@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_positive
 from medfed.common.tensors import Tensors, select
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg
@@ -32,11 +32,7 @@ class FedProx(FedAvg):
     """
 
     mu: Annotated[float, check_positive] = 0.1
-    card: ClassVar[Card] = Card(
-        "Li et al. 2020",
-        tune={"mu": Range(0.001, 10.0)},
-        touches="gradients",
-    )
+    card: ClassVar[Card] = gradients_only("Li et al. 2020", tune={"mu": Range(0.001, 10.0)})
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Minimises f(w) + (μ/2)‖w − w^t‖²; the second term covers the shared parameters."""

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from medfed.common.checks import within
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 
@@ -32,12 +32,11 @@ class FedRep(FedAvg):
     personal: str | tuple[str, ...] = "task"
     head_share: Annotated[float, within("(0, 1)")] = 0.5
     trains_shared: ClassVar[bool] = True
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Collins et al. 2021",
         "personal part",
         "the head",
         tune={"head_share": Range(0.1, 0.9, log=False)},
-        touches="gradients",
     )
 
     def least_steps(self, steps: int) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medfed.common.tensors import Tensors, add, select
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client, statistics_at
 from medfed.personalize.fedavg import FedAvg
 
@@ -31,12 +31,11 @@ from medfed.personalize.fedavg import FedAvg
 class FedSGD(FedAvg):
     """FedAvg whose clients take one gradient-descent step."""
 
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "McMahan et al. 2017",
         passes=0,
         besides="an epoch's gradient, BatchNorm's batches",
         note="one gradient a round: needs many rounds",
-        touches="gradients",
     )
 
     def draws(self, steps: int, epoch: int) -> int:

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 
@@ -38,12 +38,11 @@ class FedSim(FedAvg):
 
     personal: str | tuple[str, ...] = "task"
     personal_rate: Annotated[float, check_not_negative] = 0.5
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Pillutla et al. 2022",
         "personal part",
         "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
-        touches="gradients",
     )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

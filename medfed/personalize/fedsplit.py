@@ -34,7 +34,7 @@ from typing import Annotated, ClassVar
 from medfed.common.checks import check_positive
 from medfed.common.tensors import Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -55,13 +55,12 @@ class FedSplit(FedAvg):
 
     step: Annotated[float, check_positive] = 10.0
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Pathak, Wainwright 2020",
         client={"personal": 1, "weights": 1},
         note="for convex losses only",
         full_cohort=True,
         tune={"step": Range(1.0, 100.0)},
-        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -71,7 +71,6 @@ class FedU(KnownModels):
         paper="T. Dinh et al. 2021",
         keeps="a model, pulled to neighbours",
         tune={"strength": Range(0.001, 1.0)},
-        touches="gradients",
     )
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:

@@ -19,7 +19,7 @@ import torch
 from medfed.common.checks import check_count, within
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.onboarding import TrainsOn
 from medfed.federation.split import ParameterSplit
@@ -42,13 +42,12 @@ class FineTune(TrainsOn, FedAvg):
 
     local_share: Annotated[float, within("[0, 1]")] = 0.2
     rounds: Annotated[int, check_count] = 10
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Yu et al. 2020",
         "personal part",
         "a copy, in the last rounds",
         client={"personal": 1, "model": 1},
         tune={"local_share": Range(0.05, 0.5, log=False)},
-        touches="gradients",
     )
 
     @property

@@ -83,7 +83,6 @@ class FPFC(AnchoredMethod):
         keeps="a model, fused within clusters",
         server={"weights": "N N + 1"},
         tune={"strength": Range(0.01, 10.0)},
-        touches="gradients",
     )
 
     def __post_init__(self) -> None:

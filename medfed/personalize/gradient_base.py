@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar
 
 from medfed.common.errors import ConfigError
@@ -54,6 +55,13 @@ class GradientMethod(FedAvg):
             parts = {**parts, "statistics": subtract(shared, model)}
         kinds = dict.fromkeys(parts, "update")
         return Message(message.phase, parts, {"rate": client.learning_rate}, kinds)  # type: ignore[arg-type]
+
+    def stepped(self, server: State, replies: Replies, direction: Tensors) -> Tensors:
+        """Returns the shared part after a step of the clients' rate against a direction."""
+        # All rates are equal, unless a site sends another number.
+        rate = median(m.scalars["rate"] for m in replies.values())
+        moved = add(select(server["shared"], direction), direction, -rate)
+        return {**server["shared"], **moved, **self.statistics(server, replies)}
 
     def statistics(self, server: State, replies: Replies) -> Tensors:
         """Returns the new shared statistics: means, as in FedAvg."""

@@ -37,7 +37,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, subtract
 from medfed.federation.algorithm import ServerRound
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.split import NORMALIZATION, ParameterSplit, float_entries
 from medfed.federation.wire.message import Message
@@ -62,11 +62,10 @@ class HeteroFL(FedAvg):
     shapes: Sequence[Shapes] = ()
     masks: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Diao et al. 2021",
         at_most=True,
         note="hospitals of little computing power train a narrower network",
-        touches="gradients",
     )
 
     def __post_init__(self) -> None:

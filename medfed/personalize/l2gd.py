@@ -40,8 +40,8 @@ from typing import ClassVar, Literal
 import torch
 
 from medfed.common.seeding import numpy_rng
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.common.tensors import Tensors, add, select, subtract
+from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
@@ -78,12 +78,10 @@ class L2GD(MixtureMethod):
         server, client = super().init(weights, split, clients)
         return server, {**client, "pull": {"left": torch.ones((), dtype=torch.float64)}}
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends xbar and two random numbers; receives the difference of each x_i from xbar."""
+    def scalars(self, round: int) -> dict[str, float]:
+        """Two random numbers."""
         tails, heads = numpy_rng(self.seed, round, "coins").random(2)
-        scalars = {"tails": tails, "heads": heads} if self.coins == "random" else {}
-        replies = yield {c: Message("fit", {"shared": server["shared"]}, scalars) for c in cohort}
-        return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
+        return {"tails": tails, "heads": heads} if self.coins == "random" else {}
 
     def least_steps(self, steps: int) -> int:
         """By coins there may be one."""

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Annotated, ClassVar
 
 import torch
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_count, check_not_negative
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, Replies, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
@@ -57,11 +56,12 @@ class LAG(GradientMethod):
     leaves: ClassVar[tuple[str, ...]] = ("difference", "statistics")
     averaged: ClassVar[tuple[str, ...]] = ()
     coded: ClassVar[tuple[str, ...]] = ()
+    server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
+    client_zeros: ClassVar[tuple[str, ...]] = ("sent",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Chen et al. 2018",
         besides="an epoch's gradient, BatchNorm's batches",
-        note="one gradient a round: needs many rounds",
         up={"weights": 1, "statistics": 1},
         at_most=True,
         server={"shared": 1, "weights": 1},
@@ -77,22 +77,16 @@ class LAG(GradientMethod):
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Nothing was sent, and nothing has moved."""
         server, client = super().init(weights, split, clients)
-        start = select(weights, split.parameters("shared"))
-        zero = {n: torch.zeros_like(t) for n, t in start.items()}
         moves = {"squares": torch.zeros(self.memory, dtype=torch.float64)}
-        client |= {"sent": zero, "previous": start, "moves": moves}
-        return {**server, "gradient": zero}, client
+        start = select(weights, split.parameters("shared"))
+        return server, {**client, "previous": start, "moves": moves}
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+    def closed(self, server: State, replies: Replies) -> State:
         """Adds the changes that were sent to g, then takes the step."""
-        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         g = server["gradient"]
         if sent := {c: m for c, m in replies.items() if "difference" in m.parts}:
             g = add(g, self.mean(server, sent, "difference"), self.part(server, sent))
-        rate = median(m.scalars["rate"] for m in replies.values())
-        moved = add(select(server["shared"], g), g, -rate)
-        shared = {**server["shared"], **moved, **self.statistics(server, replies)}
-        return {**server, "shared": shared, "gradient": g}
+        return {**server, "shared": self.stepped(server, replies, g), "gradient": g}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Returns how the gradient has changed since it was last sent, if that is enough."""

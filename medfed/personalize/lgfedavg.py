@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.personalize.fedavg import FedAvg
 
 
@@ -22,6 +22,4 @@ class LGFedAvg(FedAvg):
     """FedAvg over the head; all other parameters are personal."""
 
     personal: str | tuple[str, ...] = "body"
-    card: ClassVar[Card] = Card(
-        "Liang et al. 2020", "personal part", "all but the head", touches="gradients"
-    )
+    card: ClassVar[Card] = gradients_only("Liang et al. 2020", "personal part", "all but the head")

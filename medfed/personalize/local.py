@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -23,15 +23,8 @@ class Local(KeepsModel, Algorithm):
     """Each client trains its own model with the round's whole budget."""
 
     leaves: ClassVar[tuple[str, ...]] = ()
-    card: ClassVar[Card] = Card(
-        "the limit of all",
-        "baseline",
-        "everything",
-        down={},
-        up={},
-        server={},
-        client={"model": 1},
-        touches="gradients",
+    card: ClassVar[Card] = gradients_only(
+        "the limit of all", "baseline", "everything", down={}, up={}, server={}, client={"model": 1}
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

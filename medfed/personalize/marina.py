@@ -30,20 +30,15 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Annotated, ClassVar
-
-import torch
 
 from medfed.common.checks import within
 from medfed.common.seeding import coin
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.common.tensors import State, add, select, subtract
+from medfed.federation.algorithm import Replies
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.personalize.gradient_base import GradientMethod
 
@@ -63,6 +58,7 @@ class MARINA(GradientMethod):
     full: Annotated[float, within("(0, 1]")] = 0.1
     seed: int = 0
     coded: ClassVar[tuple[str, ...]] = ("difference",)
+    server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Gorbunov et al. 2021",
@@ -76,25 +72,13 @@ class MARINA(GradientMethod):
         heads = round == 0 or coin(self.full, self.seed, round, "full")
         return ("full",) if heads else ("difference",)
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The first round computes g."""
-        server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return {**server, "gradient": zero}, {**client, "previous": {}}
-
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+    def closed(self, server: State, replies: Replies) -> State:
         """Updates g, then w."""
-        (phase,) = self.phases(round)
-        replies = yield {c: Message(phase, {"shared": server["shared"]}) for c in cohort}
-        if phase == "full":
+        if all(reply.phase == "full" for reply in replies.values()):
             g = self.mean(server, replies, "gradient")
         else:
             g = add(server["gradient"], self.mean(server, replies, "difference"))
-        # All rates are equal, unless a site sends another number.
-        rate = median(m.scalars["rate"] for m in replies.values())
-        moved = add(select(server["shared"], g), g, -rate)
-        shared = {**server["shared"], **moved, **self.statistics(server, replies)}
-        return {**server, "shared": shared, "gradient": g}
+        return {**server, "shared": self.stepped(server, replies, g), "gradient": g}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Returns the gradient at w, or its difference from the gradient at the previous w."""

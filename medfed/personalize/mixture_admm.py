@@ -38,15 +38,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from medfed.common.checks import check_positive
 from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.common.tensors import State, add, select, subtract
+from medfed.federation.algorithm import ServerRound
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import KeepsModel
@@ -65,7 +62,8 @@ class MixtureADMM(KeepsModel, MixtureMethod):
     """
 
     rho: float | None = None
-    card: ClassVar[Card] = Card(
+    server_zeros: ClassVar[tuple[str, ...]] = ("residual",)
+    card: ClassVar[Card] = gradients_only(
         "survey; Hanzely, Richtárik 2020",
         "second model",
         "all, pulled to the mean",
@@ -74,7 +72,6 @@ class MixtureADMM(KeepsModel, MixtureMethod):
         client={"model": 1},
         full_cohort=True,
         tune={"strength": Range(0.01, 10.0)},
-        touches="gradients",
     )
 
     def __post_init__(self) -> None:
@@ -85,12 +82,6 @@ class MixtureADMM(KeepsModel, MixtureMethod):
                 f"algorithm.rho must be at least algorithm.strength={self.strength}, below which "
                 f"the method may diverge, not {self.rho}."
             )
-
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """R = 0."""
-        server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return {**server, "residual": zero}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """All clients step, then z and r."""

@@ -69,7 +69,6 @@ class MOCHA(AnchoredMethod):
         paper="Smith et al. 2017",
         keeps="a model, pulled to those that it resembles",
         tune={"strength": Range(1e-5, 0.1)},
-        touches="gradients",
     )
 
     @property

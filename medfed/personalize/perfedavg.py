@@ -36,7 +36,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, check_positive
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -60,7 +60,7 @@ class PerFedAvg(OnboardingRules, FedAvg):
     variant: Literal["fo", "hf"] = "fo"
     inner_lr: Annotated[float, check_not_negative] = 0.01
     delta: Annotated[float, check_positive] = 1e-3
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Fallah et al. 2020",
         "second model",
         "one step from the shared model",
@@ -68,7 +68,6 @@ class PerFedAvg(OnboardingRules, FedAvg):
         besides="a batch, to adapt; hf: two more a step",
         client={"personal": 1, "parameters": 1},
         tune={"inner_lr": Range(0.001, 0.1)},
-        touches="gradients",
     )
 
     def phases(self, round: int) -> tuple[str, ...]:

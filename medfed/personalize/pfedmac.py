@@ -55,7 +55,6 @@ class PFedMac(PFedMe):
         PFedMe.card,
         paper="Liu et al. 2023",
         tune={"strength": Range(0.001, 0.1), "sparsity": Range(1e-5, 1e-3)},
-        touches="gradients",
     )
 
     def tie(self, w: Tensors) -> Penalty:

@@ -36,7 +36,7 @@ from torch import Tensor
 from medfed.common.checks import check_count, check_not_negative, check_positive, within
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, GradientAt, Penalty
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -64,13 +64,12 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
     # From 2 on the anchor diverges from its client's model.
     outer_step: Annotated[float, within("(0, 2)")] = 1.0
     server_lr: Annotated[float, check_positive] = 1.0
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "T. Dinh et al. 2020",
         "second model",
         "a model, which an anchor follows",
         client={"model": 1},
         tune={"strength": Range(0.1, 10.0)},
-        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -51,7 +51,7 @@ from medfed.federation.algorithm import (
     client_sizes,
     sent_by_each,
 )
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, ClientData, share_of, with_statistics
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit, Update
@@ -97,7 +97,7 @@ class PFedNet(OnboardingRules, Algorithm):
     max_iter: int = 500
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
     averaged: ClassVar[tuple[str, ...]] = ("shared",)
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "pFedNet",
         "similar clients",
         "the head, pulled to neighbours",
@@ -105,7 +105,6 @@ class PFedNet(OnboardingRules, Algorithm):
         up={"shared": 1, "personal": 1},
         server={"shared": 1, "personal": "N + M"},
         tune={"strength": Range(1e-4, 1.0)},
-        touches="gradients",
     )
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ from medfed.federation.algorithm import (
     Start,
     sent_by_each,
 )
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, ClientData
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
@@ -106,7 +106,7 @@ class PPFL(CanonicalMethod):
     affinity: Affinity = field(default_factory=Affinity)
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "PPFL",
         "several models",
         "K membership numbers",
@@ -114,7 +114,6 @@ class PPFL(CanonicalMethod):
         up={"shared": 1, "personal": 1},
         besides="a batch, for the memberships",
         tune={"membership_lr": Range(0.05, 5.0)},
-        touches="gradients",
     )
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:

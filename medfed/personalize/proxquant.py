@@ -22,7 +22,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, scaled_centers
@@ -40,7 +40,7 @@ class ProxQuant(QuantizedMethod):
     """
 
     strength: Annotated[float, check_not_negative] = 1e-3
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Bai et al. 2019",
         "quantised model",
         "everything, quantised",
@@ -49,7 +49,6 @@ class ProxQuant(QuantizedMethod):
         server={},
         client={"model": 1},
         tune={"strength": Range(0.001, 0.1)},
-        touches="gradients",
     )
 
     def scalars(self, round: int) -> dict[str, float]:

@@ -30,7 +30,7 @@ from typing import Annotated, ClassVar, Literal
 from medfed.common.checks import check_not_negative, within
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod
@@ -56,7 +56,7 @@ class Quantized(QuantizedMethod):
     strength: Annotated[float, check_not_negative] = 1e-4
     center_lr: Annotated[float, check_not_negative] = 1e-4
     center_drops: tuple[float, ...] = (0.5, 0.75)
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Ozkara et al. 2021, Algorithm 1",
         "quantised model",
         "everything, quantised",
@@ -66,7 +66,6 @@ class Quantized(QuantizedMethod):
         server={},
         client={"model": 1},
         tune={"strength": Range(1e-4, 0.01)},
-        touches="gradients",
     )
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start, Weighting, client_sizes
-from medfed.federation.card import Card, Range
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
@@ -71,14 +71,13 @@ class QuPeL(Quantized):
     global_lr: Annotated[float, check_not_negative] = 5.0
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
     averaged: ClassVar[tuple[str, ...]] = leaves
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = gradients_only(
         "Ozkara et al. 2021",
         "quantised model",
         "a quantised model",
         passes=2,
         client={"model": 1},
         tune={"proximity": Range(0.5, 10.0)},
-        touches="gradients",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -32,14 +32,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
-
 from medfed.common.checks import check_not_negative
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.common.tensors import State, add, select, subtract
+from medfed.federation.algorithm import ServerRound
+from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Linear
 from medfed.personalize.fedavg import FedAvg
@@ -63,21 +60,16 @@ class Scaffold(FedAvg):
     averaged: ClassVar[tuple[str, ...]] = leaves
     fresh_optimizer: ClassVar[bool] = True
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card(
+    server_zeros: ClassVar[tuple[str, ...]] = ("control",)
+    client_zeros: ClassVar[tuple[str, ...]] = ("control",)
+    card: ClassVar[Card] = gradients_only(
         "Karimireddy et al. 2020",
         down={"shared": 1, "weights": 1},
         up={"shared": 1, "weights": 1},
         server={"shared": 1, "weights": 1},
         client={"personal": 1, "weights": 1},
         tune={"server_lr": Range(0.3, 1.0)},
-        touches="gradients",
     )
-
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All control variates start at 0."""
-        server, client = super().init(weights, split, clients)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
-        return {**server, "control": zero}, {**client, "control": zero}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends w and c; moves w by the cohort's mean, c by its part of all clients."""

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from medfed.common.checks import check_count, check_not_negative, within
 from medfed.common.seeding import torch_rng
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.common.tensors import Tensors, add, select, subtract
+from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import OnboardingRules
@@ -85,11 +85,9 @@ class SuPerFed(OnboardingRules, FedAvg):
         server, client = super().init(weights, split, clients)
         return server, {**client, "own": {}, "share": {"share": torch.zeros(())}}
 
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """As in FedAvg; also tells clients whether mixing has started."""
-        scalars = {"mix": 1.0} if round >= int(self.start * self.rounds) else {}
-        replies = yield {c: Message("fit", {"shared": server["shared"]}, scalars) for c in cohort}
-        return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
+    def scalars(self, round: int) -> dict[str, float]:
+        """Tells clients whether mixing has started."""
+        return {"mix": 1.0} if round >= int(self.start * self.rounds) else {}
 
     def fit(self, client: Client, message: Message) -> Message:
         """As in FedAvg before mixing starts; then trains both models."""

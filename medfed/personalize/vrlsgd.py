@@ -31,7 +31,7 @@ import torch
 
 from medfed.common.tensors import Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.functional.prox import Linear
@@ -43,21 +43,18 @@ class VRLSGD(FedAvg):
     """FedAvg whose clients correct their steps without further messages."""
 
     masks: ClassVar[bool] = False
+    client_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     fresh_optimizer: ClassVar[bool] = True
-    card: ClassVar[Card] = Card(
-        "Liang et al. 2019",
-        client={"personal": 1, "weights": 2},
-        full_cohort=True,
-        touches="gradients",
+    card: ClassVar[Card] = gradients_only(
+        "Liang et al. 2019", client={"personal": 1, "weights": 2}, full_cohort=True
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All corrections start at 0."""
         server, client = super().init(weights, split, clients)
         end = select(weights, split.parameters("shared"))
-        zero = {n: torch.zeros_like(t) for n, t in end.items()}
         reach = {"steps": torch.ones((), dtype=torch.float64)}
-        return server, {**client, "end": end, "shift": zero, "reach": reach}
+        return server, {**client, "end": end, "reach": reach}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Updates the correction by the mean that has arrived, then trains along it."""
