@@ -36,6 +36,7 @@ from medfed.common.tensors import Tensors, flatten, weighted_mean
 from medfed.federation.wire.message import Message
 
 Items = Sequence[Mapping[str, Tensor]]
+Start = Mapping[str, Tensor] | None
 FAR = 5.0
 """Times the median norm of a part; a longer one is noted."""
 
@@ -117,9 +118,7 @@ class Aggregation:
         """The smallest number of clients that it can combine."""
         return 1
 
-    def combine(
-        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
-    ) -> Tensors:
+    def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Combines the tensors of clients.
 
         Args:
@@ -157,9 +156,7 @@ class Clip(Aggregation):
 
     times: Annotated[float, check_positive] = 1.0
 
-    def combine(
-        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
-    ) -> Tensors:
+    def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Shortens displacements that are too long, then takes the mean."""
         zero = {n: torch.zeros_like(t) for n, t in items[0].items()} if start is None else start
         norms = [math.sqrt(sum(_square(t, zero[n]) for n, t in one.items())) for one in items]
@@ -177,9 +174,7 @@ class Clip(Aggregation):
 class _Ordered(Aggregation, ABC):
     """Combines each number from its sorted values over clients."""
 
-    def combine(
-        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
-    ) -> Tensors:
+    def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Combines each number separately, in double precision."""
         mean = super().combine(items, weights)
         shares = torch.tensor([float(w) for w in weights], dtype=torch.float64)
@@ -216,9 +211,7 @@ class Trimmed(_Ordered):
         """One value must remain."""
         return 2 * self.faulty + 1
 
-    def combine(
-        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
-    ) -> Tensors:
+    def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Trims, where there is anything to trim."""
         if self.faulty == 0:
             return Aggregation.combine(self, items, weights)
@@ -269,9 +262,7 @@ class Krum(Aggregation):
         """The paper's bound, and as many as remain."""
         return max(2 * self.faulty + 3, self.keep or 0)
 
-    def combine(
-        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
-    ) -> Tensors:
+    def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Chooses by the sum of squared distances to the n - f - 2 closest others."""
         mean = super().combine(items, weights)
         keep = len(items) - self.faulty if self.keep is None else self.keep

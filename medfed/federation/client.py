@@ -56,6 +56,7 @@ class Forward(Protocol):
 BatchPenalty = Callable[[Batch, Mapping[str, Tensor], Forward], Tensor]
 Direction = Callable[[Mapping[str, Tensor], GradientAt], Tensors]
 Outputs = Callable[[Any], Any]
+Seen = Literal["train", "val"]
 AfterStep = Callable[[Mapping[str, Tensor], GradientAt], None]
 
 
@@ -85,6 +86,18 @@ class How(TypedDict, total=False):
     direction: Direction | None
     after_step: AfterStep | None
     statistics: bool
+
+
+class Over(TypedDict, total=False):
+    """What a gradient is of.
+
+    Attributes:
+        update: The part whose gradient is returned; by default all.
+        batches: Stop after this many batches; ``None``, the default, for the whole epoch.
+    """
+
+    update: Update
+    batches: int | None
 
 
 class ClientData(Protocol):
@@ -196,29 +209,19 @@ class Client(Protocol):
         """
 
     def gradient(
-        self,
-        at: Mapping[str, Tensor],
-        *,
-        update: Update = "all",
-        batches: int | None = None,
-        same: bool = False,
+        self, at: Mapping[str, Tensor], *, same: bool = False, **over: Unpack[Over]
     ) -> Tensors:
         """Returns the mean gradient over one epoch at fixed entries, without a step.
 
         Args:
             at: All entries, parameters and float buffers.
-            update: The part whose gradient is returned.
-            batches: Stop after this many batches; ``None`` for the whole epoch.
             same: Whether all such calls of the phase, and :meth:`loss_at`, use the same batches;
                 otherwise every call uses new ones.
+            over: See :class:`Over`.
         """
 
     def loss_at(
-        self,
-        at: Mapping[str, Tensor],
-        *,
-        batches: int | None = None,
-        split: Literal["train", "val"] = "train",
+        self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Seen = "train"
     ) -> float:
         """Returns the mean loss over one epoch at fixed entries.
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -25,9 +25,9 @@ from medfed.common.errors import CheckpointError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
 from medfed.federation.budget import Passes, reach
-from medfed.federation.client import Batch, ClientData, How, share_of
+from medfed.federation.client import Batch, ClientData, How, Over, Seen, share_of
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.split import ParameterSplit, Update
+from medfed.federation.split import ParameterSplit
 
 Groups = dict[str, State]
 
@@ -192,24 +192,15 @@ class LocalClient:
         return end
 
     def gradient(
-        self,
-        at: Mapping[str, Tensor],
-        *,
-        update: Update = "all",
-        batches: int | None = None,
-        same: bool = False,
+        self, at: Mapping[str, Tensor], *, same: bool = False, **over: Unpack[Over]
     ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.gradient`."""
         key = self._where() if same else self._key()
         with self._counted():
-            return self.trainer.gradient(self.data, at, key, update, batches)
+            return self.trainer.gradient(self.data, at, key, **over)
 
     def loss_at(
-        self,
-        at: Mapping[str, Tensor],
-        *,
-        batches: int | None = None,
-        split: Literal["train", "val"] = "train",
+        self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Seen = "train"
     ) -> float:
         """See :meth:`medfed.federation.client.Client.loss_at`."""
         # One key for all calls of a phase, so that their losses use the same batches.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -115,12 +116,13 @@ class Gradients:
         """
         if self.private is not None:
             return self._add_private(self.private, group, trained, penalty)
+        backward = partial(self._backward, trained=trained, penalty=penalty, watch=watch)
         if not self.half:
-            return self._add(group, trained, penalty, watch)
+            return _mean(group, backward)
         # A pass updates running statistics even if its gradients overflow and are discarded.
         before = [t.clone() for t in buffers]
         while self._scale >= 1:
-            loss = self._add(group, trained, penalty, watch, self._scale)
+            loss = _mean(group, backward, self._scale)
             gradients = [t.grad for t in trained.values() if t.grad is not None]
             torch._foreach_div_(gradients, self._scale)
             # No smaller scale helps if the loss is infinite: the end of the call raises the error.
@@ -157,37 +159,16 @@ class Gradients:
             if penalty is not None:
                 terms.append(penalty(trained))
             if terms:
-                self._differentiate(torch.stack(terms).sum())
+                self.backward(torch.stack(terms).sum())
         return loss
-
-    def _differentiate(self, loss: Tensor) -> None:
-        self.backward(loss)
-
-    def _add(
-        self,
-        group: Sequence[Batch],
-        trained: Mapping[str, Tensor],
-        penalty: Penalty | None,
-        watch: WatchedForward | None,
-        scale: float = 1.0,
-    ) -> Tensor:
-        if len(group) == 1:
-            return self._backward(group[0], trained, penalty, watch, scale)
-        sizes = [size_of(batch) for batch in group]
-        losses = []
-        for batch, size in zip(group, sizes, strict=True):
-            share = size / sum(sizes)
-            loss = self._backward(batch, trained, penalty, watch, scale * size / sum(sizes))
-            losses.append(loss * share)
-        return torch.stack(losses).sum()
 
     def _backward(
         self,
         batch: Batch,
+        factor: float,
         trained: Mapping[str, Tensor],
         penalty: Penalty | None,
         watch: WatchedForward | None,
-        factor: float,
     ) -> Tensor:
         forward = self.loss
         if self.compiled_loss is not None and watch is None and size_of(batch) == self.full_size:
@@ -203,12 +184,26 @@ class Gradients:
             whole = loss if penalty is None or closed else loss + penalty(trained)
             if watch is not None and (term := watch.penalty(batch, loss)) is not None:
                 whole = whole + term
-            self._differentiate(whole if factor == 1 else whole * factor)
+            self.backward(whole if factor == 1 else whole * factor)
         if closed is not None:
             with torch.no_grad():
                 closed.add_gradient(trained)
         self.gradient_passes += 1
         return loss.detach()
+
+
+def _mean(
+    group: Sequence[Batch], backward: Callable[[Batch, float], Tensor], scale: float = 1.0
+) -> Tensor:
+    """The mean loss over a group's samples, whose gradients are added times a scale."""
+    if len(group) == 1:
+        return backward(group[0], scale)
+    sizes = [size_of(batch) for batch in group]
+    losses = []
+    for batch, size in zip(group, sizes, strict=True):
+        loss = backward(batch, scale * size / sum(sizes))
+        losses.append(loss * (size / sum(sizes)))
+    return torch.stack(losses).sum()
 
 
 def size_of(batch: Batch) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count, islice
 from typing import Literal, Unpack
 
@@ -31,7 +31,7 @@ from medfed.federation.budget import (
     ordinary,
     save_optimizer,
 )
-from medfed.federation.client import Batch, ClientData, Direction, How, Penalty
+from medfed.federation.client import Batch, ClientData, Direction, How, Over, Seen
 from medfed.federation.engine.gradients import (
     Gradients,
     StepGradient,
@@ -149,12 +149,8 @@ class LocalTrainer:
         # Batches are keyed by their epoch, dropout by the whole call: more steps change no batch.
         epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
         stream = chain.from_iterable(epochs)
-        penalty, direction, after_step = (
-            how.get("penalty"),
-            how.get("direction"),
-            how.get("after_step"),
-        )
-        watch = self._watch(plan, how)
+        direction, after_step = how.get("direction"), how.get("after_step")
+        terms, live = (how.get("penalty"), self._watch(plan, how)), (plan.trained, plan.buffers)
         # A sum on the device: reading each loss would make a GPU wait at every step.
         total = torch.zeros((), device=self.model.device, dtype=torch.float64)
         if self.gradients.private is not None:
@@ -162,38 +158,20 @@ class LocalTrainer:
         with self.model.training(), seeded(seed, self.model.device):
             for group in islice(stream, steps):
                 if direction is not None:
-                    total += self._step_along(direction, plan, group, stream)
+                    at = StepGradient(self.gradients, [group], stream, *live, taken=False)
+                    total += self._step_along(direction, plan, at)
                 else:
-                    total += self._step(plan, group, penalty, watch)
+                    forget(plan.parameters)
+                    total += self.gradients.add(group, *live, *terms)
+                    self._descend(plan)
                 if after_step is not None:
                     with torch.no_grad():
-                        live = plan.trained, plan.buffers
                         at = StepGradient(self.gradients, [group], stream, *live)
                         after_step(plan.trained, at)
         return float(total) / steps
 
-    def _step(
-        self,
-        plan: Plan,
-        group: Sequence[Batch],
-        penalty: Penalty | None,
-        watch: WatchedForward | None,
-    ) -> Tensor:
-        """Takes one gradient step; returns the mean loss over its samples, without penalties."""
-        forget(plan.parameters)
-        loss = self.gradients.add(group, plan.trained, plan.buffers, penalty, watch)
-        self._descend(plan)
-        return loss
-
-    def _step_along(
-        self,
-        direction: Direction,
-        plan: Plan,
-        group: Sequence[Batch],
-        stream: Iterator[Sequence[Batch]],
-    ) -> Tensor | float:
+    def _step_along(self, direction: Direction, plan: Plan, at: StepGradient) -> Tensor | float:
         """Takes one step along a method's replacement of the gradient; returns its loss."""
-        at = StepGradient(self.gradients, [group], stream, plan.trained, plan.buffers, False)
         with torch.no_grad():
             along = direction(plan.trained, at)
         for name, tensor in plan.trained.items():
@@ -221,19 +199,14 @@ class LocalTrainer:
         return WatchedForward(self.network, plan.trained, head, penalty, outputs, self.gradients)
 
     def gradient(
-        self,
-        data: ClientData,
-        at: Mapping[str, Tensor],
-        key: Key,
-        update: Update,
-        batches: int | None = None,
+        self, data: ClientData, at: Mapping[str, Tensor], key: Key, **over: Unpack[Over]
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
-        plan = self._begin(data, update)
+        plan = self._begin(data, over.get("update", "all"))
         plan.begin(0.0)
         sums = {n: torch.zeros_like(ordinary(t)) for n, t in plan.trained.items()}
         seen = 0
-        for batch, size in self._pass(data, at, key, batches):
+        for batch, size in self._pass(data, at, key, over.get("batches")):
             forget(plan.parameters)
             self.gradients.add([batch], plan.trained, plan.buffers)
             # By samples, as the last batch may be smaller, but the sizes of draws are secret; in
@@ -247,12 +220,7 @@ class LocalTrainer:
         return sums
 
     def mean_loss(
-        self,
-        data: ClientData,
-        at: Mapping[str, Tensor],
-        key: Key,
-        batches: int | None = None,
-        split: Literal["train", "val"] = "train",
+        self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None, split: Seen
     ) -> float:
         """Returns the mean loss over an epoch, or its first batches, as in `gradient`."""
         if split == "val":
