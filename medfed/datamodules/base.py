@@ -54,46 +54,6 @@ from medfed.datamodules.splits import (
     warn_of_clients,
 )
 
-
-def labelled(
-    name: str,
-    plan: ClientPlan,
-    blocks: Mapping[Split, Block],
-    class_names: Sequence[str],
-) -> dict[str, Any]:
-    """Renumbers the labels of one client, and counts its training labels.
-
-    A client with another label order gets its class numbers in all splits.
-
-    Args:
-        name: The client's name.
-        plan: The client's plan.
-        blocks: Its samples of every split; ``label`` is (N,), int64 or float32, or (N, K) float32.
-        class_names: Names of K classes.
-
-    Returns:
-        ``train``, ``evaluation`` and ``label_counts`` of its `ClientData`. For continuous outcomes
-        the count is the number of training samples.
-
-    Raises:
-        ConfigError: If the partition gives outcomes an order or proportions of classes.
-    """
-    labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
-    if labels["train"].is_floating_point():
-        if plan.label_order is not None or plan.shares is not None:
-            raise ConfigError(
-                f"The partition changes the classes of client {name}, but its outcome is a "
-                "number; choose partition=round_robin, quantity_skew or centre."
-            )
-    elif plan.label_order is not None:
-        order = torch.tensor(plan.label_order)
-        labels = {split: order[values] for split, values in labels.items()}
-    counts = label_counts(labels["train"], len(class_names))
-    named = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
-    evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
-    return {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
-
-
 AHEAD = 2  # batches that each process prepares ahead
 _clients: dict[str, ClientData] = {}  # in a worker: the data of all clients
 
@@ -436,9 +396,34 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         )
 
     def labelled_client(self, name: str, plan: ClientPlan, blocks: Blocks) -> ClientData:
-        """Makes a client whose samples have one label each; see `labelled`."""
-        samples = labelled(name, plan, blocks, self.class_names)
-        return self.client_of(name, plan, **samples)
+        """Makes a client whose samples have one label each, and counts its training labels.
+
+        A client with another label order gets its class numbers in all splits. For continuous
+        outcomes the count is the number of training samples.
+
+        Args:
+            name: The client's name.
+            plan: The client's plan.
+            blocks: Samples of every split; ``label`` is (N,), int64 or float32, or (N, K) float32.
+
+        Raises:
+            ConfigError: If the partition gives outcomes an order or proportions of classes.
+        """
+        labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
+        if labels["train"].is_floating_point():
+            if plan.label_order is not None or plan.shares is not None:
+                raise ConfigError(
+                    f"The partition changes the classes of client {name}, but its outcome is a "
+                    "number; choose partition=round_robin, quantity_skew or centre."
+                )
+        elif plan.label_order is not None:
+            order = torch.tensor(plan.label_order)
+            labels = {split: order[values] for split, values in labels.items()}
+        counts = label_counts(labels["train"], len(self.class_names))
+        named = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
+        evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
+        made = {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
+        return self.client_of(name, plan, **made)
 
     def contents(self) -> tuple[str, Iterable[Sample]]:
         """Returns the samples that `find_duplicates` compares, and their name; after `setup`.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from medfed.datamodules.client_data import ArrayRows, Block, ClientData
 from medfed.datamodules.ct_patches import PatchSpec, read_patches, to_unit
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.samples import Index, select_rows
 from medfed.datamodules.scanner import scan_each
@@ -31,8 +30,62 @@ from medfed.datamodules.splits import SPLITS, Split
 log = logging.getLogger(__name__)
 
 
+AnyScans = TypeVar("AnyScans", bound=Luna16Reader)
+
+
+class CtDataModule(CachedDataModule[AnyScans]):
+    """Base of the data modules of scans in LUNA16's layout, which are read once into a cache."""
+
+    def prepare_data(self) -> None:
+        """Generates the cohort if no path is given and it does not exist yet."""
+        self.channel_names, self.class_names = self.scans.channels, self.scans.classes
+
+    def recipe_of(
+        self, kind: str, name: str, read: Any, facts: Callable[[str], Sequence[Any]], joined: bool
+    ) -> Recipe:
+        """Returns a recipe with an item per scan.
+
+        Args:
+            kind: The name of the cache, which is that of the data's configuration.
+            name: The attribute that says how scans are read.
+            read: Reads a scan, given its header, the facts about it and that attribute.
+            facts: What is known of a series.
+            joined: As of `Recipe`.
+        """
+        spec, items = getattr(self, name), []
+        for scan in self.list_patients():
+            header = scan.files["header"]
+            hashed = (header,) if "raw" in scan.files else ()
+            args = (header, *facts(scan.id), spec)
+            items.append(Item(scan.id, tuple(scan.files.values()), hashed, args))
+        settings = {"reader": self.scans.record(), name: asdict(spec)}
+        where = "" if self.path is None else f" data.path={self.path}"
+        again = f"medfed prepare data={kind}{where}"
+        return Recipe(kind, settings, tuple(items), read, joined=joined, command=again)
+
+    def ready(self, what: str) -> Store:
+        """Returns the cache; makes it first if it is missing."""
+        if (store := self.find_cache()) is None:
+            store = self.build_cache()
+            log.info("Prepared the %s once for all runs, in %s.", what, store.folder)
+        return store
+
+    def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
+        """SHA-256 of the CSV and the headers, with the cache's checksums in place of voxels.
+
+        Hashing 120 GB of voxels at every run would take longer than training.
+        """
+        assert self.store is not None
+        record = self.scans.record()
+        hashes = {str(self.scans.path / record["candidates"]): str(record["sha256"])}
+        for patient in patients:
+            entry, files = self.store.entry(patient), self._patients[patient].files.values()
+            hashes |= {str(f): entry.hashes.get(f.name, entry.checksum) for f in files}
+        return dict(sorted(hashes.items()))
+
+
 @dataclass(eq=False, repr=False)
-class Luna16DataModule(CachedDataModule[Luna16Reader]):
+class Luna16DataModule(CtDataModule[Luna16Reader]):
     """Patches at nodule candidates: ``image`` (B, C, h, w[, d]) in [-1, 1], ``label`` (B,) int64.
 
     The patches of all kept candidates are extracted once into a cache that every run maps; a client
@@ -58,26 +111,18 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         return len(self.patches.size)
 
     def prepare_data(self) -> None:
-        """Generates the cohort if no path is given and it does not exist yet."""
+        """See the base class; slices may be channels."""
+        super().prepare_data()
         self.channel_names = self.patches.channels(self.scans.channels[0])
-        self.class_names = self.scans.classes
 
     def recipe(self) -> Recipe:
         """The cache's recipe: one item per scan, with all its kept candidates."""
-        items = (
-            scan_item(p, self.scans.candidates_of(p.id), self.patches) for p in self.list_patients()
-        )
-        settings = {"reader": self.scans.record(), "patches": asdict(self.patches)}
-        where = "" if self.path is None else f" data.path={self.path}"
-        again = f"medfed prepare data=luna16{where}"
-        return Recipe("luna16", settings, tuple(items), read_patches, command=again)
+        kept = self.scans.candidates_of
+        return self.recipe_of("luna16", "patches", read_patches, lambda s: [kept(s)], joined=True)
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Maps every client's rows of the cache; makes the cache first if it is missing."""
-        store = self.find_cache()
-        if store is None:
-            store = self.build_cache()
-            log.info("Prepared the patches once for all runs, in %s.", store.folder)
+        store = self.ready("patches")
         labels = np.array(store.array("label"))
         return {name: self._client(name, plan, store, labels) for name, plan in plans.items()}
 
@@ -185,28 +230,3 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
             "patches": asdict(self.patches),
             "candidates": self._kept,
         }
-
-    def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
-        """SHA-256 of the CSV and the headers, with the patches' checksums in place of voxels.
-
-        Hashing 120 GB of voxels at every run would take longer than training.
-        """
-        assert self.store is not None
-        return cached_files(self.store, self.scans, [self._patients[i] for i in patients])
-
-
-def scan_item(scan: Patient, *args: Any) -> Item:
-    """Returns a scan as an item of a cache, whose reader takes the header and some arguments."""
-    header = scan.files["header"]
-    hashed = (header,) if "raw" in scan.files else ()
-    return Item(scan.id, tuple(scan.files.values()), hashed, (header, *args))
-
-
-def cached_files(store: Store, reader: Luna16Reader, scans: Sequence[Patient]) -> dict[str, str]:
-    """Returns the SHA-256 of the CSV and of the files of scans; of voxels, the cache's checksum."""
-    record = reader.record()
-    hashes = {str(reader.path / str(record["candidates"])): str(record["sha256"])}
-    for scan in scans:
-        entry = store.entry(scan.id)
-        hashes |= {str(f): entry.hashes.get(f.name, entry.checksum) for f in scan.files.values()}
-    return dict(sorted(hashes.items()))

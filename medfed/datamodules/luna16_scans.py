@@ -18,11 +18,10 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.cache.store import Recipe, Store
-from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.datamodules.client_data import Block, BlocksOnDemand, ClientData
 from medfed.datamodules.ct_scans import ScanSpec, world_of
 from medfed.datamodules.duplicates import Sample
-from medfed.datamodules.luna16 import cached_files, scan_item
+from medfed.datamodules.luna16 import CtDataModule
 from medfed.datamodules.patches import PatchRows, Volume
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
@@ -36,7 +35,7 @@ _INWARDS = 0.15  # share of a patch's side that nodules keep from its ends, wher
 
 
 @dataclass(eq=False, repr=False)
-class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
+class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
     """Scans at one spacing: ``image`` (B, 1, h, w, d) in [0, 1], ``label`` (B, M, 7) float32.
 
     A row of the label has the corners of a nodule's box in voxels, and a flag: 1; -1 for a nodule
@@ -86,22 +85,10 @@ class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
         """The default size of the window that a network evaluates at once."""
         return self.size
 
-    def prepare_data(self) -> None:
-        """Generates the cohort if no path is given and it does not exist yet."""
-        self.channel_names = self.scans.channels
-        self.class_names = self.scans.classes
-
     def recipe(self) -> Recipe:
         """The cache's recipe: every scan with its nodules."""
-        items = (
-            scan_item(p, *self.scans.nodules_of(p.id), self.scan) for p in self.list_patients()
-        )
-        settings = {"reader": self.scans.record(), "scan": asdict(self.scan)}
-        where = "" if self.path is None else f" data.path={self.path}"
-        again = f"medfed prepare data=luna16_scans{where}"
-        return Recipe(
-            "luna16_scans", settings, tuple(items), read_with_nodules, joined=False, command=again
-        )
+        nodules = self.scans.nodules_of
+        return self.recipe_of("luna16_scans", "scan", read_with_nodules, nodules, joined=False)
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Maps every client's scans from the cache; makes the cache first if it is missing."""
@@ -111,10 +98,7 @@ class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
                     f"The partition changes the scans or the labels of client {name}, which "
                     "detection cannot; choose partition=auto, centre or round_robin."
                 )
-        store = self.find_cache()
-        if store is None:
-            store = self.build_cache()
-            log.info("Prepared the scans once for all runs, in %s.", store.folder)
+        store = self.ready("scans")
         return {name: self._client(name, plan, store) for name, plan in plans.items()}
 
     def _client(self, name: str, plan: ClientPlan, store: Store) -> ClientData:
@@ -197,11 +181,6 @@ class Luna16ScansDataModule(CachedDataModule[Luna16ScanReader]):
             "patches_per_patient": self.patches_per_patient,
             "background_share": self.background_share,
         }
-
-    def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
-        """SHA-256 of the CSV and the headers, with the scans' checksums in place of voxels."""
-        assert self.store is not None
-        return cached_files(self.store, self.scans, [self._patients[i] for i in patients])
 
 
 @dataclass(frozen=True)

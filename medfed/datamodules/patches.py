@@ -23,6 +23,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.cache.store import Arrays
 from medfed.datamodules.client_data import Block, Rows, finding_counts
+from medfed.functional.grids import bounding_box
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -130,26 +131,6 @@ def label_counts(label: Tensor, size: int) -> Tensor:
     if label.is_floating_point():  # outcomes without classes
         return torch.full((size,), float(len(label)))
     return torch.bincount(label, minlength=size).float()
-
-
-def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
-    """Finds the smallest box around the voxels of a mask.
-
-    Args:
-        mask: Of any number of axes.
-
-    Returns:
-        A slice per axis; one voxel at the origin if the mask is empty.
-
-    Example:
-        >>> mask = np.zeros((4, 4, 4), bool)
-        >>> mask[1:3, 2, 0] = True
-        >>> bounding_box(mask)
-        (slice(1, 3, None), slice(2, 3, None), slice(0, 1, None))
-    """
-    axes = range(mask.ndim)
-    occupied = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]
-    return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in occupied)
 
 
 def painted(boxes: Tensor, size: Sequence[int]) -> Tensor:

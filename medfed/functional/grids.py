@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -133,3 +134,23 @@ def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
     """
     slices = brain.flatten(0, 1).any(dim=0).nonzero().ravel()
     return slices[min(every // 2, max(len(slices) - 1, 0)) :: every]
+
+
+def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
+    """Finds the smallest box around the voxels of a mask.
+
+    Args:
+        mask: Of any number of axes.
+
+    Returns:
+        A slice per axis; one voxel at the origin if the mask is empty.
+
+    Example:
+        >>> mask = np.zeros((4, 4, 4), bool)
+        >>> mask[1:3, 2, 0] = True
+        >>> bounding_box(mask)
+        (slice(1, 3, None), slice(2, 3, None), slice(0, 1, None))
+    """
+    axes = range(mask.ndim)
+    occupied = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]
+    return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in occupied)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.scores import mean_of_known
+from medfed.functional.grids import bounding_box
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns
 
@@ -82,20 +83,6 @@ def iou_and_dice(counts: Tensor) -> tuple[Tensor, Tensor]:
     return iou.masked_fill(nowhere, 1.0), dice.masked_fill(nowhere, 1.0)
 
 
-def bounding_box(mask: Tensor) -> tuple[slice, ...]:
-    """Returns the smallest box that holds a mask ``(*spatial)``, which is not empty.
-
-    Example:
-        >>> bounding_box(torch.tensor([[0, 0, 0], [0, 1, 1]]).bool())
-        (slice(1, 2, None), slice(1, 3, None))
-    """
-    box = []
-    for axis in range(mask.ndim):
-        lines = mask.movedim(axis, 0).flatten(1).any(1).nonzero()
-        box.append(slice(int(lines[0]), int(lines[-1]) + 1))
-    return tuple(box)
-
-
 def surface_metrics(
     pred: Tensor,
     truth: Tensor,
@@ -145,7 +132,8 @@ def surface_metrics(
             "ignore", message=".*always_return_as_numpy", category=FutureWarning
         )
         for r in (some_pred & some_truth).nonzero().flatten().tolist():
-            box = bounding_box(pred[r] | truth[r])  # MONAI looks at all that it gets, several times
+            # MONAI looks at all that it gets, several times.
+            box = bounding_box((pred[r] | truth[r]).numpy())
             p, t = (m[r][box][None, None].float() for m in (pred, truth))
             common = {"include_background": True, "spacing": mm}
             distance[r] = compute_hausdorff_distance(p, t, percentile=95, **common).item()

@@ -27,10 +27,10 @@ from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
 from medfed.datamodules.generated.cohort import Cohort, ScanCohort
-from medfed.datamodules.patches import bounding_box
 from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers.base import Patient, Reader, VolumeReader, expanded, given_path
 from medfed.datamodules.readers.volumes import files_of_case
+from medfed.functional.grids import bounding_box
 
 
 def read_volume(
