@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from monai.apps.detection.utils.anchor_utils import AnchorGeneratorWithAnchorShape
 from monai.apps.detection.utils.box_coder import BoxCoder
 from monai.apps.detection.utils.box_selector import BoxSelector
-from monai.inferers import sliding_window_inference
 from torch import Tensor
 
-from medfed.models.inference import Inference, Network
+from medfed.models.inference import Inference, Network, blended
 from medfed.models.networks.detector import STRIDE
 
 CODER = BoxCoder(weights=(1.0,) * 6)
@@ -63,9 +62,7 @@ class BoxInference(Inference):
             return network(image)
         lowest = {"cval": float(image.min()), "mode": "gaussian"}
         window = self.patch_size, self.window_batch, network, self.overlap
-        blended = sliding_window_inference(image, *window, **lowest)  # type: ignore[arg-type]
-        assert isinstance(blended, Tensor)
-        return blended
+        return blended(image, *window, **lowest)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the map with scores from 0 to 1 in place of their logits."""

@@ -149,10 +149,6 @@ class ClassificationTask(TaskModule):
         right = (8.0 * F.one_hot(label, self.num_classes) - 4).softmax(1)
         return Tried(right, (right.roll(1, 1),), label, "probabilities")
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the softmax over classes."""
-        return self.inference.probabilities(logits)
-
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
         return WholeSplit(self.criterion, CLASS_SCORES, self._measure, _columns)

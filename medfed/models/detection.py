@@ -49,6 +49,7 @@ class DetectionTask(TaskModule):
         ConfigError: If a number is out of its range.
     """
 
+    inference: BoxInference
     default_selection: ClassVar[tuple[str, str]] = ("lesion_cpm", "max")
 
     def __init__(
@@ -84,10 +85,6 @@ class DetectionTask(TaskModule):
     def logits(self, batch: Batch) -> Tensor:
         """See the base class: the map of anchors of whole scans."""
         return self.inference.logits(self.forward, batch["image"])
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the map with scores in place of logits."""
-        return self.inference.probabilities(logits)
 
     def meter(self, *, test: bool = False) -> DetectionMeter:
         """Returns an empty meter."""

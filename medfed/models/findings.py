@@ -64,10 +64,6 @@ class FindingsTask(TaskModule):
         """See the base class."""
         return (len(self.findings),)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the probability of each finding."""
-        return self.inference.probabilities(logits)
-
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
         return FindingsMeter(self.findings)

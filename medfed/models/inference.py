@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -153,11 +154,8 @@ class RegionInference(Inference):
         elif tuple(image.shape[2:]) == self.patch_size:
             outputs = network(image)
         else:
-            blended = sliding_window_inference(
-                image, self.patch_size, self.window_batch, network, self.overlap, mode="gaussian"
-            )
-            assert isinstance(blended, Tensor)
-            outputs = blended
+            window = self.patch_size, self.window_batch, network, self.overlap
+            outputs = blended(image, *window, mode="gaussian")
         if grids is None:
             return outputs
         outside = torch.full((outputs.shape[1],), -CERTAIN, device=outputs.device)
@@ -226,7 +224,12 @@ def with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:
     size = [side + -side % multiple for side in image.shape[2:]]
     if size == [*image.shape[2:]]:
         return network(image)
-    outputs = sliding_window_inference(image, size, len(image), network)
+    return blended(image, size, len(image), network)
+
+
+def blended(image: Tensor, *window: Any, **more: Any) -> Tensor:
+    """MONAI's inference window by window, of a network that returns a tensor."""
+    outputs = sliding_window_inference(image, *window, **more)
     assert isinstance(outputs, Tensor)
     return outputs
 

@@ -110,10 +110,6 @@ class RegressionTask(TaskModule):
         outcome = torch.linspace(-1, 1, 8)
         return Tried(outcome.clone(), (outcome.flip(0) + 1,), outcome, "predictions")
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the predictions in the outcome's unit."""
-        return self.inference.probabilities(logits)
-
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
         return WholeSplit(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -77,6 +78,7 @@ class SegmentationTask(TaskModule):
             regions overlap, or factors are given for the user's loss.
     """
 
+    inference: RegionInference
     default_selection: ClassVar[tuple[str, str]] = ("iou", "max")
     by_case: ClassVar[bool] = True
 
@@ -171,10 +173,6 @@ class SegmentationTask(TaskModule):
         random, regions = torch.Generator().manual_seed(0), range(len(self.regions))
         number = torch.randint(len(regions) + 1, (size, *spatial), generator=random)
         return torch.stack([number == r + 1 for r in regions], 1).float()
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the probability of each region ``(B, R, *spatial)``, without the background."""
-        return self.inference.probabilities(logits)
 
     def masks(self, probabilities: Tensor) -> Tensor:
         """Returns which voxels belong to which region, bool ``(B, R, *spatial)``."""
@@ -284,14 +282,30 @@ def with_background(label: Tensor) -> Tensor:
     return torch.cat([1 - label.sum(1, keepdim=True), label], dim=1)
 
 
+def _weighed(terms: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """Makes a loss of two terms, ``1 - Dice`` and a cross-entropy."""
+
+    @wraps(terms)
+    def loss(
+        logits: Tensor,
+        target: Tensor,
+        *,
+        dice_weight: float = 1.0,
+        ce_weight: float = 1.0,
+        annotated: Tensor | None = None,
+    ) -> Tensor:
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()  # sums over a patch exceed what half precision can count
+        dice, entropy = terms(logits, target.to(logits.dtype), annotated)
+        return dice_weight * dice + ce_weight * entropy
+
+    return loss
+
+
+@_weighed
 def dice_bce_loss(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    dice_weight: float = 1.0,
-    ce_weight: float = 1.0,
-    annotated: Tensor | None = None,
-) -> Tensor:
+    logits: Tensor, target: Tensor, annotated: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Soft Dice plus binary cross-entropy for regions that may overlap (sigmoid outputs).
 
     MONAI's ``DiceCELoss`` takes a softmax cross-entropy as soon as there are two channels, which
@@ -316,27 +330,16 @@ def dice_bce_loss(
         >>> round(dice_bce_loss(logits, target).item(), 6)
         0.0
     """
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()  # sums over a patch exceed what half precision can count
-    target = target.to(logits.dtype)
     if annotated is not None:
         each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
         of_region = each.flatten(2).mean(2) * annotated
         bce = of_region.sum() / annotated.sum().clamp(min=1)
-        return dice_weight * _known_dice(logits.sigmoid(), target, annotated) + ce_weight * bce
-    bce = F.binary_cross_entropy_with_logits(logits, target)
-    dice: Tensor = _DICE(logits, target)
-    return dice_weight * dice + ce_weight * bce
+        return _known_dice(logits.sigmoid(), target, annotated), bce
+    return _DICE(logits, target), F.binary_cross_entropy_with_logits(logits, target)
 
 
-def dice_ce_loss(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    dice_weight: float = 1.0,
-    ce_weight: float = 1.0,
-    annotated: Tensor | None = None,
-) -> Tensor:
+@_weighed
+def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> tuple[Tensor, Tensor]:
     """Soft Dice of the regions plus cross-entropy of all classes, where regions are exclusive.
 
     This is MONAI's ``DiceCELoss(softmax=True, include_background=False, batch=True)``: the Dice is
@@ -366,19 +369,14 @@ def dice_ce_loss(
         >>> round(dice_ce_loss(logits, target, dice_weight=0.0).item(), 6)
         0.0
     """
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()  # sums over a patch exceed what half precision can count
-    target = target.to(logits.dtype)
     classes = with_background(target)
     if annotated is not None:
         known = F.pad(annotated, (1, 0)).view(*classes.shape[:2], *[1] * (classes.ndim - 2))
         # The background's voxels may be of any class that is not annotated.
         possible = torch.where(classes[:, :1] > 0, ~known, classes > 0)
         marginal = logits.log_softmax(1).masked_fill(~possible, -math.inf).logsumexp(1)
-        dice: Tensor = _known_dice(logits.softmax(1)[:, 1:], target, annotated)
-        return dice_weight * dice - ce_weight * marginal.mean()
-    dice = _DICE_OF_CLASSES(logits, classes)
-    return dice_weight * dice + ce_weight * F.cross_entropy(logits, classes.argmax(1))
+        return _known_dice(logits.softmax(1)[:, 1:], target, annotated), -marginal.mean()
+    return _DICE_OF_CLASSES(logits, classes), F.cross_entropy(logits, classes.argmax(1))
 
 
 def _known_dice(probabilities: Tensor, target: Tensor, annotated: Tensor) -> Tensor:

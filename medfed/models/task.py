@@ -24,6 +24,7 @@ from medfed.federation.entries import divide
 from medfed.federation.split import aliases, match, parameter_groups
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import Tried
+from medfed.models.inference import Inference
 from medfed.models.meters import (
     Batch,
     Columns,
@@ -69,6 +70,7 @@ class TaskModule(pl.LightningModule):
     """
 
     network: nn.Module
+    inference: Inference  # what outputs mean; a task without one overrides `probabilities`
     personal: tuple[str, ...]
     selection: tuple[str, str]
     activation: Activation = "identity"  # turns logits into probabilities
@@ -136,9 +138,9 @@ class TaskModule(pl.LightningModule):
         """Returns right and wrong predictions in the form of `metric_inputs`, to try metrics."""
         return None
 
-    @abstractmethod
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Turns logits into probabilities of the same shape."""
+        """Turns logits into probabilities, or into the outcome; by default as `inference` does."""
+        return self.inference.probabilities(logits)
 
     @abstractmethod
     def meter(self, *, test: bool = False) -> Meter:
