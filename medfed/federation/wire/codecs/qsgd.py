@@ -23,14 +23,8 @@ import numpy as np
 
 from medfed.common.checks import check_not_negative, checked, within
 from medfed.common.errors import CodecError, ConfigError
+from medfed.federation.wire.codecs import support
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
-from medfed.federation.wire.codecs.support import (
-    IntegerCode,
-    pack_support,
-    round_randomly,
-    spread,
-    unpack_support,
-)
 
 _ELIAS = ("gamma", "delta", "omega")
 _HEAD = struct.Struct("<IQ")
@@ -79,7 +73,9 @@ class QSGD(Codec):
     ) -> None:
         super().__init__(seed)
         self.levels, self.bucket, self.norm = levels, bucket, _check_norm(norm)
-        self._level_codes = [IntegerCode(kind) for kind in _ELIAS if elias in (kind, "shortest")]
+        self._level_codes = [
+            support.IntegerCode(kind) for kind in _ELIAS if elias in (kind, "shortest")
+        ]
 
     def error_bound(self, length: int) -> float:
         """Omega; a maximum norm is at most what it would be with q = 2."""
@@ -100,13 +96,13 @@ class QSGD(Codec):
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
         bucket = self.bucket or max(values.size, 1)
         norms = bucket_norms(values, bucket, self.norm)
-        levels = round_randomly(values, _units(norms, self.levels), bucket, rng)
+        levels = support.round_randomly(values, _units(norms, self.levels), bucket, rng)
         indices = np.flatnonzero(levels)
         above = levels[indices] - 1
         code = min(self._level_codes, key=lambda c: c.bits(above))
         yield _HEAD.pack(self.levels, bucket)
         yield norms.data
-        yield from pack_support(indices, values.size, values[indices] < 0)
+        yield from support.pack_support(indices, values.size, values[indices] < 0)
         yield bytes((code.to_byte(),))
         yield code.pack(above)
 
@@ -116,12 +112,12 @@ class QSGD(Codec):
             raise CodecError(f"{steps} levels in buckets of {bucket} make no sense.")
         bucket = min(bucket, max(length, 1))
         norms = payload.magnitudes(-(-length // bucket))
-        indices, negative = unpack_support(payload, length, signed=True)
+        indices, negative = support.unpack_support(payload, length, signed=True)
         (byte,) = payload.numbers("<B")
         # A norm that was rounded down to float32 may leave its largest element a level higher.
-        levels = IntegerCode.from_byte(byte).unpack(payload, indices.size, limit=steps) + 1
+        levels = support.IntegerCode.from_byte(byte).unpack(payload, indices.size, limit=steps) + 1
         sent = levels * _units(norms, steps)[indices // bucket]
-        return spread(np.where(negative, -sent, sent), indices, length)
+        return support.spread(np.where(negative, -sent, sent), indices, length)
 
 
 def bucket_norms(values: Array, bucket: int, norm: float) -> Array:

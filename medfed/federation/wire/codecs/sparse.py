@@ -13,16 +13,10 @@ import numpy as np
 
 from medfed.common.checks import checked
 from medfed.common.errors import CodecError
+from medfed.federation.wire.codecs import support
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.dense import pack_half, unpack_half
-from medfed.federation.wire.codecs.support import (
-    Share,
-    count_of,
-    largest,
-    pack_support,
-    spread,
-    unpack_support,
-)
+from medfed.federation.wire.codecs.support import Share
 
 Values = Literal["float32", "float16"]
 _VALUES = ("float32", "float16")
@@ -60,7 +54,7 @@ class TopK(Codec):
 
     def error_bound(self, length: int) -> float:
         """1 - delta."""
-        return 1 - count_of(self.fraction, length) / length * (1 - 2**-22)
+        return 1 - support.count_of(self.fraction, length) / length * (1 - 2**-22)
 
     @classmethod
     def examples(cls) -> Sequence[Codec]:
@@ -68,13 +62,13 @@ class TopK(Codec):
         return (cls(0.3, "float16"),)
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
-        indices = largest(values, count_of(self.fraction, values.size))
-        yield from pack_support(indices, values.size)
+        indices = support.largest(values, support.count_of(self.fraction, values.size))
+        yield from support.pack_support(indices, values.size)
         yield from _pack_values(values[indices], self.values)
 
     def _unpack(self, payload: Payload, length: int) -> Array:
-        indices, _ = unpack_support(payload, length, signed=False)
-        return spread(_unpack_values(payload, indices.size), indices, length)
+        indices, _ = support.unpack_support(payload, length, signed=False)
+        return support.spread(_unpack_values(payload, indices.size), indices, length)
 
 
 class RandomK(Codec):
@@ -120,7 +114,7 @@ class RandomK(Codec):
 
     def error_bound(self, length: int) -> float:
         """Omega, or 1 - delta; in float16 nearly so."""
-        share = count_of(self.fraction, length) / length
+        share = support.count_of(self.fraction, length) / length
         whole = 1 / share - 1 if self.scaled else 1 - share
         return whole if self.values == "float32" else whole * (1 + 2**-10) + 2**-22 / share
 
@@ -130,7 +124,7 @@ class RandomK(Codec):
         return (cls(0.4), cls(0.3, scaled=False, values="float16"))
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
-        d, k = values.size, count_of(self.fraction, values.size)
+        d, k = values.size, support.count_of(self.fraction, values.size)
         seed = int(rng.integers(2**63))
         sent = values[random_positions(d, k, seed)].astype(np.float64)
         sent *= d / max(k, 1) if self.scaled else 1.0
@@ -144,7 +138,7 @@ class RandomK(Codec):
         if k > length:
             raise CodecError(f"{k} elements were announced among {length}.")
         sent = _unpack_values(payload, k)
-        return spread(sent, random_positions(length, k, seed), length)
+        return support.spread(sent, random_positions(length, k, seed), length)
 
 
 def random_positions(d: int, k: int, seed: int) -> Array:

@@ -21,15 +21,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from medfed.common.checks import checked
+from medfed.federation.wire.codecs import support
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
-from medfed.federation.wire.codecs.support import (
-    Share,
-    count_of,
-    largest,
-    pack_support,
-    spread,
-    unpack_support,
-)
+from medfed.federation.wire.codecs.support import Share
 
 
 class STC(Codec):
@@ -69,12 +63,14 @@ class STC(Codec):
         return (cls(0.5), cls(1))
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
-        indices = largest(values, count_of(self.sparsity, values.size))
+        indices = support.largest(values, support.count_of(self.sparsity, values.size))
         kept = values[indices]
         mu = float(np.abs(kept).mean(dtype=np.float64)) if kept.size else 0.0
-        return struct.pack("<f", mu), *pack_support(indices, values.size, kept < 0, self.runs)
+        return struct.pack("<f", mu), *support.pack_support(
+            indices, values.size, kept < 0, self.runs
+        )
 
     def _unpack(self, payload: Payload, length: int) -> Array:
         (mu,) = payload.magnitudes(1)
-        indices, negative = unpack_support(payload, length, signed=True)
-        return spread(np.where(negative, -mu, mu), indices, length)
+        indices, negative = support.unpack_support(payload, length, signed=True)
+        return support.spread(np.where(negative, -mu, mu), indices, length)

@@ -15,13 +15,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from medfed.federation.wire.codecs import support
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
-from medfed.federation.wire.codecs.support import (
-    pack_support,
-    round_randomly,
-    spread,
-    unpack_support,
-)
 
 
 class TernGrad(Codec):
@@ -52,12 +47,12 @@ class TernGrad(Codec):
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
         scale = float(np.abs(values).max()) if values.size else 0.0
-        levels = round_randomly(values, np.array([scale]), max(values.size, 1), rng)
+        levels = support.round_randomly(values, np.array([scale]), max(values.size, 1), rng)
         indices = np.flatnonzero(levels)
         yield struct.pack("<f", scale)
-        yield from pack_support(indices, values.size, values[indices] < 0)
+        yield from support.pack_support(indices, values.size, values[indices] < 0)
 
     def _unpack(self, payload: Payload, length: int) -> Array:
         (scale,) = payload.magnitudes(1)
-        indices, negative = unpack_support(payload, length, signed=True)
-        return spread(np.where(negative, -scale, scale), indices, length)
+        indices, negative = support.unpack_support(payload, length, signed=True)
+        return support.spread(np.where(negative, -scale, scale), indices, length)
