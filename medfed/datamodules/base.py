@@ -46,13 +46,7 @@ from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.splits import (
-    SPLITS,
-    Split,
-    check_fold,
-    check_fractions,
-    warn_of_clients,
-)
+from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions, warn_of_clients
 
 AHEAD = 2  # batches that each process prepares ahead
 _clients: dict[str, ClientData] = {}  # in a worker: the data of all clients

@@ -32,21 +32,9 @@ from medfed.datamodules.cache.volumes import (
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.one_site import OwnData
-from medfed.datamodules.patches import (
-    FreshPatches,
-    PatchRows,
-    Volume,
-    volume_of,
-    volume_of_cache,
-)
+from medfed.datamodules.patches import FreshPatches, PatchRows, Volume, volume_of, volume_of_cache
 from medfed.datamodules.planning import Agreed, Planning, facts_of
-from medfed.datamodules.plans import (
-    ClientPlan,
-    by_id,
-    has_channels,
-    labels_of_clients,
-    match_files,
-)
+from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.datamodules.preparation import Preparation, Rule, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.readers.volumes import files_of, files_of_case, is_volume
@@ -317,11 +305,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             "orientation": "RAS",
             **(self.preparation or _USUAL).record(),
             **({} if self.agreed is None else {"plan": self.agreed.plan.record()}),
-            "input": {
-                "kind": "volumes",
-                "adjacent_slices": self.slices,
-                **self.scans.layout(),
-            },
+            "input": {"kind": "volumes", "adjacent_slices": self.slices, **self.scans.layout()},
         }
 
     @cached_property

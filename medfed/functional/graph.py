@@ -372,8 +372,7 @@ def bipartition(similarity: Tensor) -> tuple[list[int], list[int]]:
     """
     count = len(similarity)
     pairs = sorted(
-        ((i, j) for j in range(count) for i in range(j)),
-        key=lambda pair: -float(similarity[pair]),
+        ((i, j) for j in range(count) for i in range(j)), key=lambda pair: -float(similarity[pair])
     )
     of = list(range(count))
     for i, j in pairs:

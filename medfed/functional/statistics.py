@@ -138,10 +138,7 @@ class Difference(NamedTuple):
 
 
 def difference(
-    values: Sequence[float],
-    overlap: float = 0.0,
-    level: float = LEVEL,
-    comparisons: int = 1,
+    values: Sequence[float], overlap: float = 0.0, level: float = LEVEL, comparisons: int = 1
 ) -> Difference:
     """Returns the mean of paired differences, with what can be said of it.
 

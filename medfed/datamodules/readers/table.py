@@ -34,10 +34,7 @@ _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
 
 
 def find_kinds(
-    sheet: Sheet,
-    names: Sequence[str],
-    categorical: Sequence[str] | Literal["auto"],
-    given: bool,
+    sheet: Sheet, names: Sequence[str], categorical: Sequence[str] | Literal["auto"], given: bool
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """Says which columns are features, and which of these hold categories.
 

@@ -433,11 +433,7 @@ def merge(question: Question) -> Merging:
 
 
 def _about(
-    rows: Array,
-    names: Sequence[str],
-    categories: Categories,
-    indicator: Indicator,
-    patients: Index,
+    rows: Array, names: Sequence[str], categories: Categories, indicator: Indicator, patients: Index
 ) -> dict[str, Any]:
     """A client's message about its columns, without categories of few patients."""
     message: dict[str, Any] = {}

@@ -32,12 +32,7 @@ from medfed.federation.budget import (
     save_optimizer,
 )
 from medfed.federation.client import Batch, ClientData, Direction, How, Over, Seen
-from medfed.federation.engine.gradients import (
-    Gradients,
-    StepGradient,
-    WatchedForward,
-    size_of,
-)
+from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.network import Plan, WorkingNetwork
 from medfed.federation.engine.private import Drawable
 from medfed.federation.split import ParameterSplit, Update, nothing_to_train

@@ -101,11 +101,7 @@ class RandomK(Codec):
 
     @checked("codec")
     def __init__(
-        self,
-        fraction: Share = 0.01,
-        scaled: bool = True,
-        values: Values = "float32",
-        seed: int = 0,
+        self, fraction: Share = 0.01, scaled: bool = True, values: Values = "float32", seed: int = 0
     ) -> None:
         super().__init__(seed)
         self.fraction, self.scaled, self.values = fraction, scaled, values
