@@ -23,19 +23,10 @@ from medfed.common.streams import seeded
 from medfed.federation.entries import divide
 from medfed.federation.split import aliases, match, parameter_groups
 from medfed.functional.scores import Floats
+from medfed.models import meters
 from medfed.models.custom_losses import Tried
 from medfed.models.inference import Inference
-from medfed.models.meters import (
-    Batch,
-    Columns,
-    CustomMetric,
-    CustomMetrics,
-    FiniteOnly,
-    Meter,
-    WholeSplit,
-    check_metrics,
-    try_metrics,
-)
+from medfed.models.meters import Batch, Columns, Meter, WholeSplit
 from medfed.models.networks.mixture import Activation
 from medfed.models.networks.outputs import heads, last_counts, resized, shares
 from medfed.models.networks.personal_part import default_personal
@@ -86,7 +77,7 @@ class TaskModule(pl.LightningModule):
         *,
         personal: str | Sequence[str] | None = None,
         selection: Sequence[str] | None = None,
-        metrics: Mapping[str, CustomMetric] | None = None,
+        metrics: Mapping[str, meters.CustomMetric] | None = None,
         l2: float = 0.0,
     ) -> None:
         super().__init__()
@@ -103,7 +94,7 @@ class TaskModule(pl.LightningModule):
         personal = (personal,) if isinstance(personal, str) else personal
         self.personal = default_personal(network) if personal is None else tuple(personal)
         self.custom_metrics = dict(metrics or {})
-        check_metrics(self.custom_metrics, tuple(self.meter(test=True).compute()))
+        meters.check_metrics(self.custom_metrics, tuple(self.meter(test=True).compute()))
         self.selection = self._checked_selection(selection or self.default_selection)
 
     @abstractmethod
@@ -128,7 +119,7 @@ class TaskModule(pl.LightningModule):
             ConfigError: If one does not fit the task's outputs.
         """
         if self.custom_metrics and (tried := self.measurable(batch)) is not None:
-            try_metrics(self.custom_metrics, tried)
+            meters.try_metrics(self.custom_metrics, tried)
 
     def metric_inputs(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the predictions and labels for the user's metrics."""
@@ -233,7 +224,7 @@ class TaskModule(pl.LightningModule):
         """
         return self.measured(batches, test=test).compute()
 
-    def measured(self, batches: Iterable[Batch], *, test: bool = False) -> FiniteOnly:
+    def measured(self, batches: Iterable[Batch], *, test: bool = False) -> meters.FiniteOnly:
         """Returns the meter of :meth:`evaluate`, which may also have results of every case."""
         meter = self._new_meter(test)
         with self._evaluating():
@@ -313,11 +304,11 @@ class TaskModule(pl.LightningModule):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer)}
 
-    def _new_meter(self, test: bool = False) -> FiniteOnly:
+    def _new_meter(self, test: bool = False) -> meters.FiniteOnly:
         if not self.custom_metrics:
-            return FiniteOnly(self.meter(test=test))
-        custom = CustomMetrics(self.custom_metrics, self.metric_inputs, self.by_case)
-        return FiniteOnly(self.meter(test=test), custom)
+            return meters.FiniteOnly(self.meter(test=test))
+        custom = meters.CustomMetrics(self.custom_metrics, self.metric_inputs, self.by_case)
+        return meters.FiniteOnly(self.meter(test=test), custom)
 
     def _log_meter(self, split: str) -> None:
         # Over several ranks this is the mean of the ranks' metrics, not the pooled metric.

@@ -21,7 +21,7 @@ multiples of one scale, and follow y by one step of Lloyd's iteration per local 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor
 from medfed.common.checks import check_positive, within
 from medfed.common.tensors import Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range, gradients_only
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -52,13 +52,9 @@ class BinaryRelax(QuantizedMethod):
 
     strength: Annotated[float, check_positive] = 1.0
     growth: Annotated[float, within("[1, inf)")] = 1.1
-    card: ClassVar[Card] = gradients_only(
-        "Yin et al. 2018",
-        "quantised model",
-        "everything, quantised",
-        down={},
-        up={},
-        server={},
+    card: ClassVar[Card] = replace(
+        QuantizedMethod.card,
+        paper="Yin et al. 2018",
         client={"model": 1, "quantised": 1},
         tune={"strength": Range(0.1, 10.0)},
     )

@@ -48,12 +48,7 @@ from medfed.common.tensors import State, Tensors, cut, flatten, layout_of
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
-from medfed.functional.graph import (
-    complete_edges,
-    connected_components,
-    edges_from_names,
-    incidence,
-)
+from medfed.functional import graph
 from medfed.functional.prox import check_scad, shrink_scad
 from medfed.personalize.anchored_base import AnchoredMethod, mean_of, models_of, rows_of
 from medfed.personalize.client_pictures import draw_clusters
@@ -98,7 +93,7 @@ class FPFC(AnchoredMethod):
         """All theta and v start at 0: no pair differs, none pulls."""
         server, client = super().init(weights, split, clients)
         start = flatten(server["start"])
-        zero = start.new_zeros(len(complete_edges(len(clients))), start.numel())
+        zero = start.new_zeros(len(graph.complete_edges(len(clients))), start.numel())
         return {**server, "pairs": {"theta": zero, "v": zero}}, client
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
@@ -106,7 +101,7 @@ class FPFC(AnchoredMethod):
         models, order = models_of(server), {c: i for i, c in enumerate(server["num_samples"])}
         rows, pairs = rows_of(models.values()), server["pairs"]
         # +1 where a client is the first of a pair, -1 where it is the second.
-        signs = incidence(len(order), complete_edges(len(order))).to(rows)
+        signs = graph.incidence(len(order), graph.complete_edges(len(order))).to(rows)
         sums = signs @ (pairs["theta"] - pairs["v"] / self.rho)
         mean = rows.mean(0)
         zeta = {c: mean + sums[order[c]] / len(models) for c in cohort}
@@ -134,8 +129,8 @@ class FPFC(AnchoredMethod):
         fused = server["pairs"]["theta"].norm(dim=1) <= self.smoothing * (1 + 1e-4)
         # Clusters are the connected components of the fused pairs.
         pairs = [pair for row, *pair in pairs_of(server) if fused[row]]
-        edges = edges_from_names([*pairs, *([c] for c in names)], names)
-        return dict(zip(names, connected_components(len(names), edges).tolist(), strict=True))
+        edges = graph.edges_from_names([*pairs, *([c] for c in names)], names)
+        return dict(zip(names, graph.connected_components(len(names), edges).tolist(), strict=True))
 
     def anchor_of(self, server: State, model: Tensors) -> Tensors:
         """The mean of the cluster nearest to the onboarded client's model."""

@@ -15,14 +15,14 @@ initial weights, where the paper fits them anew in each step. Every client train
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range, gradients_only
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, scaled_centers
@@ -40,15 +40,8 @@ class ProxQuant(QuantizedMethod):
     """
 
     strength: Annotated[float, check_not_negative] = 1e-3
-    card: ClassVar[Card] = gradients_only(
-        "Bai et al. 2019",
-        "quantised model",
-        "everything, quantised",
-        down={},
-        up={},
-        server={},
-        client={"model": 1},
-        tune={"strength": Range(0.001, 0.1)},
+    card: ClassVar[Card] = replace(
+        QuantizedMethod.card, paper="Bai et al. 2019", tune={"strength": Range(0.001, 0.1)}
     )
 
     def scalars(self, round: int) -> dict[str, float]:

@@ -24,13 +24,13 @@ Deviation: prox_c is exact. The printed linearisation has the sign reversed and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from medfed.common.checks import check_not_negative, within
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range, gradients_only
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod
@@ -56,15 +56,10 @@ class Quantized(QuantizedMethod):
     strength: Annotated[float, check_not_negative] = 1e-4
     center_lr: Annotated[float, check_not_negative] = 1e-4
     center_drops: tuple[float, ...] = (0.5, 0.75)
-    card: ClassVar[Card] = gradients_only(
-        "Ozkara et al. 2021, Algorithm 1",
-        "quantised model",
-        "everything, quantised",
-        down={},
-        up={},
+    card: ClassVar[Card] = replace(
+        QuantizedMethod.card,
+        paper="Ozkara et al. 2021, Algorithm 1",
         passes=2,
-        server={},
-        client={"model": 1},
         tune={"strength": Range(1e-4, 0.01)},
     )
 

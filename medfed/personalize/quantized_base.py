@@ -26,6 +26,7 @@ from medfed.common.checks import within
 from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
 from medfed.common.tensors import State, Tensors, gradient_of, select
 from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.lightning.collect import rank
 from medfed.federation.onboarding import OnboardingRules
@@ -340,6 +341,14 @@ class QuantizedMethod(OnboardingRules, Algorithm):
     """
 
     leaves: ClassVar[tuple[str, ...]] = ()
+    card: ClassVar[Card] = gradients_only(
+        family="quantised model",
+        keeps="everything, quantised",
+        down={},
+        up={},
+        server={},
+        client={"model": 1},
+    )
     bits: float = 3
     client_bits: Mapping[str, int] | None = None
     layer_bits: Mapping[str, int] | None = None

@@ -22,14 +22,7 @@ from medfed.common.floors import Statistic
 from medfed.common.tensors import Tensors, flatten, select
 from medfed.federation.client import Batch, Client, ClientData, Forward, put_back
 from medfed.federation.wire.message import Message
-from medfed.functional.graph import (
-    complete_edges,
-    edge_similarity,
-    edges_from_names,
-    knn_edges,
-    ring_edges,
-    star_edges,
-)
+from medfed.functional import graph
 from medfed.functional.mixing import cosine_affinity, laplacian, spread_rows
 from medfed.functional.sketches import (
     covariance_sketch,
@@ -123,9 +116,13 @@ class SimilarityGraph:
         if self.kind == "knn":
             return self._nearest(clients, sketches)
         if self.kind == "edges":
-            edges = edges_from_names([tuple(e) for e in self.edges or ()], clients)
+            edges = graph.edges_from_names([tuple(e) for e in self.edges or ()], clients)
         else:
-            make = {"complete": complete_edges, "star": star_edges, "ring": ring_edges}
+            make = {
+                "complete": graph.complete_edges,
+                "star": graph.star_edges,
+                "ring": graph.ring_edges,
+            }
             edges = make[self.kind](len(clients))
         return {"edges": edges, "distance": torch.zeros(len(edges), dtype=torch.float64)}
 
@@ -134,10 +131,10 @@ class SimilarityGraph:
         if len(known) < 2:
             none = torch.zeros(0, 2, dtype=torch.long)
             return {"edges": none, "distance": torch.zeros(0, dtype=torch.float64)}
-        edges, distance = knn_edges(rows, min(self.neighbours, len(known) - 1))
+        edges, distance = graph.knn_edges(rows, min(self.neighbours, len(known) - 1))
         return {"edges": known[edges], "distance": distance}
 
-    def weights(self, count: int, graph: Tensors) -> Tensor:
+    def weights(self, count: int, built: Tensors) -> Tensor:
         """Returns the weights of all pairs, ``(N, N)`` symmetric float64, 0 without an edge.
 
         Args:
@@ -149,9 +146,9 @@ class SimilarityGraph:
             >>> SimilarityGraph(kind="ring").weights(3, graph).tolist()
             [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
         """
-        distance, (i, j) = graph["distance"].cpu(), graph["edges"].cpu().T
+        distance, (i, j) = built["distance"].cpu(), built["edges"].cpu().T
         ties = torch.zeros(count, count, dtype=torch.float64)
-        weights = edge_similarity(distance) if self.weighted else torch.ones_like(distance)
+        weights = graph.edge_similarity(distance) if self.weighted else torch.ones_like(distance)
         ties[i, j] = ties[j, i] = weights.double()
         return ties
 

@@ -16,16 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import csv_files
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.csv_files import (
-    Categories,
-    Sheet,
-    as_number,
-    is_date,
-    like_a_number,
-    read_cells,
-    tidy,
-)
+from medfed.datamodules.readers.csv_files import Categories, Sheet, as_number, tidy
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 
@@ -74,9 +67,9 @@ def find_kinds(
         numbered = texts == [str(n) for n in range(first, first + len(texts))]
         if not given and numbered and len(texts) >= _NUMBERED:
             left_out[name or "the one without a name"] = "row numbers"
-        elif not given and known and all(map(is_date, known)):
+        elif not given and known and all(map(csv_files.is_date, known)):
             left_out[name] = "dates or times"
-        elif not known or any(map(like_a_number, known)):
+        elif not known or any(map(csv_files.like_a_number, known)):
             kept.append(name)
         elif len(known) > _MOST_FOUND or (len(known) > 2 and 2 * len(known) > rows):
             what = f"{len(known)} different texts in {rows} rows"
@@ -312,7 +305,7 @@ def read_csv(
     rows = [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
     patients = sheet.known(patient) if patient else rows
     centres, files = sheet.known(centre) if centre else (), [path] * count
-    cells = read_cells(sheet, names, categories)
+    cells = csv_files.read_cells(sheet, names, categories)
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
     return Table(names, cells, labels, classes, patients, centres, files, categories, official)
 

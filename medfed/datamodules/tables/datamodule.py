@@ -39,6 +39,7 @@ from medfed.datamodules.readers.table import (
     with_categories,
 )
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.datamodules.tables import columns
 from medfed.datamodules.tables.agreement import (
     SUMS,
     Agreement,
@@ -48,19 +49,7 @@ from medfed.datamodules.tables.agreement import (
     merge,
     tell,
 )
-from medfed.datamodules.tables.columns import (
-    Array,
-    Columns,
-    Normalization,
-    Scaling,
-    constant_remarks,
-    fit,
-    leak_remarks,
-    role_remarks,
-    say,
-    say_unknown,
-    value_range,
-)
+from medfed.datamodules.tables.columns import Array, Columns, Normalization, Scaling
 from medfed.functional.survival import BINS
 
 log = logging.getLogger(__name__)
@@ -248,11 +237,11 @@ class TabularDataModule(FederatedDataModule):
         path = expanded(self.path)
         if path is None or self.reader is not None or self.features is not None:
             return []
-        columns = [c.strip() for c in self.header or next(csv_rows(path))]
+        header = [c.strip() for c in self.header or next(csv_rows(path))]
         answers = (self.event or self.label, self.time or "")
         other = {name.lower() for name in (*answers, *self.drop)}
-        free = [c for c in columns if c.lower() not in other]
-        return role_remarks(free, self.centre, self.patient)
+        free = [c for c in header if c.lower() not in other]
+        return columns.role_remarks(free, self.centre, self.patient)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: rows, if equal ones are unlikely by chance."""
@@ -309,26 +298,26 @@ class TabularDataModule(FederatedDataModule):
             )
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
-        columns = self.columns
-        rows = recode(table.features, table.names, table.categories, columns.categories)
-        self.channel_names = tuple(name for name, _ in columns.inputs())
-        sources = [table.names.index(column) for _, column in columns.inputs()]
+        agreed = self.columns
+        rows = recode(table.features, table.names, table.categories, agreed.categories)
+        self.channel_names = tuple(name for name, _ in agreed.inputs())
+        sources = [table.names.index(column) for _, column in agreed.inputs()]
         clients = {}
         for name, plan in plans.items():
             # Only training rows: a test row that changes the scale would leak into training.
             numbers = self._numbers(name)
-            scaling = self.agreement.scaling_of(numbers) or fit(self.normalization, numbers)
+            scaling = self.agreement.scaling_of(numbers) or columns.fit(self.normalization, numbers)
             self.scalings[name] = scaling
             present = plan.channels[sources]
             blocks = {s: self._block(rows, *chosen[name][s], scaling, present) for s in SPLITS}
             clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
-        say(columns, self.train_rows, self.scalings)
-        self.remarks += constant_remarks(table.names, self.train_rows)
+        columns.say(agreed, self.train_rows, self.scalings)
+        self.remarks += columns.constant_remarks(table.names, self.train_rows)
         if not self.samples.continuous:
-            self.remarks += leak_remarks(
+            self.remarks += columns.leak_remarks(
                 table.names, table.categories, self.train_rows, self.train_outcomes
             )
-        say_unknown(columns, rows)
+        columns.say_unknown(agreed, rows)
         return clients
 
     def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
@@ -415,7 +404,7 @@ class TabularDataModule(FederatedDataModule):
         scaling, plan = self.scalings[client], self.plans[client]
         ends = [
             [None if np.isnan(value) else value for value in end.tolist()]
-            for end in value_range(self._numbers(client), share=0)
+            for end in columns.value_range(self._numbers(client), share=0)
         ]
         has = set(plan.record(self.plan_names)["channels"])
         return {

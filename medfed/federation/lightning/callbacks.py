@@ -21,25 +21,15 @@ from pytorch_lightning.callbacks import EarlyStopping, ProgressBar
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
+from medfed.common import scores
 from medfed.common.console import bar, cell, shown
 from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
-from medfed.common.scores import (
-    Record,
-    failed,
-    failure_sentences,
-    failures_count,
-    federation_statistics,
-    rounded,
-    smaller_is_better,
-    undefined_in,
-    undefined_sentences,
-    worst_value,
-)
+from medfed.common.scores import Record
 from medfed.federation.aggregation import Far
 from medfed.federation.lightning.collect import gather_named, rank, world_size
-from medfed.federation.lightning.module import FederatedModule, Task
+from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import DIRECTIONS
 from medfed.functional.points import Point, settled
 
@@ -80,12 +70,12 @@ class History(list[Record]):
         """Appends one record."""
         super().append(record)
         self.by_round.setdefault(record.round, []).append(record)
-        if failed({record.client: record.metrics}):
+        if scores.failed({record.client: record.metrics}):
             self.failures.setdefault(record.client, []).append(record.round)
         self.has_losses |= not math.isnan(record.metrics.get("loss", math.nan))
         self._means.pop(record.round, None)
         if record.client not in self.undefined:
-            self.undefined[record.client] = undefined_in(record.metrics)
+            self.undefined[record.client] = scores.undefined_in(record.metrics)
 
     @property
     def rounds(self) -> list[int]:
@@ -110,7 +100,7 @@ class History(list[Record]):
     def _mean(self, number: int, metric: str, mode: str) -> float:
         undefined, sign = self.undefined, 1 if mode == "max" else -1
         values = [
-            sign * (rounded(v) if math.isfinite(v) else worst_value(metric))
+            sign * (scores.rounded(v) if math.isfinite(v) else scores.worst_value(metric))
             for v, client in (
                 (r.metrics.get(metric, math.nan), r.client) for r in self.by_round.get(number, ())
             )
@@ -137,12 +127,7 @@ class FederatedRounds(pl.Callback):
         pl_module.begin_round()
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Task,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
     ) -> None:
         """Exchanges replies at the end of a phase."""
         assert isinstance(pl_module, FederatedModule)
@@ -210,10 +195,10 @@ class PersonalEvaluation(pl.Callback):
         metrics = _gather(pl_module, pl_module.evaluations)
         number = pl_module.next_round - 1
         undefined = dict(self.history.undefined)
-        metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
+        metrics = {c: scores.failures_count(m, undefined.get(c)) for c, m in metrics.items()}
         sentences = self._news(metrics, number)
         if diverged := pl_module.diverged(metrics):
-            unsaid = [c for c in diverged if c not in failed(metrics)]
+            unsaid = [c for c in diverged if c not in scores.failed(metrics)]
             if unsaid and not any(self.diverged.values()):
                 sentences.append(_divergence(unsaid, number))
             self.diverged[number] = diverged
@@ -223,7 +208,9 @@ class PersonalEvaluation(pl.Callback):
                 _log.warning(sentence)
         values: dict[str, float] = {}
         for name in next(iter(metrics.values())):
-            over = federation_statistics([m[name] for m in metrics.values()], self._falls(name))
+            over = scores.federation_statistics(
+                [m[name] for m in metrics.values()], self._falls(name)
+            )
             if not math.isnan(over["mean"]):
                 values[f"val/{name}"] = over["mean"]
                 values[f"val/{name}_worst"] = over["worst"]
@@ -257,7 +244,7 @@ class PersonalEvaluation(pl.Callback):
         """Keeps the test metrics, and the results of every case."""
         assert isinstance(pl_module, FederatedModule)
         metrics = _gather(pl_module, pl_module.evaluations)
-        self.test = {c: failures_count(m) for c, m in metrics.items()}
+        self.test = {c: scores.failures_count(m) for c, m in metrics.items()}
         self.cases = _gather(pl_module, pl_module.cases)
         self.points = settled(_gather(pl_module, pl_module.points))
         if pl_module.chooser is not None:
@@ -265,14 +252,14 @@ class PersonalEvaluation(pl.Callback):
                 self.test[client] |= pl_module.chooser.apply(self.cases[client], point)
 
     def _falls(self, metric: str) -> bool:
-        return self.mode == "min" if metric == self.metric else smaller_is_better(metric)
+        return self.mode == "min" if metric == self.metric else scores.smaller_is_better(metric)
 
     def _news(self, metrics: dict[str, dict[str, float]], number: int) -> list[str]:
         """Logs once for each client which metrics are omitted and whether its model has failed."""
         first, before = not self.history, self.history.failures
         news = {c: m for c, m in metrics.items() if c not in before}
-        sentences = undefined_sentences(metrics, "validation") if first else []
-        return sentences + failure_sentences(news, "validation", f"Round {number + 1}: ")
+        sentences = scores.undefined_sentences(metrics, "validation") if first else []
+        return sentences + scores.failure_sentences(news, "validation", f"Round {number + 1}: ")
 
     def _on_selection(self) -> list[str]:
         """Logs what selects the round if the configured metric cannot."""
@@ -297,8 +284,8 @@ class PersonalEvaluation(pl.Callback):
         by_round = self.history.by_round
         rounds = [n for n in self.history.rounds if len(diverged.get(n, ())) < len(by_round[n])]
         rounds = [n for n in rounds if n not in diverged] or rounds
-        scores = {n: self._mean(n, *chosen) for n in rounds}
-        usable = {n: s for n, s in scores.items() if not math.isnan(s)}
+        means = {n: self._mean(n, *chosen) for n in rounds}
+        usable = {n: s for n, s in means.items() if not math.isnan(s)}
         if not usable:
             return rounds[-1] if rounds else None
         best = max(usable.values())
