@@ -139,7 +139,7 @@ class SimilarityGraph:
 
         Args:
             count: N.
-            graph: What :meth:`build` returned.
+            built: What :meth:`build` returned.
 
         Example:
             >>> graph = SimilarityGraph(kind="ring").build(["a", "b", "c"], {})

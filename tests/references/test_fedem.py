@@ -163,7 +163,9 @@ def test_the_likelihood_never_falls_and_memberships_follow_the_populations():
     def measure(_):
         total = 0.0
         for c in fed.clients.values():
-            total += c.num_samples * local.mean_loss(c.data, fed.personal_model(c.id), (0,))
+            total += c.num_samples * local.mean_loss(
+                c.data, fed.personal_model(c.id), (0,), None, "train"
+            )
         heights.append(total)
 
     run_reference(fed, 25, measure)
