@@ -138,7 +138,7 @@ def test_what_cannot_be_true_is_refused(tmp_path):
     far = "row 2: .* mm lies outside scan"
     refused(tmp_path, [("1.2.3", *place, 6), ("1.2.3", 900, 0, 0, 6)], far)
     refused(tmp_path, [("1.2.3", *place, 0)], "row 1: diameter_mm is not above 0")
-    with pytest.raises(ConfigError, match="three numbers from 0.1 to 20 mm"):
+    with pytest.raises(ConfigError, match=r"three numbers from 0\.1 to 20 mm"):
         ScanSpec(spacing=(1.0, 1.0))
     with pytest.raises(ConfigError, match="multiples of 8"):
         build(load(["data=luna16_scans", "data.patch_size=[20,20,8]"]).data)
