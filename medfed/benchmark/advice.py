@@ -198,9 +198,8 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
     federated = {c: p for c, p in data.plans.items() if c not in data.keep_out}
     if len(federated) < 2:
         raise DataError(
-            f"There is only one hospital ({next(iter(federated))}), and a federation takes "
-            "two; name "
-            "the hospitals of the data by partition=OPTION."
+            f"There is only one hospital ({next(iter(federated))}), and a federation takes two; "
+            "name the hospitals of the data by partition=OPTION."
         )
     return Question(
         tuple(overrides),

@@ -94,9 +94,8 @@ class Group:
                 raise ConfigError(f"{named}: {error}") from error
             if config.local.steps is None:
                 raise ConfigError(
-                    f"suite={suite.name} has no local.steps, without which budgets are not "
-                    "equal; set "
-                    "it in its overrides."
+                    f"suite={suite.name} has no local.steps, without which budgets are not equal; "
+                    "set it in its overrides."
                 )
             self._composed[key] = config
         return self._composed[key]

@@ -60,8 +60,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
             if first[1] != result["data"]:
                 raise CheckpointError(
                     f"{cell.place} and {first[0]} have other patients and do not fit into one "
-                    "table; "
-                    "remove the cell whose data are not those of the suite."
+                    "table; remove the cell whose data are not those of the suite."
                 )
         _add(task, one, known, tuple(cell.key for cell, _ in cells))
     if len(missing) == len(progress):

@@ -18,18 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 _BYTES = 120  # characters of a file name, so that a suffix and a prefix fit on every file system
 _SHOWN, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
@@ -213,11 +204,21 @@ def without_remarks() -> Iterator[None]:
 SECONDS = 10.0  # seconds between plain lines
 
 
-def bar(console: Console, what: str, width: int, *columns: ProgressColumn) -> Progress:
+def bar(
+    console: Console, what: str, width: int, *columns: progress.ProgressColumn
+) -> progress.Progress:
     """Returns a bar: the task, its progress, some columns, elapsed and remaining time."""
-    time_left = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    return Progress(
-        TextColumn(what), BarColumn(bar_width=width), *columns, *time_left, console=console
+    time_left = (
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+    )
+    return progress.Progress(
+        progress.TextColumn(what),
+        progress.BarColumn(bar_width=width),
+        *columns,
+        *time_left,
+        console=console,
     )
 
 
@@ -239,13 +240,13 @@ class Steps:
         self.quiet = quiet
         self.console = console or Console(file=sys.stderr)
         self.done = 0
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._bar: progress.Progress | None = None
+        self._task = progress.TaskID(0)
         self._began = self._spoke = time.monotonic()
 
     def __enter__(self) -> Steps:
         if self.console.is_terminal and not self.quiet:
-            count, item = MofNCompleteColumn(), TextColumn("{task.fields[item]}")
+            count, item = progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[item]}")
             self._bar = bar(self.console, f"{self.verb}ing", 32, count, item)
             self._task = self._bar.add_task("", total=self.total, item="")
             self._bar.start()

@@ -14,13 +14,7 @@ from medfed.federation.card import CEILINGS
 from medfed.reports.runs import Runs, notes_on, with_references
 from medfed.reports.sentences import LABELS, answer, budget_of, short_of, splits_of_target
 from medfed.reports.tasks import Task, splits_of, task_of_runs
-from medfed.reports.verdicts import (
-    Verdict,
-    floor_of,
-    in_one_place,
-    judge,
-    plain,
-)
+from medfed.reports.verdicts import Verdict, floor_of, in_one_place, judge, plain
 
 Judged = tuple[Task, Mapping[str, Verdict]]
 

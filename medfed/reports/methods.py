@@ -18,13 +18,7 @@ from medfed.config.sections import select
 from medfed.records.folder import Run
 from medfed.reports.charts import Picture
 from medfed.reports.findings import Report, report_on
-from medfed.reports.runs import (
-    check_same_patients,
-    chosen_metric,
-    pool,
-    seed_note,
-    without_repeats,
-)
+from medfed.reports.runs import check_same_patients, chosen_metric, pool, seed_note, without_repeats
 
 
 class Cell(NamedTuple):

@@ -26,6 +26,7 @@ from medfed.common.templates import filled
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
 from medfed.records.folder import Run, RunFolder
+from medfed.reports import tables
 from medfed.reports.charts import COLOURS, Look, Picture, svg
 from medfed.reports.findings import Report, report_on
 from medfed.reports.runs import (
@@ -38,21 +39,7 @@ from medfed.reports.runs import (
     without_repeats,
 )
 from medfed.reports.sentences import card, details, ends_of, undecided
-from medfed.reports.tables import (
-    BRIEF,
-    PAPER,
-    hospitals_table,
-    latex_cell,
-    latex_text,
-    methods_table,
-    settings_table,
-)
-from medfed.reports.task_pictures import (
-    dial_pictures,
-    looks_of,
-    models_of,
-    pictures_of,
-)
+from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Against, Harm, Verdict
 
@@ -241,7 +228,7 @@ def markdown(report: Report) -> str:
         report: The report.
     """
     tasks = [
-        (task, methods_table(task, v).only(BRIEF), [*details(task, v), *task.notes])
+        (task, tables.methods_table(task, v).only(tables.BRIEF), [*details(task, v), *task.notes])
         for task, v in report.tasks
     ]
     words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
@@ -254,8 +241,11 @@ def latex(report: Report) -> str:
     Args:
         report: The report.
     """
-    tables = [(task, methods_table(task, verdicts).only(PAPER)) for task, verdicts in report.tasks]
-    words = {"tables": tables, "text": latex_text, "cell": latex_cell}
+    judged = [
+        (task, tables.methods_table(task, verdicts).only(tables.PAPER))
+        for task, verdicts in report.tasks
+    ]
+    words = {"tables": judged, "text": tables.latex_text, "cell": tables.latex_cell}
     return filled(TEMPLATES / "tables.tex", **words)
 
 
@@ -263,7 +253,7 @@ def print_tables(report: Report, console: Console | None = None) -> None:
     """Prints a table for each task."""
     console = console or wide_console()
     for task, verdicts in report.tasks:
-        table = methods_table(task, verdicts).only(BRIEF)
+        table = tables.methods_table(task, verdicts).only(tables.BRIEF)
         console.print(table.printed(f"{task.name}: {task.metric}"))
         say(console, *task.left_out.values())
 
@@ -291,7 +281,7 @@ def page(report: Report) -> str:
         card=card(report.tasks),
         undecided=undecided(report.tasks),
         dials=dial_pictures(report, looks),
-        settings=settings_table(report.tasks),
+        settings=tables.settings_table(report.tasks),
     )
 
 
@@ -320,15 +310,14 @@ def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]
     count = "1 split" if task.single else f"{task.splits} splits"
     tested = f"{task.patients} patients" if task.patients else "patients that only sites know"
     facts = (
-        f"{label_of(task.metric)}, {better} is better; {count}, "
-        f"{len(task.clients)} hospitals, {tested} tested over all splits. "
-        f"{ends_of(task, verdicts)}"
+        f"{label_of(task.metric)}, {better} is better; {count}, {len(task.clients)} hospitals, "
+        f"{tested} tested over all splits. {ends_of(task, verdicts)}"
     )
     return {
         "task": task,
         "facts": f"{task.title}. {facts}" if task.title else facts,
         "details": [*details(task, verdicts), *task.notes],
         "pictures": [*pictures_of(task, verdicts, looks).values(), *models_of(task, verdicts)],
-        "methods": methods_table(task, verdicts),
-        "hospitals": hospitals_table(task, verdicts),
+        "methods": tables.methods_table(task, verdicts),
+        "hospitals": tables.hospitals_table(task, verdicts),
     }

@@ -17,12 +17,7 @@ import numpy as np
 
 from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, few
-from medfed.common.scores import (
-    failure_sentences,
-    smaller_is_better,
-    span,
-    undefined_sentences,
-)
+from medfed.common.scores import failure_sentences, smaller_is_better, span, undefined_sentences
 from medfed.config.compose import changed_keys
 from medfed.config.sections import select
 from medfed.federation.card import CEILINGS, REFERENCES

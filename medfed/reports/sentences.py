@@ -398,9 +398,8 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
         rows += _rows(SCARCE, judged, saving)[:1]
     note = (
         "Gains: differences of test scores with 95 % intervals, larger is better; for several "
-        "tasks "
-        "the smallest and the largest. Harms: hospitals that would be better off alone. Cost: "
-        "gradient passes as a share of the budget, and bytes of all hospitals."
+        "tasks the smallest and the largest. Harms: hospitals that would be better off alone. "
+        "Cost: gradient passes as a share of the budget, and bytes of all hospitals."
     )
     return Table(HEAD, rows, prose=range(len(HEAD)), kind="card", note=note)
 

@@ -13,31 +13,12 @@ import numpy as np
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.reports.charts import (
-    SERIES,
-    SHAPES,
-    SOFT,
-    Look,
-    Picture,
-    Point,
-    Row,
-    curves,
-    forest,
-    hospitals,
-    scatter,
-)
+from medfed.reports import charts
 from medfed.reports.findings import Report
 from medfed.reports.methods import Comparison, Finding
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import (
-    Verdict,
-    Verdicts,
-    best_of,
-    by_mean,
-    floor_of,
-    in_one_place,
-)
+from medfed.reports.verdicts import Verdict, Verdicts, best_of, by_mean, floor_of, in_one_place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,10 +27,10 @@ _LINES = 7  # curves that a reader can follow
 _HOSPITALS = 40  # hospitals with a line each
 
 
-Looks = Mapping[str, Look]
+Looks = Mapping[str, charts.Look]
 
 
-def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]:
+def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.Picture]:
     """Draws a task.
 
     Args:
@@ -75,38 +56,38 @@ def _word(verdict: Verdict) -> str:
     return "worse" if "worse" in words else "better" if "better" in words else ""
 
 
-def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> Picture:
+def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
     rows = []
     for name in by_mean(verdicts):
         mean = verdicts[name].mean
         low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
-        look = looks.get(name, SOFT)
-        rows.append(Row(name, task.raw(mean.mean), low, high, look, _word(verdicts[name])))
+        look = looks.get(name, charts.SOFT)
+        rows.append(charts.Row(name, task.raw(mean.mean), low, high, look, _word(verdicts[name])))
     lines = {
         "a constant": task.raw(floor_of(task)[1]),
         "in one place": task.raw(in_one_place(verdicts)[1].mean),
     }
     over = "resampled patients" if task.single else "splits"
-    return Picture(
-        forest(rows, lines, label_of(task.metric)),
+    return charts.Picture(
+        charts.forest(rows, lines, label_of(task.metric)),
         f"Mean over hospitals with its 95 % interval over {over}. ▲: better than local "
         "training or FedAvg, and worse than neither; ▼: worse than one of them. "
         "The lines show the best constant prediction and training on all patients in one place.",
     )
 
 
-def _bytes(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> Picture:
+def _bytes(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Picture:
     points = _points(task, verdicts)
     front = _front(task, points)
     named = [n for n in dict.fromkeys((*front, best, *REFERENCES)) if n in points]
-    return Picture(
-        scatter(points, named, front, label_of(task.metric), looks),
+    return charts.Picture(
+        charts.scatter(points, named, front, label_of(task.metric), looks),
         "Mean on test patients against the bytes of the whole run. The line joins the methods that "
         "no other method beats with as few bytes.",
     )
 
 
-def _points(task: Task, verdicts: Verdicts) -> dict[str, Point]:
+def _points(task: Task, verdicts: Verdicts) -> dict[str, charts.Point]:
     return {
         n: (sum(v.scores.sent), task.raw(v.mean.mean))
         for n, v in verdicts.items()
@@ -114,7 +95,7 @@ def _points(task: Task, verdicts: Verdicts) -> dict[str, Point]:
     }
 
 
-def _front(task: Task, points: Mapping[str, Point]) -> list[str]:
+def _front(task: Task, points: Mapping[str, charts.Point]) -> list[str]:
     """The methods that none beats with as few bytes, by bytes."""
     front: list[str] = []
     top = -math.inf
@@ -125,7 +106,7 @@ def _front(task: Task, points: Mapping[str, Point]) -> list[str]:
     return front
 
 
-def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> Picture | None:
+def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Picture | None:
     names = [n for n in dict.fromkeys((best, "fedavg")) if n in verdicts]
     if best == "local":  # what the best of the others would have given
         names += [n for n in by_mean(verdicts) if n not in (*CEILINGS, *REFERENCES)][:1]
@@ -137,8 +118,10 @@ def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> Picture |
     means = {c: gain.difference.mean for c, gain in first.items()}
     order = sorted(task.clients, key=lambda c: 0.0 if math.isnan(means[c]) else -means[c])
     series = {n: [h.gains[c].difference[:3] for c in order] for n, h in harms.items()}
-    return Picture(
-        hospitals(order, series, f"gain of {label_of(task.metric)} over training alone", looks),
+    return charts.Picture(
+        charts.hospitals(
+            order, series, f"gain of {label_of(task.metric)} over training alone", looks
+        ),
         "The gain of each hospital over training alone, with its 95 % interval. Left of the line, "
         "the hospital would be better off alone.",
     )
@@ -150,7 +133,7 @@ def _leading(verdicts: Verdicts) -> list[str]:
     return [n for n in dict.fromkeys(names) if n in verdicts and n not in CEILINGS][:_LINES]
 
 
-def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]:
+def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.Picture]:
     """Validation over rounds, gradient passes and bytes, of a few methods."""
     courses = {n: verdicts[n].scores.course for n in _leading(verdicts)}
     courses = {n: course for n, course in courses.items() if len(course) > 1}
@@ -174,11 +157,13 @@ def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]
             caption = f"Mean over hospitals and splits on validation patients, against {what}."
             if log and len(lines) < len(courses):
                 caption += " Methods that send nothing are left out."
-            pictures[name] = Picture(curves(lines, what, label, looks, log=log), caption)
+            pictures[name] = charts.Picture(
+                charts.curves(lines, what, label, looks, log=log), caption
+            )
     return pictures
 
 
-def models_of(task: Task, verdicts: Verdicts) -> list[Picture]:
+def models_of(task: Task, verdicts: Verdicts) -> list[charts.Picture]:
     """Returns a picture of the first split's predictions at three hospitals, if runs kept them.
 
     Args:
@@ -191,7 +176,7 @@ def models_of(task: Task, verdicts: Verdicts) -> list[Picture]:
     figure.savefig(content, format="webp", dpi=90, pil_kwargs={"quality": 75, "method": 6})
     caption = "True and predicted contours in a test slice of some hospitals, split 1."
     source = f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"
-    return [Picture(None, caption, source)]
+    return [charts.Picture(None, caption, source)]
 
 
 def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
@@ -223,7 +208,7 @@ def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
     )
 
 
-def looks_of(report: Report) -> dict[str, Look]:
+def looks_of(report: Report) -> dict[str, charts.Look]:
     """Returns a colour and a marker for each method, the same on all pictures.
 
     No two methods have the same pair. The methods of a picture with curves, a front or a dial have
@@ -236,16 +221,18 @@ def looks_of(report: Report) -> dict[str, Look]:
     for task, verdicts in report.tasks:
         groups.append([*_leading(verdicts), *_front(task, _points(task, verdicts))])
     names = [*groups, *(verdicts for _, verdicts in report.tasks)]
-    looks: dict[str, Look] = {}
+    looks: dict[str, charts.Look] = {}
     for name in dict.fromkeys(n for group in names for n in group):
         near = [looks[n].colour for group in groups if name in group for n in group if n in looks]
         every = [look.colour for look in looks.values()]
-        colour = min(SERIES, key=lambda c: (near.count(c), every.count(c)))
-        looks[name] = Look(colour, [*SHAPES][every.count(colour) % len(SHAPES)])
+        colour = min(charts.SERIES, key=lambda c: (near.count(c), every.count(c)))
+        looks[name] = charts.Look(
+            colour, [*charts.SHAPES][every.count(colour) % len(charts.SHAPES)]
+        )
     return looks
 
 
-def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
+def dial_pictures(report: Report, looks: Looks) -> dict[str, charts.Picture]:
     """Draws the dials.
 
     Args:
@@ -265,8 +252,8 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
             if where
             else "No curve crosses that of local training or of FedAvg."
         )
-        figure = curves(lines, dial["dial"], label_of(metric), looks, evenly=True)
-        pictures[suite] = Picture(figure, caption)
+        figure = charts.curves(lines, dial["dial"], label_of(metric), looks, evenly=True)
+        pictures[suite] = charts.Picture(figure, caption)
     return pictures
 
 
@@ -274,12 +261,12 @@ def find(comparison: Comparison) -> Finding:
     """Draws all methods of a comparison."""
     looks = looks_of(comparison.report)
     caption = "Test metric of each client under each method, with its range over seeds."
-    pictures = {"clients": Picture(_clients(comparison), caption)}
+    pictures = {"clients": charts.Picture(_clients(comparison), caption)}
     for task, verdicts in comparison.report.tasks:
         pictures |= pictures_of(task, verdicts, looks)
         if contours := contours_of(task, verdicts, len(comparison.clients)):
             caption = "True and predicted contours in one test slice per client."
-            pictures["contours"] = Picture(contours, caption)
+            pictures["contours"] = charts.Picture(contours, caption)
     return Finding(pictures=pictures)
 
 
@@ -294,4 +281,4 @@ def _clients(comparison: Comparison) -> Figure:
         for method in comparison.methods
     }
     looks = looks_of(comparison.report)
-    return hospitals(clients, series, f"test {label_of(metric)}", looks, zero=False)
+    return charts.hospitals(clients, series, f"test {label_of(metric)}", looks, zero=False)

@@ -15,14 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common import scores
 from medfed.common.files import digest
-from medfed.common.scores import (
-    Record,
-    federation_statistics,
-    limits_of,
-    mean_of_known,
-    smaller_is_better,
-)
 from medfed.common.untrusted import read_rows, reading
 from medfed.config.sections import select
 from medfed.federation.wire.ledger import Ledger
@@ -91,11 +85,11 @@ class Scores:
     @property
     def means(self) -> Floats:
         """(S,) means over the clients."""
-        return mean_of_known(self.values, axis=1)
+        return scores.mean_of_known(self.values, axis=1)
 
     def over_clients(self, name: str) -> float:
         """Returns a statistic over clients, mean over splits: ``worst`` or ``worst_decile``."""
-        statistics = [federation_statistics([*row])[name] for row in self.values]
+        statistics = [scores.federation_statistics([*row])[name] for row in self.values]
         return float(np.mean([v for v in statistics if not math.isnan(v)] or [math.nan]))
 
 
@@ -158,7 +152,7 @@ class Task:
     @property
     def limits(self) -> tuple[float, float]:
         """The least and the greatest possible score, larger is better."""
-        low, high = limits_of(self.metric)
+        low, high = scores.limits_of(self.metric)
         return (-high, -low) if self.falls else (low, high)
 
     @property
@@ -188,7 +182,9 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     """
     splits = splits_of(next(iter(methods.values())))
     first = next(iter(methods.values()))
-    task = Task(str(first[0].config.name), "", metric, smaller_is_better(metric), first[0].clients)
+    task = Task(
+        str(first[0].config.name), "", metric, scores.smaller_is_better(metric), first[0].clients
+    )
     ones = [first[split[0]] for split in splits]
     task.patients = sum(len(p["test"]) for run in ones for p in run.patients.values())
     task.overlap = _overlap(ones)
@@ -249,7 +245,7 @@ def _scores(
         return np.array([run.summary["clients"][c][task.metric] for c in task.clients])
 
     def over(found: Sequence[Floats]) -> Floats:
-        return mean_of_known(np.stack(found), axis=0)
+        return scores.mean_of_known(np.stack(found), axis=0)
 
     resampled = [resampled_of(run, task.metric, task.clients) for run in runs]
     width = min(len(one) for one in resampled)
@@ -282,7 +278,7 @@ def _course(runs: Sequence[Run]) -> tuple[Moment, ...]:
 
 
 def course(
-    history: Iterable[Record],
+    history: Iterable[scores.Record],
     ledger: Ledger,
     selection: Sequence[str],
     rounds: int,
@@ -298,12 +294,12 @@ def course(
         passes: Gradient passes of a client in all of them.
     """
     metric, mode = selection
-    scores: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     for record in history:
-        scores.setdefault(record.round, []).append(record.metrics.get(metric, math.nan))
-    for at, values in scores.items():
+        by_round.setdefault(record.round, []).append(record.metrics.get(metric, math.nan))
+    for at, values in by_round.items():
         # As where the round is selected: over the clients whose data define the metric.
-        mean = float(mean_of_known(np.array(values), 0))
+        mean = float(scores.mean_of_known(np.array(values), 0))
         mean = mean if math.isfinite(mean) else math.nan
         sent = sum(entry.bytes for entry in ledger.entries if entry.round <= at)
         yield Moment(at + 1, mean if mode == "max" else -mean, sent, passes * (at + 1) / rounds)
@@ -317,7 +313,9 @@ def mean_course(by_round: Mapping[int, Sequence[Moment]], count: int) -> tuple[M
         count: The number of splits or runs.
     """
     return tuple(
-        Moment(moments[0].round, *(float(v) for v in mean_of_known(np.array(moments)[:, 1:], 0)))
+        Moment(
+            moments[0].round, *(float(v) for v in scores.mean_of_known(np.array(moments)[:, 1:], 0))
+        )
         for _, moments in sorted(by_round.items())
         if len(moments) == count
     )

@@ -17,14 +17,7 @@ from scipy.stats import norm
 
 from medfed.common.scores import mean_of_known
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.functional.statistics import (
-    LEVEL,
-    Difference,
-    difference,
-    harmed,
-    holm,
-    percentiles,
-)
+from medfed.functional.statistics import LEVEL, Difference, difference, harmed, holm, percentiles
 from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]

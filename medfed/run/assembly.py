@@ -23,15 +23,9 @@ from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
+from medfed.federation import split
 from medfed.federation.entries import divide, numbered
 from medfed.federation.lightning.collect import rank
-from medfed.federation.split import (
-    ParameterSplit,
-    float_entries,
-    listed,
-    nothing_personal,
-    proposal,
-)
 from medfed.models.networks.outputs import extras, shares
 from medfed.models.networks.personal_part import last_activation, nearest
 from medfed.models.regression import RegressionTask
@@ -168,7 +162,9 @@ def personal_part(
     if task.personal:
         trial = copy.deepcopy(network)  # where single entries are personal, it is divided
         try:
-            shared = ParameterSplit.of(trial, divide(trial, task.personal)).parameters("shared")
+            shared = split.ParameterSplit.of(trial, divide(trial, task.personal)).parameters(
+                "shared"
+            )
         except ConfigError:  # patterns that match nothing are refused where clients are made
             return ()
         if "*" not in task.personal and not shared:  # "*" says that it means the whole network
@@ -180,14 +176,15 @@ def personal_part(
         return ()
     patterns = next_to_outputs(task, data)
     if not patterns:
-        raise nothing_personal(network, method)
+        raise split.nothing_personal(network, method)
     kept, share = _share(network, patterns)
     if isinstance(task, SegmentationTask) and share < SLIVER:
         raise ConfigError(
             f"{method} keeps a part of the model at each client. The layers next to the output of "
             f"this {type(network).__name__}, {', '.join(patterns)}, have {kept:,} parameters "
             f"({share:.2%}), too few to personalise a segmentation; set for example "
-            f"{proposal(network, 0.05)}. The blocks and their parameters are {listed(network)}."
+            f"{split.proposal(network, 0.05)}. The blocks and their parameters are "
+            f"{split.listed(network)}."
         )
     if rank() == 0:
         _log.info(
@@ -209,9 +206,11 @@ def _asks(config: RunDescription) -> bool:
 
 def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
     """The parameters that patterns match, and their share of all."""
-    sizes = {n: t.numel() for n, t in float_entries(network).items()}
-    split = ParameterSplit.of(network, patterns)
-    matched, whole = (sum(sizes[n] for n in split.parameters(part)) for part in ("personal", "all"))
+    sizes = {n: t.numel() for n, t in split.float_entries(network).items()}
+    divided = split.ParameterSplit.of(network, patterns)
+    matched, whole = (
+        sum(sizes[n] for n in divided.parameters(part)) for part in ("personal", "all")
+    )
     return matched, matched / whole
 
 

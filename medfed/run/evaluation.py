@@ -22,19 +22,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
+from medfed.common import scores
 from medfed.common.checks import check_known
 from medfed.common.console import cell, say, wide_console
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.scores import (
-    failed,
-    interval,
-    label_of,
-    mean_of_known,
-    number,
-    smaller_is_better,
-)
 from medfed.common.tensors import to_device
 from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.base import FederatedDataModule
@@ -73,7 +66,7 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     clients = experiment.evaluation.test
     measured: dict[str, Any] = {"split": split, "clients": clients}
     measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}
-    measured |= {"failed": {split: failed(clients)}}
+    measured |= {"failed": {split: scores.failed(clients)}}
     measured |= findings(examined(experiment), experiment.config.seed)
     kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}
     write_json(run.evaluation_json(split), kept | measured)
@@ -231,14 +224,14 @@ def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, 
     ends = sorted(edges or {float(f"{q:.3g}") for q in np.quantile(known, (0.25, 0.5, 0.75))})
     bands = [f"{low:g} to below {high:g}" for low, high in pairwise(ends)]
     bands = [f"below {ends[0]:g}", *bands, f"{ends[-1]:g} and more"]
-    return {patient: bands[bisect_right(ends, number)] for patient, number in numbers.items()}
+    return {patient: bands[bisect_right(ends, value)] for patient, value in numbers.items()}
 
 
 def picture(values: Mapping[str, Any], metric: str, title: str) -> Figure:
     """Draws metrics by model (row) and hospital; a dot says whose patients."""
     table = np.array([[of.get(metric) for of in row.values()] for row in values.values()], float)
     rows = [f"model of {name}" for name in values]
-    falls = smaller_is_better(metric)
+    falls = scores.smaller_is_better(metric)
     columns = [f"patients of {name}" for name in next(iter(values.values()))]
     return heat_map(table, rows, [[name] for name in columns], columns, title, falls=falls)
 
@@ -247,11 +240,12 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     """Writes ``across_<split>.json`` and its picture, and prints the table."""
     run, console = RunFolder(folder), wide_console()
     metric = run.summary["selection"][0]
-    title = f"{split} {label_of(metric)}: of each model"
+    title = f"{split} {scores.label_of(metric)}: of each model"
     write_json(folder / f"across_{split}.json", values)
     save_figures(run.pictures_folder, {f"across_{split}": picture(values, metric, title)})
     rows = [
-        [m, *(number(of.get(metric, np.nan)) for of in row.values())] for m, row in values.items()
+        [m, *(scores.number(of.get(metric, np.nan)) for of in row.values())]
+        for m, row in values.items()
     ]
     columns = next(iter(values.values()))
     console.print(Table.of(["model of", *columns], rows, prose=(0,)).printed(title))
@@ -265,13 +259,15 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     write_json(path, subgroups)
     enough = {name: one for name, one in groups.items() if "metrics" in one}
     known = {name: one["metrics"].get(metric, np.nan) for name, one in enough.items()}
-    ends = {name: interval(one["intervals"].get(metric)) for name, one in enough.items()}
-    rows = [[n, str(groups[n]["patients"]), number(v), ends[n]] for n, v in known.items()]
+    ends = {name: scores.interval(one["intervals"].get(metric)) for name, one in enough.items()}
+    rows = [[n, str(groups[n]["patients"]), scores.number(v), ends[n]] for n, v in known.items()]
     table = Table.of([subgroups["column"], "patients", metric, "95 % interval"], rows, prose=(0,))
-    title = f"{split} {label_of(metric)} by subgroup, all hospitals together"
+    title = f"{split} {scores.label_of(metric)} by subgroup, all hospitals together"
     wide_console().print(table.printed(title))
-    order = sorted((v * (1 - 2 * smaller_is_better(metric)), n) for n, v in known.items() if v == v)
-    lines = [f"Worst by {metric}: {n}, {number(known[n])} {ends[n]}." for _, n in order[:1]]
+    order = sorted(
+        (v * (1 - 2 * scores.smaller_is_better(metric)), n) for n, v in known.items() if v == v
+    )
+    lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in order[:1]]
     if few := [name for name in groups if name not in known]:
         lines.append(f"Too few patients to be shown: {', '.join(few)}.")
     say(wide_console(), *lines, f"Written: {path}, with all metrics")
@@ -431,7 +427,7 @@ def shown_metrics(subsets: Subsets) -> list[str]:
 def table_of(subsets: Subsets, metric: str) -> NDArray[np.float64]:
     """Returns a metric, a row per client and a last one of means, a column per subset."""
     values = np.array(list(subsets.values(metric).values()))
-    return np.vstack([values, mean_of_known(values, 0)])
+    return np.vstack([values, scores.mean_of_known(values, 0)])
 
 
 def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None) -> None:
@@ -442,11 +438,11 @@ def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None
         values = table_of(subsets, metric)
         shown, rows = clients if len(clients) <= _FEW else [], []
         for column, subset in enumerate(subsets.subsets):
-            texts = ["" if np.isnan(v) else number(v) for v in values[: len(shown), column]]
+            texts = ["" if np.isnan(v) else scores.number(v) for v in values[: len(shown), column]]
             having = sum(subset in by_subset for by_subset in subsets.metrics.values())
-            row = [*texts, number(values[-1, column]), f"{having} of {len(clients)}"]
+            row = [*texts, scores.number(values[-1, column]), f"{having} of {len(clients)}"]
             rows.append(["+".join(subset), *row])
-        title = f"{subsets.split} {label_of(metric)} on subsets of the channels"
+        title = f"{subsets.split} {scores.label_of(metric)} on subsets of the channels"
         run = f"{cell(subsets.summary['name'])}, {subsets.summary['algorithm']}"
         table = Table.of(["channels", *shown, "mean", "of"], rows, prose=(0,))
         console.print(table.printed(f"{run}: {title}"))
@@ -476,8 +472,8 @@ def write_subsets(subsets: Subsets, folder: Path) -> None:
     write_text(run.subsets_csv(subsets.split), to_csv(subsets))
     metric = shown_metrics(subsets)[0]
     values = table_of(subsets, metric)
-    title = f"{subsets.split} {label_of(metric)} with some channels"
-    rows, falls = [*subsets.metrics, "mean"], smaller_is_better(metric)
+    title = f"{subsets.split} {scores.label_of(metric)} with some channels"
+    rows, falls = [*subsets.metrics, "mean"], scores.smaller_is_better(metric)
     figure = heat_map(
         values, rows, subsets.subsets, subsets.channels, title, falls=falls, mean=True
     )

@@ -25,20 +25,7 @@ from medfed.config.compose import build
 from medfed.config.description import LacksKeyError, RunDescription, describe
 from medfed.config.sections import Section, without_places
 from medfed.datamodules.base import FederatedDataModule
-from medfed.federation.lightning.callbacks import (
-    CommunicationLogger,
-    FederatedRounds,
-    Patience,
-    PersonalEvaluation,
-    RoundProgress,
-    UnusualRounds,
-)
-from medfed.federation.lightning.checkpoint import (
-    InPlace,
-    RoundCheckpoint,
-    check_federation,
-    is_whole,
-)
+from medfed.federation.lightning import callbacks, checkpoint
 from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.strategy import ClientSharding, environment
@@ -118,7 +105,7 @@ class Experiment:
     data: FederatedDataModule
     task: TaskModule
     module: FederatedModule
-    evaluation: PersonalEvaluation
+    evaluation: callbacks.PersonalEvaluation
     trainer: pl.Trainer
     folder: Path
 
@@ -141,11 +128,15 @@ def build_experiment(config: RunDescription) -> Experiment:
     module = FederatedModule(task, federation, local)
     module.chooser = chooser_of(config, task)
     folder = Path(config.folder)
-    evaluation = PersonalEvaluation(*task.selection)
+    evaluation = callbacks.PersonalEvaluation(*task.selection)
     plain = config.trainer.get("strategy", "auto") == "auto"
     trainer = trainer_of(
         config,
-        [SameEverywhere(folder, data), FederatedRounds(), *callbacks_of(config, evaluation)],
+        [
+            SameEverywhere(folder, data),
+            callbacks.FederatedRounds(),
+            *callbacks_of(config, evaluation),
+        ],
         **({"strategy": ClientSharding()} if plain and several(config.trainer) else {}),
     )
     if trainer.world_size > len(federation.ids):
@@ -234,12 +225,12 @@ def begin(
     return config, task, entries, account
 
 
-def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any) -> pl.Trainer:
+def trainer_of(config: RunDescription, called: list[pl.Callback], **more: Any) -> pl.Trainer:
     """Builds the Lightning Trainer of a run.
 
     Args:
         config: The run's description.
-        callbacks: The run's callbacks.
+        called: The run's callbacks.
         more: Further arguments of the Trainer.
     """
     starts = environment(several(config.trainer))
@@ -247,8 +238,8 @@ def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any
         config.trainer,
         **more,
         max_epochs=config.rounds,
-        callbacks=callbacks,
-        plugins=[InPlace(), *([] if starts is None else [starts])],
+        callbacks=called,
+        plugins=[checkpoint.InPlace(), *([] if starts is None else [starts])],
         logger=build(config.logger),
         check_val_every_n_epoch=config.evaluation.every,
         num_sanity_val_steps=0,
@@ -259,17 +250,19 @@ def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any
     return trainer
 
 
-def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list[pl.Callback]:
+def callbacks_of(
+    config: RunDescription, evaluation: callbacks.PersonalEvaluation
+) -> list[pl.Callback]:
     """Returns the callbacks that record, show and save the rounds of a run."""
     kept, run = config.checkpoint, RunFolder(Path(config.folder))
-    saves = RoundCheckpoint(run.checkpoints, kept.keep, kept.every, evaluation)
-    unusual = UnusualRounds(run.unusual_json, evaluation)
-    callbacks: list[pl.Callback] = [evaluation, CommunicationLogger(), unusual, saves]
+    saves = checkpoint.RoundCheckpoint(run.checkpoints, kept.keep, kept.every, evaluation)
+    unusual = callbacks.UnusualRounds(run.unusual_json, evaluation)
+    called: list[pl.Callback] = [evaluation, callbacks.CommunicationLogger(), unusual, saves]
     if config.progress:
-        callbacks.append(RoundProgress(evaluation))
+        called.append(callbacks.RoundProgress(evaluation))
     if config.evaluation.patience is not None:
-        callbacks.append(Patience(config.evaluation.patience))
-    return callbacks
+        called.append(callbacks.Patience(config.evaluation.patience))
+    return called
 
 
 def test_selected(experiment: Experiment) -> None:
@@ -301,9 +294,9 @@ def best_checkpoint(folder: Path) -> Path:
         CheckpointError: If it is missing or torn.
     """
     best = RunFolder(folder).best_ckpt
-    if not is_whole(best):
+    if not checkpoint.is_whole(best):
         raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
-    check_federation(best)
+    checkpoint.check_federation(best)
     return best
 
 

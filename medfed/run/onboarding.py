@@ -12,17 +12,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from medfed.common import scores
 from medfed.common.console import cell, say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, did_you_mean
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.scores import (
-    federation_statistics,
-    label_of,
-    mean_of_known,
-    number,
-    smaller_is_better,
-)
 from medfed.common.tensors import to_device
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -260,9 +254,8 @@ def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | No
     names = list(dict.fromkeys(row.client for row in onboarding.rows))
     title = (
         f"{cell(onboarding.summary['name'])}, {onboarding.summary['algorithm']}: "
-        f"{len(names)} client"
-        f"{'s' * (len(names) != 1)} onboarded, test {label_of(metric)}, up to {onboarding.steps} "
-        "gradient steps"
+        f"{len(names)} client{'s' * (len(names) != 1)} onboarded, test {scores.label_of(metric)}, "
+        f"up to {onboarding.steps} gradient steps"
     )
     lines = [
         [str(k), rule, *_texts(these, metric)]
@@ -282,9 +275,11 @@ def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | No
 
 
 def _texts(rows: Sequence[Row], metric: str) -> list[str]:
-    over = federation_statistics([r.metrics[metric] for r in rows], smaller_is_better(metric))
+    over = scores.federation_statistics(
+        [r.metrics[metric] for r in rows], scores.smaller_is_better(metric)
+    )
     return [
-        *(number(over[n]) for n in ("mean", "sd", "worst")),
+        *(scores.number(over[n]) for n in ("mean", "sd", "worst")),
         f"{np.mean([r.seconds for r in rows]):.3f}",
         *(size(round(float(np.mean([getattr(r, way) for r in rows])))) for way in ("up", "down")),
     ]
@@ -327,13 +322,13 @@ def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: f
     for name, rows in rules.items():
         for k in dict.fromkeys(row.k for row in rows):
             these = [row for row in rows if row.k == k]
-            value = mean_of_known(np.array([row.metrics[metric] for row in these]), 0)
+            value = scores.mean_of_known(np.array([row.metrics[metric] for row in these]), 0)
             score.setdefault(name, []).append((k, float(value)))
             seconds.setdefault(name, []).append((k, float(np.mean([r.seconds for r in these]))))
     counts = [k for k, _ in next(iter(score.values()))]
     score["hospitals of the run"] = [(k, others) for k in (min(counts), max(counts))]
     axis, looks = "training patients of the hospital that joins", looks_in_order(score)
     figure, (above, below) = panels(2)
-    curves(score, axis, f"test {label_of(metric)}", looks, evenly=True, axes=above)
+    curves(score, axis, f"test {scores.label_of(metric)}", looks, evenly=True, axes=above)
     curves(seconds, axis, "CPU seconds", looks, evenly=True, axes=below)
     return figure

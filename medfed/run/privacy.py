@@ -23,13 +23,8 @@ from medfed.datamodules.client_data import ClientData
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.card import UNPROTECTED
+from medfed.federation.engine import private
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.engine.private import (
-    ClientPrivacy,
-    ExamplePrivacy,
-    PrivateGradients,
-    rate_of,
-)
 from medfed.federation.federation import Federation
 from medfed.functional.privacy import epsilon, noise_for
 from medfed.models.task import TaskModule, l2_penalty
@@ -107,9 +102,11 @@ def protect(
     _check(config, federation.algorithm, task, local, statistics)
     planned = protections(config, clients, federation)
     noises = {name: one.noise for name, one in planned.items()}
-    privacy = ExamplePrivacy(keys.clip, noises, keys.unit, keys.chunk, system=across)
+    privacy = private.ExamplePrivacy(keys.clip, noises, keys.unit, keys.chunk, system=across)
     penalty = (lambda: l2_penalty(task.network, task.l2)) if task.l2 else None
-    local.gradients.private = PrivateGradients(task.network, task.data_loss, privacy, penalty)
+    local.gradients.private = private.PrivateGradients(
+        task.network, task.data_loss, privacy, penalty
+    )
 
 
 def hide_clients(config: RunDescription, federation: Federation, across: bool) -> None:
@@ -139,7 +136,7 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
         (up.shift is not None, "shifts carry over to later rounds", "set channel.up.shift=null"),
     )
     seed = None if across else config.seed
-    federation.noise = ClientPrivacy(keys.clip, keys.sigma, seed)
+    federation.noise = private.ClientPrivacy(keys.clip, keys.sigma, seed)
 
 
 def client_epsilon(config: RunDescription, federation: Federation) -> float:
@@ -202,7 +199,7 @@ def protections(
         epoch = math.ceil(data.num_samples / data.batch_size)
         steps = budget.of(data.num_samples, data.batch_size)
         draws = method.draws(steps, epoch) * budget.accumulate * rounds[name]
-        planned[name] = Protection.of(keys, rate_of(data), draws, method.uses)
+        planned[name] = Protection.of(keys, private.rate_of(data), draws, method.uses)
     return planned
 
 
@@ -308,8 +305,8 @@ def record(
         gradients: How many noisy gradients each client has taken so far.
     """
     noise, made = federation.noise, federation.trainer and federation.trainer.gradients.private
-    private = not (noise and noise.seed is not None) and not (made and not made.privacy.system)
-    kept: dict[str, object] = {"private": private, "exact": exact(config)}
+    is_private = not (noise and noise.seed is not None) and not (made and not made.privacy.system)
+    kept: dict[str, object] = {"private": is_private, "exact": exact(config)}
     if (keys := config.privacy.example) is not None:
         clients = {
             name: {

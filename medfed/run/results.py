@@ -17,23 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from medfed.common import scores
 from medfed.common.console import cell, evenly, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.scores import (
-    Record,
-    failed,
-    failure_sentences,
-    interval,
-    metrics_csv,
-    number,
-    smaller_is_better,
-    span,
-    still_improving,
-    undefined_in,
-    undefined_sentences,
-)
 from medfed.common.templates import filled
 from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
@@ -142,8 +130,8 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
         best: The selected round.
     """
     run, evaluation = RunFolder(experiment.folder), experiment.evaluation
-    test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
-    write_text(run.metrics_csv, metrics_csv(evaluation.history, test, evaluation.losses))
+    test = [scores.Record(best or 0, c, m) for c, m in evaluation.test.items()]
+    write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, experiment.module.federation.ledger.to_csv())
     if rows := cases_rows(experiment):
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
@@ -183,7 +171,9 @@ def summarise(
         "selection": list(evaluation.selection),
         "selected_round": best,
         "rounds": module.next_round,
-        "improving": still_improving([evaluation.score(n) for n in evaluation.history.rounds]),
+        "improving": scores.still_improving(
+            [evaluation.score(n) for n in evaluation.history.rounds]
+        ),
         "first_local": getattr(module.federation.algorithm, "first_local", None),
         "clients": dict(test),
         **({"points": evaluation.points} if evaluation.points else {}),
@@ -198,7 +188,7 @@ def summarise(
         "forward_passes": {c: passes.forward for c, (_, passes) in spent.items()},
         # Metrics that the data leave undefined, and models whose outputs were not finite.
         "undefined": {"val": {c: names for c, names in val.items() if names}, **undefined(test)},
-        "failed": {"val": evaluation.history.failures, "test": failed(test)},
+        "failed": {"val": evaluation.history.failures, "test": scores.failed(test)},
     }
 
 
@@ -228,7 +218,7 @@ def undefined(
         >>> undefined({"a": {"auroc": 0.5}, "b": {"auroc": float("nan")}})
         {'test': {'b': ['auroc']}}
     """
-    return {split: {c: names for c, m in clients.items() if (names := undefined_in(m))}}
+    return {split: {c: names for c, m in clients.items() if (names := scores.undefined_in(m))}}
 
 
 def save_predictions(experiment: Experiment) -> None:
@@ -290,7 +280,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     absent: dict[tuple[str, ...], list[str]] = {}
     for client, names in summary.get("absent", {}).items():
         absent.setdefault(tuple(map(shown, names)), []).append(shown(client))
-    sign = -1 if smaller_is_better(metric) else 1
+    sign = -1 if scores.smaller_is_better(metric) else 1
     means = [
         over["federation"].get(metric, {}).get("mean", math.nan)
         for over in (summary, *summary.get("constant", {}).values())
@@ -302,13 +292,16 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         "summary": summary,
         "metric": metric,
         "split": of[1],
-        "lost": [*undefined_sentences(*of), *failure_sentences(*of)],
+        "lost": [*scores.undefined_sentences(*of), *scores.failure_sentences(*of)],
         "absent": absent,
         "mean": means[0],
         "constant": best,
         "lacking": [shown(c) for c, p in summary.get("points", {}).items() if "pooled" in p],
         "useless": sign * means[0] < sign * best,  # not if one of them is undefined
-        **{function.__name__: function for function in (few, interval, number, shown, size, span)},
+        **{
+            function.__name__: function
+            for function in (few, scores.interval, scores.number, shown, size, scores.span)
+        },
     }
     text = filled(Path(__file__).parent / "templates" / "remarks.txt", **words)
     return text.strip().split("\n")
@@ -342,8 +335,8 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
             table.add_column(f"{intervals['level']:.0%} interval", justify="right")
 
     def add(label: str, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
-        texts = [number(values[n]) if n in values else "–" for n in names]
-        table.add_row(label, texts[0], *([interval(ends.get(first))] * shows), *texts[1:])
+        texts = [scores.number(values[n]) if n in values else "–" for n in names]
+        table.add_row(label, texts[0], *([scores.interval(ends.get(first))] * shows), *texts[1:])
 
     best, worst = ends_of(summary["clients"], *summary["selection"])
     for client in best:

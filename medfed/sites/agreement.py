@@ -559,7 +559,6 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
             raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")
         hint = did_you_mean(key, ["agreed", "policy", *allowed, *READING])
         raise ConfigError(
-            f"{path}: {key} is agreed among all sites, or unknown{hint}; a site's own are "
-            f"site, agreed, policy, {', '.join(allowed)}; the coordinator can change the others "
-            "for all."
+            f"{path}: {key} is agreed among all sites, or unknown{hint}; a site's own are site, "
+            f"agreed, policy, {', '.join(allowed)}; the coordinator can change the others for all."
         )

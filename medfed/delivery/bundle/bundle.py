@@ -41,7 +41,7 @@ from medfed.common.files import replacing_folder, restore_folder, sha256, write_
 from medfed.common.schemas import parse_json
 from medfed.common.templates import text_templates
 from medfed.common.untrusted import reading
-from medfed.delivery.bundle import scripts, weights
+from medfed.delivery.bundle import onnx_file, scripts, weights
 from medfed.delivery.bundle.metadata import (
     FORMAT_VERSION,
     METADATA,
@@ -50,20 +50,7 @@ from medfed.delivery.bundle.metadata import (
     input_size,
     monai_metadata,
 )
-from medfed.delivery.bundle.networks import (
-    bounded,
-    build_network,
-    check_state,
-    is_known,
-    is_own,
-)
-from medfed.delivery.bundle.onnx_file import (
-    ONNX,
-    NotTraceableError,
-    save_int8,
-    save_onnx,
-    trace_shape,
-)
+from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.weights import MODEL, Codebook
@@ -297,10 +284,10 @@ def write_bundle(
         }
         if onnx:
             network = Bundle(made, {"medfed": facts}, state, {}).network()
-            if _saved_as_onnx(made / ONNX, network, facts):
+            if _saved_as_onnx(made / onnx_file.ONNX, network, facts):
                 if samples is not None:
-                    save_int8(made / ONNX, samples)
-                sizes["onnx"] = (made / ONNX).stat().st_size
+                    onnx_file.save_int8(made / onnx_file.ONNX, samples)
+                sizes["onnx"] = (made / onnx_file.ONNX).stat().st_size
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
         _write_json(made / "configs" / "inference.json", inference_config(whole))
         for name, text in carried().items():
@@ -344,8 +331,8 @@ def _check_place(folder: Path) -> None:
 def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> bool:
     """Writes the ONNX file; where that cannot be, a line says so and the bundle goes without."""
     try:
-        save_onnx(path, network, trace_shape(facts), input_size(facts) is None)
-    except NotTraceableError as error:
+        onnx_file.save_onnx(path, network, onnx_file.trace_shape(facts), input_size(facts) is None)
+    except onnx_file.NotTraceableError as error:
         path.unlink(missing_ok=True)
         _log.warning(
             "No ONNX file of %s: %s; models/model.pt has the weights.",

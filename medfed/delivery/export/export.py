@@ -21,15 +21,8 @@ from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.onnx_file import ONNX, import_extra
+from medfed.delivery.export import finetuning
 from medfed.delivery.export.client_model import FULL, choose_bits
-from medfed.delivery.export.finetuning import (
-    STAGES,
-    Quantised,
-    falls,
-    open_data,
-    quantise_and_tune,
-    say_int8,
-)
 from medfed.delivery.export.run_record import RunRecord, finite
 from medfed.reports.tables import Table
 
@@ -91,7 +84,7 @@ def export_run(config: Section) -> list[Path]:
     folder = run.bundles if options.out is None else Path(options.out)
     clients, files = run.chosen(options.client), file_names(run.clients)
     plans = {width: _bits(run, width, options.layers) for width in options.widths}
-    data = open_data(run) if any(plans.values()) or options.onnx == "int8" else None
+    data = finetuning.open_data(run) if any(plans.values()) or options.onnx == "int8" else None
     if options.onnx == "int8" and data is None:
         raise ConfigError(
             f"onnx=int8 needs the data of {run.folder} to see the range of each layer's outputs; "
@@ -140,10 +133,16 @@ def export_client(
     model = run.exported(client)
     facts = run.facts(client, model.plain)
     facts["largest_part"] = _regions(options.largest_part, facts)
-    done, method = Quantised(model.weights, {}, "trained", dict.fromkeys(STAGES)), None
+    done, method = (
+        finetuning.Quantised(model.weights, {}, "trained", dict.fromkeys(finetuning.STAGES)),
+        None,
+    )
     if bits:
         tuning = (options.finetune_steps, options.finetune_lr, options.tolerance)
-        done, method = quantise_and_tune(run, client, model, bits, data, *tuning), "kmeans"
+        done, method = (
+            finetuning.quantise_and_tune(run, client, model, bits, data, *tuning),
+            "kmeans",
+        )
         facts["test_metrics"] = None if done.test is None else finite(done.test)
     elif width is None and (books := run.learned(client, model.weights)):
         done, method = replace(done, books=books), "learned"
@@ -160,7 +159,7 @@ def export_client(
     written = write_bundle(folder, facts, dense, done.books, bool(options.onnx), samples)
     read_bundle(folder)
     if local is not None and (folder / ONNX).is_file():
-        say_int8(run, model, local, folder / ONNX, done.weights)
+        finetuning.say_int8(run, model, local, folder / ONNX, done.weights)
     return written
 
 
@@ -209,7 +208,9 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
     """
     console = wide_console()
     stages = [
-        s for s in STAGES if s != "statistics" or any(_scores(r)[s] is not None for r in rows)
+        s
+        for s in finetuning.STAGES
+        if s != "statistics" or any(_scores(r)[s] is not None for r in rows)
     ]
     head = ["client", "bits", "model.pt", "fp32", "ratio"]
     head += [f"val {metric}\n{name.replace('kmeans', 'k-means')}" for name in stages]
@@ -241,7 +242,7 @@ def save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
         kept = row["quantization"]["kept"]
         lines.append([row["client"], _bits_of(row), row["sizes"]["packed"], kept, metric, *scores])
     head = ("client", "bits", "bytes", "kept", "metric")
-    names = (*(f"val_{n}" for n in STAGES), *(f"test_{n}" for n in _TEST))
+    names = (*(f"val_{n}" for n in finetuning.STAGES), *(f"test_{n}" for n in _TEST))
     write_text(path, csv_text((*head, *names), lines))
 
 
@@ -260,7 +261,7 @@ def _bits_of(row: Facts) -> str:
 
 
 def _scores(row: Facts) -> dict[str, float | None]:
-    return {stage: row["quantization"]["validation"][stage] for stage in STAGES}
+    return {stage: row["quantization"]["validation"][stage] for stage in finetuning.STAGES}
 
 
 def number(value: float | None) -> str:
@@ -297,7 +298,7 @@ def _remarks(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) ->
     lost = [
         f"{named(r)} {' to '.join(map(number, tested(r, metric)))}"
         for r in rows
-        if falls(*tested(r, metric), mode, tolerance)
+        if finetuning.falls(*tested(r, metric), mode, tolerance)
     ]
     if lost:
         unit = f"{tolerance:g}" if mode == "max" else f"{tolerance:.0%}"

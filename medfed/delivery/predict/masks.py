@@ -31,16 +31,9 @@ from medfed.common.files import replacing, writing
 from medfed.datamodules.readers import dicom
 from medfed.datamodules.readers.volumes import as_stored
 from medfed.delivery.bundle.onnx_file import import_extra
+from medfed.delivery.bundle.scripts import scans
 from medfed.delivery.bundle.scripts.masks import SEG
 from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.scans import (
-    PictureFile,
-    Scan,
-    ScanFiles,
-    SegmentedPicture,
-    SegmentedScan,
-    find_cases,
-)
 from medfed.delivery.predict.cases import Case
 from medfed.delivery.predict.options import PredictOptions, check_writable
 from medfed.functional.grids import on_grid
@@ -61,7 +54,7 @@ def highdicom() -> ModuleType:
 
 
 def save_segments(
-    masks: Mapping[str, NDArray[np.bool_]], scan: Scan, target: Path, title: str
+    masks: Mapping[str, NDArray[np.bool_]], scan: scans.Scan, target: Path, title: str
 ) -> None:
     """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan.
 
@@ -155,7 +148,7 @@ def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case
         raise ConfigError("format is for masks of scans; those of pictures are PNG: leave it out.")
     if options.format == "dicomseg" or (output.suffix.lower() == SEG and not in_pictures):
         highdicom()
-    inputs = find_cases(Path(options.input), facts, output)
+    inputs = scans.find_cases(Path(options.input), facts, output)
     what, unit = inputs[0].what, inputs[0].unit
     if not options.into_folder:
         if len(inputs) > 1:
@@ -169,7 +162,10 @@ def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case
 
 
 def _case(
-    predictor: Predictor, options: PredictOptions, given: ScanFiles | PictureFile, alone: bool
+    predictor: Predictor,
+    options: PredictOptions,
+    given: scans.ScanFiles | scans.PictureFile,
+    alone: bool,
 ) -> Case:
     """An input with all files that are written for it: the output itself, or in it, by its name."""
     output, facts, labels = Path(options.output), predictor.facts, predictor.labels
@@ -183,7 +179,7 @@ def _case(
     def write() -> dict[str, float | str]:
         found = given.segment(predictor, options.spacing_tolerance)
         masks = predictor.masks(found.regions)
-        if is_seg and isinstance(found, SegmentedScan):
+        if is_seg and isinstance(found, scans.SegmentedScan):
             title = f"medfed, {facts['method']}"
             planes = {n: m.numpy() for n, m in zip(labels, masks, strict=True)}
             save_segments(planes, found.scan, target, title)
@@ -193,7 +189,7 @@ def _case(
             found.save_maps(labels, found.regions, maps)
         for path in drawn:
             _draw(predictor, given, found, path)
-        channels = found.scan.channels if isinstance(found, SegmentedScan) else ()
+        channels = found.scan.channels if isinstance(found, scans.SegmentedScan) else ()
         sizes = _sizes(labels, masks, found.regions, given.unit, found.factor)
         return {**sizes, "channels": "+".join(channels)}
 
@@ -217,8 +213,8 @@ _OTHER = "leave format=dicomseg out to get a mask of the scan's own format"
 
 def _draw(
     predictor: Predictor,
-    given: ScanFiles | PictureFile,
-    segmented: SegmentedScan | SegmentedPicture,
+    given: scans.ScanFiles | scans.PictureFile,
+    segmented: scans.SegmentedScan | scans.SegmentedPicture,
     path: Path,
 ) -> None:
     """Draws the contours of all regions, once per channel; of a scan in one axial slice."""
@@ -227,7 +223,7 @@ def _draw(
     from medfed.models.segmentation_meter import slice_with_most
 
     title, aspect = given.id.rpartition("/")[2], 1.0
-    if isinstance(segmented, SegmentedScan):
+    if isinstance(segmented, scans.SegmentedScan):
         probabilities = segmented.regions
         (image, _, grid, geometry, *_), spacing = segmented.scan, segmented.scan.geometry.spacing
         image = image if grid is None else on_grid(image, grid, geometry.shape)

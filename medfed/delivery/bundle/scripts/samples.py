@@ -18,22 +18,9 @@ from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
 from medfed.common.files import csv_text, write_text, writing
-from medfed.datamodules.ct_patches import (
-    Candidates,
-    PatchSpec,
-    extract,
-    find_scans,
-    read_points,
-    to_unit,
-)
+from medfed.datamodules import ct_patches
+from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.csv_files import read_features
-from medfed.datamodules.readers.pictures import (
-    arrays_of,
-    channels_first,
-    opened,
-    read_image,
-    unit_range,
-)
 from medfed.datamodules.readers.volumes import read_geometry
 from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.bundle.scripts.predictor import Predictor
@@ -259,9 +246,9 @@ class ScanCandidates:
         self, scans: Path, source: Path, predictor: Predictor, tolerance: float | None
     ) -> None:
         self.source, self.predictor, self.tolerance = source, predictor, tolerance
-        self.points = read_points(source, None)
+        self.points = ct_patches.read_points(source, None)
         self.folder = scans
-        self.scans = find_scans(scans) if scans.is_dir() else self._one_scan(scans)
+        self.scans = ct_patches.find_scans(scans) if scans.is_dir() else self._one_scan(scans)
         self.series = list(self.points.series if scans.is_dir() else self.scans)
         self.chances = np.full((len(self.points.row), len(predictor.columns)), np.nan)
 
@@ -293,7 +280,9 @@ class ScanCandidates:
                 f"{self.folder}; copy it there, or remove its rows."
             )
         labels = np.zeros(len(rows), np.int64)
-        chosen = Candidates(points.world[rows], labels, points.row[rows], str(self.source))
+        chosen = ct_patches.Candidates(
+            points.world[rows], labels, points.row[rows], str(self.source)
+        )
         file = self.scans[series]
         patches = _patches(file, chosen, self.tolerance, self.predictor)
         self.chances[rows] = self.predictor.classify(patches, file).double().numpy()
@@ -311,11 +300,11 @@ class ScanCandidates:
 
 
 def _patches(
-    header: Path, candidates: Candidates, tolerance: float | None, predictor: Predictor
+    header: Path, candidates: ct_patches.Candidates, tolerance: float | None, predictor: Predictor
 ) -> Tensor:
     """(n, C, *spatial) patches of the candidates of one scan, as in training."""
     try:
-        spec = PatchSpec(**predictor.facts["input"]["patches"])
+        spec = ct_patches.PatchSpec(**predictor.facts["input"]["patches"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(
             f"The bundle does not say how patches are cut ({error}); export it anew."
@@ -323,8 +312,8 @@ def _patches(
     resampled = range(0 if spec.spacing is None else len(spec.size))  # may be of any spacing
     axes = [axis for axis in range(3) if axis not in resampled]
     check_spacing(read_geometry(header).spacing, predictor.facts, tolerance, header, axes)
-    patches = extract(header, candidates, spec)
-    return torch.from_numpy(to_unit(patches, spec.window, predictor.present.numpy()))
+    patches = ct_patches.extract(header, candidates, spec)
+    return torch.from_numpy(ct_patches.to_unit(patches, spec.window, predictor.present.numpy()))
 
 
 def rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[object]]:
@@ -374,7 +363,7 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
             raise DataError(f"{file} is flat, but the model takes volumes of {size}; give .npy.")
         if not facts.get("converted", False):
             _check_image(file, size, facts["color"])
-        pixels = read_image(file, size, facts["color"])
+        pixels = pictures.read_image(file, size, facts["color"])
     return _as_seen(pixels[None], file, predictor)
 
 
@@ -390,14 +379,16 @@ def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
     Raises:
         DataError: If it cannot be read or has no images.
     """
-    with arrays_of(file) as arrays:
+    with pictures.arrays_of(file) as arrays:
         names = [n for n in arrays if n == "images" or n.endswith("_images")]
         if not names:
             raise DataError(
                 f"{file} has no array of the name images or *_images, but "
                 f"{', '.join(arrays)[:200] or 'none'}; name it so."
             )
-        return {n: channels_first(file, n.removesuffix("_images"), arrays[n]) for n in names}
+        return {
+            n: pictures.channels_first(file, n.removesuffix("_images"), arrays[n]) for n in names
+        }
 
 
 def _of_array(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
@@ -417,12 +408,12 @@ def _as_seen(pixels: NDArray[np.uint8], source: object, predictor: Predictor) ->
             f"{source} has values up to {pixels.max()}, but white was {white} in training; "
             "scale the image."
         )
-    return torch.from_numpy(unit_range(pixels, white, predictor.present.numpy()))
+    return torch.from_numpy(pictures.unit_range(pixels, white, predictor.present.numpy()))
 
 
 def _check_image(file: Path, size: list[int], color: str) -> None:
     """Refuses what training never saw, where training took the images as they were."""
-    with opened(file) as image:
+    with pictures.opened(file) as image:
         pixels, grey = [image.height, image.width], image.mode in _GREY
         coloured = not grey and _has_colour(image)
     if pixels != size:

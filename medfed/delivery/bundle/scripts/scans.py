@@ -18,23 +18,7 @@ from torch import Tensor
 from medfed.common.errors import DataError
 from medfed.common.seeding import one_thread
 from medfed.datamodules.preparation import Preparation
-from medfed.datamodules.readers import dicom, pictures
-from medfed.datamodules.readers.volumes import (
-    FILES,
-    SUFFIXES,
-    AbsentFileError,
-    Geometry,
-    Pattern,
-    check_finite,
-    check_same_grid,
-    files_of,
-    find_file,
-    is_volume,
-    read_geometry,
-    read_volume,
-    stem_of,
-    suffix_of,
-)
+from medfed.datamodules.readers import dicom, pictures, volumes
 from medfed.delivery.bundle.scripts.masks import (
     SEG,
     label_map,
@@ -135,11 +119,11 @@ class ScanFiles:
     def _volumes(self) -> Sequence[Path]:
         if not self.path.is_dir() or dicom.is_series(self.path):
             return [self.path]
-        return self.contrasts or [p for p in self.path.iterdir() if is_volume(p)]
+        return self.contrasts or [p for p in self.path.iterdir() if volumes.is_volume(p)]
 
     def files(self) -> list[Path]:
         """Lists the files that it is made of."""
-        return [file for volume in self._volumes for file in files_of(volume)]
+        return [file for volume in self._volumes for file in volumes.files_of(volume)]
 
     def target(self, folder: Path, wanted: str | None = None) -> Path:
         """Returns the file of its masks in a folder: NIfTI, or a DICOM SEG."""
@@ -186,7 +170,7 @@ class Scan(NamedTuple):
     image: Tensor
     body: Tensor
     grid: Tensor | None
-    geometry: Geometry
+    geometry: volumes.Geometry
     source: Path
     channels: Sequence[str]
 
@@ -349,14 +333,14 @@ def find_scans(
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
-    if not path.is_dir() and not suffix_of(path):
+    if not path.is_dir() and not volumes.suffix_of(path):
         raise DataError(
-            f"{path} is no volume ({', '.join(SUFFIXES)}, or the folder of a DICOM series); "
-            "convert the scan."
+            f"{path} is no volume ({', '.join(volumes.SUFFIXES)}, or the folder of a DICOM "
+            "series); convert the scan."
         )
 
     def is_one(place: Path) -> bool:
-        return is_volume(place) or _is_case(place, facts)
+        return volumes.is_volume(place) or _is_case(place, facts)
 
     def scans_in(place: Path, name: str) -> list[ScanFiles]:
         below = place.relative_to(path)
@@ -367,21 +351,21 @@ def find_scans(
         return cases or [ScanFiles(name.removesuffix("_0000"), place)]  # nnU-Net's only contrast
 
     if is_one(path):
-        return scans_in(path, stem_of(path.resolve()))
+        return scans_in(path, volumes.stem_of(path.resolve()))
     inside = [*walk(path, apart_from, is_one)]
-    volumes = [p for p in inside if p.is_dir() or suffix_of(p)]
-    if not volumes:
+    found = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
+    if not found:
         raise DataError(
-            f"{path} has no volumes ({', '.join(SUFFIXES)}, folders of DICOM series) and no "
-            "folders of them; name the folder with the scans in input."
+            f"{path} has no volumes ({', '.join(volumes.SUFFIXES)}, folders of DICOM series) and "
+            "no folders of them; name the folder with the scans in input."
         )
     of_headers = {".raw", ".zraw", ".gz"}
-    others = [p for p in inside if p not in volumes and p.suffix.lower() not in of_headers]
+    others = [p for p in inside if p not in found and p.suffix.lower() not in of_headers]
     say_left_out(path, others, "volumes")
     scans = [
         scan
-        for p in volumes
-        for scan in scans_in(p, stem_below(p, path, p.name if p.is_dir() else stem_of(p)))
+        for p in found
+        for scan in scans_in(p, stem_below(p, path, p.name if p.is_dir() else volumes.stem_of(p)))
     ]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
@@ -439,16 +423,16 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
     if scan.path.is_dir() and not dicom.is_series(scan.path):
         files = _files_by_contrast(scan, facts)
         names, paths = list(files), list(files.values())
-        geometry = check_same_grid(paths)[0]
+        geometry = volumes.check_same_grid(paths)[0]
     else:
-        geometry = read_geometry(scan.path)
+        geometry = volumes.read_geometry(scan.path)
         names, paths = channels_of(scan.path, geometry.channels, facts), [scan.path]
     # Slices keep their distance where pixels are resampled.
     axes = {0: (0, 1, 2), 2: (2,), 3: ()}[len(facts.get("resampled_to") or ())]
     check_spacing(geometry.spacing, facts, tolerance, scan.path, axes)
     with one_thread():
         loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
-        check_finite(loaded, names, paths)
+        volumes.check_finite(loaded, names, paths)
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
         there = [name for name in facts["present"] if name in names]
@@ -530,17 +514,21 @@ def _is_case(folder: Path, facts: Mapping[str, Any]) -> bool:
     """Whether a folder holds the volumes of one scan: any contrast's pattern matches."""
     if not folder.is_dir():
         return False
-    files = [p for p in folder.iterdir() if is_volume(p) and not p.name.startswith(".")]
+    files = [p for p in folder.iterdir() if volumes.is_volume(p) and not p.name.startswith(".")]
     patterns = [p for alternatives in _patterns(facts).values() for p in alternatives]
     return any(file.match(pattern) for file in files for pattern in patterns)
 
 
 def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     """File names of the contrasts that the client has: those of the training data, or the usual."""
-    known: Mapping[str, Pattern] = facts["input"].get("files") or {}
+    known: Mapping[str, volumes.Pattern] = facts["input"].get("files") or {}
     patterns: dict[str, Sequence[str]] = {}
     for name in facts["present"]:
-        usual = (*FILES.get(name, ()), *(f"{name}{suffix}" for suffix in SUFFIXES), name)
+        usual = (
+            *volumes.FILES.get(name, ()),
+            *(f"{name}{suffix}" for suffix in volumes.SUFFIXES),
+            name,
+        )
         given = known.get(name, usual)
         patterns[name] = [given] if isinstance(given, str) else list(given)
     return patterns
@@ -551,11 +539,13 @@ def _flat(folder: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Path]]:
     scans: dict[str, dict[str, Path]] = {}
     if not folder.is_dir() or dicom.is_series(folder):
         return scans
-    volumes = sorted(p for p in folder.iterdir() if is_volume(p) and not p.name.startswith("."))
+    there = sorted(
+        p for p in folder.iterdir() if volumes.is_volume(p) and not p.name.startswith(".")
+    )
     most = 0
     for contrast, patterns in _patterns(facts).items():
         ends = tuple(p[1:] for p in patterns if p.startswith("*"))
-        files = [(p, end) for p in volumes for end in ends if p.name.endswith(end)]
+        files = [(p, end) for p in there for end in ends if p.name.endswith(end)]
         most = max(most, len(files))
         for file, end in files:
             scans.setdefault(file.name.removesuffix(end), {})[contrast] = file
@@ -568,8 +558,8 @@ def _files_by_contrast(scan: ScanFiles, facts: Mapping[str, Any]) -> dict[str, P
         listed = {}
         for contrast, pattern in patterns.items():
             try:
-                listed[contrast] = find_file(scan.path, contrast, pattern)
-            except AbsentFileError:
+                listed[contrast] = volumes.find_file(scan.path, contrast, pattern)
+            except volumes.AbsentFileError:
                 if contrast not in partial:
                     raise
         return listed
@@ -584,7 +574,7 @@ def _files_by_contrast(scan: ScanFiles, facts: Mapping[str, Any]) -> dict[str, P
 
 
 def _load(path: Path, count: int) -> Tensor:
-    loaded = read_volume(path).voxels
+    loaded = volumes.read_volume(path).voxels
     if len(loaded) != count:
         raise DataError(f"{path} has {len(loaded)} channels, but a file per contrast has {count}.")
     return loaded
