@@ -39,7 +39,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import Split, split_patients
 from medfed.functional.statistics import Difference, Floats, splits_needed
 from medfed.records.cells import Cell, Stage, cell_key
-from medfed.reports.sentences import about
+from medfed.reports.sentences import about, signed
 from medfed.reports.tables import Table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
@@ -328,8 +328,7 @@ class Gain:
     @property
     def text(self) -> str:
         """The mean with its interval."""
-        ends = "" if math.isnan(self.low) else f" [{self.low:+.4f}, {self.high:+.4f}]"
-        return f"{self.mean:+.4f}{ends}"
+        return signed((self.mean, self.low, self.high))
 
 
 def gain_of(

@@ -451,9 +451,8 @@ class Method:
     @classmethod
     def of(cls, name: str) -> Method:
         """Returns the method of that name; whether there is one, the configuration says."""
-        if name == "pooled_finetuned":
-            return cls(name, "pooled", True)
-        return cls(name, name)
+        finetuned = name == "pooled_finetuned"
+        return cls(name, "pooled" if finetuned else name, finetuned)
 
 
 def known_methods(folders: Sequence[str | Path] = ()) -> list[str]:

@@ -151,13 +151,12 @@ def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ..
 
 def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
     """The mean over splits of how a method went, at the rounds that all splits have."""
-    by_round: dict[int, list[Moment]] = {}
-    for result in results:
-        passes = max(result["passes"].values())
-        for at in result.get("course", ()):
-            moment = Moment(at["round"], number(at["score"]), at["bytes"], at["passes"] * passes)
-            by_round.setdefault(moment.round, []).append(moment)
-    return mean_course(by_round, len(results))
+    courses = []
+    for of in results:
+        passes, kept = max(of["passes"].values()), of.get("course", ())
+        course = ((m["round"], number(m["score"]), m["bytes"], m["passes"] * passes) for m in kept)
+        courses.append([Moment(*moment) for moment in course])
+    return mean_course(courses)
 
 
 def _resampled(results: Sequence[Result], clients: Sequence[str], worst: float) -> Floats:

@@ -116,7 +116,3 @@ def main(config: RunDescription) -> None:
         out=Path(str(asked.out)),
         workers=asked.workers or len(os.sched_getaffinity(0)),
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -71,7 +71,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; ``paths.NAME`` may name a suite of a plugin folder."""
     given = sys.argv[1:] if arguments is None else arguments
     _main([f"++{a}" if a.startswith("paths.") else a for a in given])
-
-
-if __name__ == "__main__":
-    main()

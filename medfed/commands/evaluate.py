@@ -70,7 +70,3 @@ def main(config: Section) -> None:
     from medfed.run.results import print_summary
 
     print_summary(evaluate_run(folder, str(config.split)), folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,3 @@ def main(config: Section) -> None:
     from medfed.delivery.main import predict
 
     predict(config)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,3 @@ def main(config: RunDescription) -> None:
     from medfed.run.prepare import prepare
 
     prepare(config)
-
-
-if __name__ == "__main__":
-    main()

@@ -30,14 +30,13 @@ USAGE = (
     "medfed site withdraw run=FOLDER site=NAME; "
     "medfed site status run=FOLDER"
 )
-_NEEDED = {
+_KEYS = {
     "check": ("agreed", "local"),
     "describe": ("agreed", "local", "folder"),
-    "withdraw": ("run", "site"),
+    "withdraw": ("run", "site", "forget"),
     "status": ("run",),
 }
-_MORE = {"check": (), "describe": (), "withdraw": ("forget",), "status": ()}
-_KEYS = {name: (*needed, *_MORE[name]) for name, needed in _NEEDED.items()}
+_OPTIONAL = ("forget",)
 
 
 @plain(partial(print_usage, USAGE), needs_words=True)
@@ -71,7 +70,7 @@ def read(what: str, given: Sequence[str]) -> dict[str, str]:
                 f"Unknown key {key!r}{did_you_mean(key, _KEYS[what])}; medfed site {what} has "
                 f"{', '.join(_KEYS[what])}."
             )
-    if lacking := [key for key in _NEEDED[what] if not keys.get(key)]:
+    if lacking := [key for key in _KEYS[what] if not (keys.get(key) or key in _OPTIONAL)]:
         raise ConfigError(f"{lacking[0]} has no value yet; set it by {lacking[0]}=VALUE.")
     return keys
 

@@ -178,6 +178,23 @@ def size(count: int) -> str:
 
 
 @contextmanager
+def levels(wanted: Mapping[str, int]) -> Iterator[None]:
+    """Gives loggers other levels for a while.
+
+    Args:
+        wanted: The levels by the loggers' names; that of the root is empty.
+    """
+    before = {log: log.level for log in map(logging.getLogger, wanted)}
+    for log, level in zip(before, wanted.values(), strict=True):
+        log.setLevel(level)
+    try:
+        yield
+    finally:
+        for log, level in before.items():
+            log.setLevel(level)
+
+
+@contextmanager
 def without_remarks() -> Iterator[None]:
     """Hides Lightning's warnings about things that a federated run does on purpose."""
     # These loggers, because the import of Lightning sets the level of their parents.
@@ -188,17 +205,10 @@ def without_remarks() -> Iterator[None]:
         "lightning_fabric.utilities.rank_zero",
         "lightning_fabric.utilities.distributed",
     )
-    before = {log: log.level for log in map(logging.getLogger, names)}
-    for log in before:
-        log.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            # Lightning 2.6 uses a type of PyTorch's pytrees that newer PyTorch deprecates.
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-            yield
-    finally:
-        for log, level in before.items():
-            log.setLevel(level)
+    with levels(dict.fromkeys(names, logging.WARNING)), warnings.catch_warnings():
+        # Lightning 2.6 uses a type of PyTorch's pytrees that newer PyTorch deprecates.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+        yield
 
 
 SECONDS = 10.0  # seconds between plain lines

@@ -434,18 +434,11 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         >>> (folder / "text").read_text(), [p.name for p in folder.parent.iterdir()]
         ('new', ['a'])
     """
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made, old = _beside(folder, "new"), _beside(folder, "old")
-    with _alone(folder):
-        try:
-            made.mkdir()
-            yield made
-            if folder.exists():
-                folder.rename(old)
-            made.rename(folder)
-        finally:
-            _tidy(folder)
+    with _alone(folder) as (place, made):
+        yield made
+        if place.exists():
+            place.rename(_beside(place, "old"))
+        made.rename(place)
 
 
 @contextmanager
@@ -458,19 +451,12 @@ def made_once(folder: Path) -> Iterator[Path | None]:
     Yields:
         An empty folder to write into, or None if the folder exists.
     """
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
-        if folder.exists():
+    with _alone(folder) as (place, made):
+        if place.exists():
             yield None
             return
-        made = _beside(folder, "new")
-        try:
-            made.mkdir()
-            yield made
-            made.rename(folder)
-        finally:
-            _tidy(folder)
+        yield made
+        made.rename(place)
 
 
 def restore_folder(folder: Path) -> None:
@@ -486,16 +472,27 @@ def restore_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write the folder, then clears what killed processes left."""
+def _alone(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Waits for other processes that write the folder, then clears what killed processes left.
+
+    Args:
+        folder: The final name; its parents are made.
+
+    Yields:
+        The final name as an absolute path, and an empty folder beside it, removed at the end.
+    """
     from filelock import FileLock  # as above
 
-    name = _beside(folder, "lock")
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made, name = _beside(folder, "new"), _beside(folder, "lock")
     with FileLock(name):
         _tidy(folder)
         try:
-            yield
+            made.mkdir()
+            yield folder, made
         finally:
+            _tidy(folder)
             name.unlink(missing_ok=True)
 
 

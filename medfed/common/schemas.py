@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -34,17 +34,13 @@ Number = Annotated[float, msgspec.Meta(ge=-1.7976931348623157e308, le=1.79769313
 """A finite number."""
 
 
-@overload
 def parse_json(
-    source: Path | bytes | memoryview, *, limit: int = ..., finite: bool = ...
-) -> Any: ...
-@overload
-def parse_json(
-    source: Path | bytes | memoryview, kind: type[T], *, limit: int = ..., finite: bool = ...
-) -> T: ...
-def parse_json(
-    source: Path | bytes | memoryview, kind: Any = Any, *, limit: int = LIMIT, finite: bool = True
-) -> Any:
+    source: Path | bytes | memoryview,
+    kind: type[T] = Any,  # type: ignore[assignment]
+    *,
+    limit: int = LIMIT,
+    finite: bool = True,
+) -> T:
     """Reads JSON as a type, and refuses values that parsers read differently.
 
     Args:
@@ -78,7 +74,7 @@ def parse_json(
     else:
         content = bytes(source)
     try:
-        value = json.loads(
+        value: T = json.loads(
             content.decode(),
             object_pairs_hook=_once,
             parse_int=_whole,

@@ -34,12 +34,7 @@ def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
         >>> subtract({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])})
         {'w': tensor([2.])}
     """
-    if not a:
-        return {}
-    names = list(a)
-    return dict(
-        zip(names, torch._foreach_sub([a[n] for n in names], [b[n] for n in names]), strict=True)
-    )
+    return add(a, b, -1)
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Tensors:

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from medfed.common.errors import CheckpointError, MedfedError, first_line
 from medfed.common.files import original
@@ -52,11 +52,7 @@ string to float: 'x'); copy it again or repeat the run.
         raise CheckpointError(f"{path} cannot be read ({why!s:.200}); {then}.") from error
 
 
-@overload
-def read_json(path: Path) -> dict[str, Any]: ...
-@overload
-def read_json(path: Path, kind: type[T]) -> T: ...
-def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
+def read_json(path: Path, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
     """Reads a JSON file as a type.
 
     Args:
@@ -67,7 +63,7 @@ def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
         CheckpointError: If it is missing, torn, or holds something else.
     """
     with reading(path):
-        content = parse_json(path, finite=False)  # a metric may be NaN
+        content: Any = parse_json(path, finite=False)  # a metric may be NaN
         return _fitted(path, content, kind)
 
 

@@ -310,29 +310,18 @@ def _typed(
 ) -> RunDescription:
     whole, facts = Section(values, checked=True), Facts.__dataclass_fields__
     try:
-        return RunDescription(
-            **{key: whole[key] for key in _WHOLE},
-            canonical=optional(whole, "canonical"),
-            adapters=optional(whole, "adapters"),
-            aggregation=optional(whole, "aggregation"),
-            privacy=Privacy.of(whole["privacy"]),
-            folder=str(whole["folder"]),
-            pictures=str(whole["pictures"]["format"]),
-            keep_out=tuple(map(str, whole.get("keep_out") or ())),
-            plugins=tuple(map(str, whole.get("plugins") or ())),
-            facts=Facts(**copy.deepcopy({key: values.get(key) for key in facts})),
-            evaluation=Evaluation(**whole["evaluation"]),
-            checkpoint=Checkpoints(**whole["checkpoint"]),
-            source=source,
-            values=whole,
-            overrides=overrides,
-        )
+        typed: dict[str, Any] = {"source": source, "values": whole, "overrides": overrides}
+        typed |= {
+            **{key: optional(whole, key) for key in ("canonical", "adapters", "aggregation")},
+            **{key: tuple(map(str, whole.get(key) or ())) for key in ("keep_out", "plugins")},
+            "privacy": Privacy.of(whole["privacy"]),
+            "folder": str(whole["folder"]),
+            "pictures": str(whole["pictures"]["format"]),
+            "facts": Facts(**copy.deepcopy({key: values.get(key) for key in facts})),
+            "evaluation": Evaluation(**whole["evaluation"]),
+            "checkpoint": Checkpoints(**whole["checkpoint"]),
+        }
+        others = RunDescription.__dataclass_fields__.keys() - typed.keys()
+        return RunDescription(**typed, **{key: whole[key] for key in sorted(others)})
     except (KeyError, TypeError) as error:
         raise LacksKeyError(first_line(error)) from error
-
-
-_WHOLE = (
-    *("name", "resume", "rounds", "seed", "threads", "buffers", "progress"),
-    *("data", "model", "algorithm", "optimizer", "scheduler", "local", "cohort"),
-    *("codec", "channel", "trainer", "logger", "init"),
-)

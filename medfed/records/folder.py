@@ -352,9 +352,9 @@ class RunFolder(Places):
         with reading(path):
             fit(summary, _Summary)
         for key in {"constant", "intervals"} & summary.keys():
-            summary[key] = _with_nan(summary[key])
+            summary[key] = with_nan(summary[key])
         for of in ("clients", "federation"):
-            summary[of] = {name: _with_nan(values) for name, values in summary[of].items()}
+            summary[of] = {name: with_nan(values) for name, values in summary[of].items()}
         clients = summary["clients"]
         with reading(path):
             metrics = set(summary["federation"])
@@ -368,6 +368,11 @@ class RunFolder(Places):
             if summary["selection"][0] not in metrics:
                 raise ValueError("the metric that selected its round is not among its metrics")
         return summary
+
+    def about(self) -> dict[str, Any]:
+        """Returns of which model of which run a later record speaks."""
+        kept = ("name", "algorithm", "selection", "selected_round")
+        return {key: self.summary[key] for key in kept}
 
     @property
     def seed(self) -> int:
@@ -470,12 +475,17 @@ class Run(RunFolder):
         _ = self.summary
 
 
-def _with_nan(content: Any) -> Any:
-    """Puts NaN back where JSON has null."""
+def with_nan(content: Any) -> Any:
+    """Puts NaN back where JSON has null.
+
+    Example:
+        >>> with_nan({"loss": 0.5, "auroc": None, "ends": [None, 1]})
+        {'loss': 0.5, 'auroc': nan, 'ends': [nan, 1]}
+    """
     if isinstance(content, dict):
-        return {key: _with_nan(value) for key, value in content.items()}
+        return {key: with_nan(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_with_nan(value) for value in content]
+        return [with_nan(value) for value in content]
     return math.nan if content is None else content
 
 

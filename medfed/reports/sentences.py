@@ -80,7 +80,7 @@ def _which(task: Task, verdicts: Verdicts, best: str) -> str:
     return f"{named} has the best mean of {len(methods)}; to say more needs a run of {lacking}."
 
 
-def signed(difference: Difference) -> str:
+def signed(difference: Sequence[float]) -> str:
     """Writes a difference with its sign and its interval.
 
     Example:

@@ -6,6 +6,7 @@ is the interval that the run printed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,12 +270,8 @@ def _passes(run: Run) -> float:
 
 def _course(runs: Sequence[Run]) -> tuple[Moment, ...]:
     """The mean over runs of how validation went, at the rounds that all of them have."""
-    by_round: dict[int, list[Moment]] = {}
-    for run in runs:
-        of = run.history(), run.ledger, run.summary["selection"], run.summary["rounds"]
-        for moment in course(*of, _passes(run)):
-            by_round.setdefault(moment.round, []).append(moment)
-    return mean_course(by_round, len(runs))
+    kept = ((r, r.summary["selection"], r.summary["rounds"], _passes(r)) for r in runs)
+    return mean_course([course(run.history(), run.ledger, *of) for run, *of in kept])
 
 
 def course(
@@ -305,20 +302,18 @@ def course(
         yield Moment(at + 1, mean if mode == "max" else -mean, sent, passes * (at + 1) / rounds)
 
 
-def mean_course(by_round: Mapping[int, Sequence[Moment]], count: int) -> tuple[Moment, ...]:
+def mean_course(courses: Sequence[Iterable[Moment]]) -> tuple[Moment, ...]:
     """Returns the mean over splits or runs, at the rounds that all of them have.
 
     Args:
-        by_round: The moments at each round.
-        count: The number of splits or runs.
+        courses: The moments of each.
     """
-    return tuple(
-        Moment(
-            moments[0].round, *(float(v) for v in scores.mean_of_known(np.array(moments)[:, 1:], 0))
-        )
-        for _, moments in sorted(by_round.items())
-        if len(moments) == count
-    )
+    by_round: dict[int, list[Moment]] = {}
+    for moment in itertools.chain.from_iterable(courses):
+        by_round.setdefault(moment.round, []).append(moment)
+    whole = [np.array(of) for _, of in sorted(by_round.items()) if len(of) == len(courses)]
+    means = (scores.mean_of_known(moments[:, 1:], 0) for moments in whole)
+    return tuple(Moment(int(m[0, 0]), *map(float, v)) for m, v in zip(whole, means, strict=True))
 
 
 def rise_of(courses: Sequence[Sequence[float]], overlap: float = 0.0) -> Difference | None:

@@ -28,6 +28,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.files import write_json, write_text, writing
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
+from medfed.common.templates import filled
 from medfed.common.tensors import Tensors, flatten, select
 from medfed.config.description import RunDescription
 from medfed.datamodules.client_data import ClientData
@@ -546,48 +547,16 @@ def page(audit: Audit) -> str:
 
 def sentences(audit: Audit) -> list[str]:
     """Returns the answers in words: rows, membership, descriptions."""
-    return [_about_rows(audit), *_about_members(audit), *map(_about, audit.fingerprints)]
-
-
-def _about_rows(audit: Audit) -> str:
-    if not audit.rows:
-        return (
-            f"The first layer is {audit.layer}, not a plain linear layer with a bias: rows do not "
-            "follow exactly from its gradient. That is no protection: images can be approximated."
-        )
     settings: dict[tuple[bool, int], list[RowsFound]] = {}
     for row in audit.rows:
         settings.setdefault((row.own, 0 if row.own else row.batch), []).append(row)
-    counts = []
-    for rows in settings.values():
-        found, used = sum(row.found for row in rows), sum(row.used for row in rows)
-        size = f"{rows[0].steps} steps with batches of {rows[0].batch}"
-        counts.append(f"{found:,} of {used:,} ({size.replace('1 steps', '1 step')})")
-    return (
-        f"Training rows that follow from messages within {audit.tolerance:.2g} of their size: at "
-        f"the run's settings {counts[0]}; of single steps {', '.join(counts[1:])}."
-    )
-
-
-def _about_members(audit: Audit) -> Iterator[str]:
+    members = []
     for model in dict.fromkeys(g.model for g in audit.guesses):
         alike = [g for g in audit.guesses if g.model == model and not g.of_run]
-        whole, worst = alike[-1], max(alike, key=lambda g: (g.client != "all", g.auc[0]))
-        verdict = "better than chance" if whole.auc[1] > 0.5 else "not shown to beat chance"
-        yield (
-            f"Who was in training, guessed from the {model}: AUC {_text(whole.auc)} over "
-            f"{whole.patients} patients, {verdict} (0.5); at 1 % false positives "
-            f"{_text(whole.hits)} of the members are recognised. Most exposed: "
-            f"{shown(worst.client)}, AUC {_text(worst.auc)}, {worst.patients} patients."
-        )
-
-
-def _about(each: Fingerprint) -> str:
-    beats = "is identifying" if each.rate[1] > 1 / each.clients else "is not shown to identify it"
-    return (
-        f"A client's {each.part} {beats}: from other patients of the same client it points to the "
-        f"client in {_text(each.rate)} of the cases; chance is {1 / each.clients:.3f}."
-    )
+        members.append((alike[-1], max(alike, key=lambda g: (g.client != "all", g.auc[0]))))
+    words = {"settings": list(settings.values()), "members": members, "text": _text}
+    template = Path(__file__).parent / "templates" / "audit.txt"
+    return filled(template, of=audit, shown=shown, **words).strip().split("\n")
 
 
 def _text(value: tuple[float, float, float]) -> str:

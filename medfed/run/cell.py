@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfed.common.console import without_remarks
+from medfed.common.console import levels, without_remarks
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.files import digest
 from medfed.config.description import RunDescription, describe
@@ -129,18 +129,16 @@ def _short(value: np.floating[Any]) -> float:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """What a run says goes nowhere; the numbers of threads and the loggers' levels come back."""
-    threads, log = torch.get_num_threads(), logging.getLogger()
-    level = log.level
-    log.setLevel(logging.ERROR)
+    threads = torch.get_num_threads()
     try:
         with (
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
+            levels({"": logging.ERROR}),
             without_remarks(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
         torch.set_num_threads(threads)

@@ -68,8 +68,7 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}
     measured |= {"failed": {split: scores.failed(clients)}}
     measured |= findings(examined(experiment), experiment.config.seed)
-    kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}
-    write_json(run.evaluation_json(split), kept | measured)
+    write_json(run.evaluation_json(split), run.about() | measured)
     return summary | measured
 
 

@@ -232,7 +232,7 @@ def _words(method: str | None, seed: int | None) -> list[str]:
 
 def _known(save_dir: str, service: str) -> str | None:
     path = RunFolder(Path(save_dir)).logger_json
-    name = read_json(path).get(service) if path.is_file() else None
+    name = read_json(path, dict[str, Any]).get(service) if path.is_file() else None
     return None if name is None else str(name)
 
 

@@ -299,9 +299,7 @@ def to_csv(rows: Sequence[Any]) -> str:
 def write_onboarding(onboarding: Onboarding, folder: Path) -> None:
     """Writes ``onboarding.csv``, ``onboarding.json`` and ``pictures/onboarding.png``."""
     summary, run = onboarding.summary, RunFolder(folder)
-    kept = ("name", "algorithm", "selection", "selected_round")
-    record: dict[str, Any] = {name: summary[name] for name in kept}
-    record |= {"steps": onboarding.steps, "notes": list(onboarding.notes)}
+    record = run.about() | {"steps": onboarding.steps, "notes": list(onboarding.notes)}
     write_text(run.onboarding_csv, to_csv(onboarding.rows))
     write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in onboarding.rows]})
     metric = summary["selection"][0]

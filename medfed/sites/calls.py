@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from medfed.common.checks import check_fields, within
 from medfed.common.console import shown
-from medfed.common.errors import CodecError, ConfigError, SiteError
+from medfed.common.errors import CodecError, SiteError
 from medfed.datamodules.base import Exchanged
 from medfed.sites.agreement import words_for
 from medfed.sites.status import Traffic
@@ -20,6 +21,8 @@ from medfed.sites.wire import Facts, Greeting, Kind, Reply, Request, Silent, Tra
 
 Found = TypeVar("Found")
 Merging = Generator[bytes, Sequence[bytes], None]
+_Ask = Callable[[Request, float], Reply | str]
+_Seconds = Annotated[float, within("[0, inf)")]
 SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was restarted"
 
 
@@ -43,21 +46,17 @@ class Terms:
         ConfigError: If a value is out of range.
     """
 
-    quorum: float = 0.5
-    timeout: float = 600.0
-    hello: float = 3600.0
-    grace: float = 10.0
-    probe: float = 2.0
-    patience: float = 3600.0
+    quorum: Annotated[float, within("(0, 1]")] = 0.5
+    timeout: _Seconds = 600.0
+    hello: _Seconds = 3600.0
+    grace: _Seconds = 10.0
+    probe: _Seconds = 2.0
+    patience: _Seconds = 3600.0
     faults: float = 3
     across: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.quorum <= 1:
-            raise ConfigError(f"terms.quorum must be in (0, 1], not {self.quorum}.")
-        for name in ("timeout", "hello", "grace", "probe", "patience"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"terms.{name} must be seconds, not {getattr(self, name)}.")
+        check_fields("terms", self)
 
 
 class Caller:
@@ -88,7 +87,7 @@ class Caller:
         return Request(kind, site, self.session, **rest)
 
     def all(
-        self, requests: Mapping[str, Request], timeout: float
+        self, requests: Mapping[str, Request], timeout: float, ask: _Ask | None = None
     ) -> tuple[dict[str, Reply], dict[str, str]]:
         """Sends requests to several sites in parallel.
 
@@ -98,7 +97,7 @@ class Caller:
         Raises:
             NonFiniteError: If training failed at a site as it would in a simulation.
         """
-        futures = {c: in_thread(self.one, asked, timeout) for c, asked in requests.items()}
+        futures = {c: in_thread(ask or self.one, r, timeout) for c, r in requests.items()}
         return _divided({c: future.result() for c, future in futures.items()})
 
     def one(self, asked: Request, timeout: float) -> Reply | str:
@@ -136,9 +135,7 @@ class Caller:
         Raises:
             SiteError: If a site gives no usable answer.
         """
-        asked = requests.items()
-        futures = {c: in_thread(self.hello, r, self.terms.hello) for c, r in asked}
-        replies, wrong = _divided({c: future.result() for c, future in futures.items()})
+        replies, wrong = self.all(requests, self.terms.hello, self.hello)
         if wrong:
             raise SiteError(
                 f"{sentence(wrong)}. All sites must answer before the first round: check them, "

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from medfed import __version__
 from medfed.common import schemas, templates, untrusted
-from medfed.common.console import shown
+from medfed.common.console import levels, shown
 from medfed.common.errors import CodecError, ConfigError, MedfedError, SiteError
 from medfed.common.files import make_private, write_json, write_text
 from medfed.config import compose, description, sections
@@ -143,12 +143,10 @@ def run_coordinator(text: str, transport: Transport) -> None:
         (output / PRINTED).open("a", encoding="utf-8", buffering=1) as printed,
         redirect_stdout(printed),
         redirect_stderr(printed),
+        levels({"medfed": logging.INFO, "": logging.WARNING}),  # FLARE logs every call
     ):
         handler, ours = logging.StreamHandler(printed), logging.getLogger("medfed")
-        levels = ours.level, logging.root.level
         ours.addHandler(handler)
-        ours.setLevel(logging.INFO)
-        logging.root.setLevel(logging.WARNING)  # FLARE logs every call
         try:
             _coordinate(deployment, transport)
         except MedfedError as error:
@@ -158,8 +156,6 @@ def run_coordinator(text: str, transport: Transport) -> None:
             how, why = STOPPED, f"unexpected {type(error).__name__}; see the traceback above."
         finally:
             ours.removeHandler(handler)
-            ours.setLevel(levels[0])
-            logging.root.setLevel(levels[1])
     write_json(output / OUTCOME, {"how": how, "why": why})
 
 

@@ -10,7 +10,6 @@ and with all training patients of the newcomer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule, Measures
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.records.folder import Run, RunFolder
+from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.records.tasks import build_task
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import federation_of, preprocessing
@@ -289,24 +288,12 @@ def _joined_before(run: RunFolder) -> list[Joined]:
     if not run.onboarding_json.is_file():
         return []
     rows = read_json(run.onboarding_json, _Record).rows
-    return [replace(row, metrics=numbers(row.metrics)) for row in rows]
-
-
-def numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Restores metrics from JSON, where undefined values are null.
-
-    Example:
-        >>> numbers({"loss": 0.5, "auroc": None})
-        {'loss': 0.5, 'auroc': nan}
-    """
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
+    return [replace(row, metrics=with_nan(row.metrics)) for row in rows]
 
 
 def _write(run: RunFolder, rows: list[Joined]) -> None:
     write_text(run.onboarding_csv, to_csv(rows))
-    kept = ("name", "algorithm", "selection", "selected_round")
-    record = {name: run.summary[name] for name in kept}
-    write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in rows]})
+    write_json(run.onboarding_json, run.about() | {"rows": [asdict(row) for row in rows]})
 
 
 def _print(run: RunFolder, joined: Joined) -> None:
@@ -316,7 +303,7 @@ def _print(run: RunFolder, joined: Joined) -> None:
     say(
         wide_console(),
         f"{shown(joined.client)} has joined by the rule of {summary['algorithm']}: test "
-        f"{label_of(metric)} {number(numbers(joined.metrics)[metric])} (mean of the run's "
+        f"{label_of(metric)} {number(with_nan(joined.metrics)[metric])} (mean of the run's "
         f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
         f"{size(joined.up)} up.",
         f"Its model is at the site. Written: {run.onboarding_csv} and {run.onboarding_json.name}",

@@ -26,7 +26,7 @@ from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.records.folder import RunFolder, save_tensors
+from medfed.records.folder import RunFolder, save_tensors, with_nan
 from medfed.run import results
 from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
@@ -34,7 +34,7 @@ from medfed.run.federating import preprocessing
 from medfed.run.privacy import Protection, protections, record
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.masks import Signer
-from medfed.sites.newcomers import Joining, numbers
+from medfed.sites.newcomers import Joining
 from medfed.sites.policy import SPENT, AskedModels, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
@@ -141,7 +141,7 @@ class SiteFolder:
             self.ledger = Ledger.from_csv(run.ledger_csv.read_text())
         if config.resume and run.validation_json.is_file():
             kept = untrusted.read_json(run.validation_json, _Validation)
-            self.history = [Record(n, self.name, numbers(m)) for n, m in kept.metrics]
+            self.history = [Record(n, self.name, with_nan(m)) for n, m in kept.metrics]
             self._spent = kept.spent.steps, kept.spent.passes
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:

@@ -324,7 +324,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: If it is missing or not such a file.
     """
     try:
-        content = parse_json(path)
+        content: Any = parse_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
     if not isinstance(content, dict):

@@ -56,6 +56,7 @@ is checked before a prediction goes by it. Bundles of other versions are not rea
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -76,10 +77,7 @@ from medfed.delivery.bundle.networks import ordinary
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
 FORMAT_VERSION = 6
-_SCHEMA = (
-    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
-    "meta_schema_20240725.json"
-)
+_TEMPLATE = Path(__file__).parent / "templates" / "metadata.json"
 
 
 def monai_metadata(facts: Plain) -> Plain:
@@ -105,24 +103,16 @@ def monai_metadata(facts: Plain) -> Plain:
     outputs = ["background"] * exclusive + facts["labels"]
     image = _tensor(facts, images, _read(facts), _shape(facts))
     pred = _tensor(facts, answers, outputs, _shape(facts) if segments else [])
-    return {
-        "schema": _SCHEMA,
-        "version": "1.0.0",
-        "changelog": {"1.0.0": "exported from a federated run"},
-        "monai_version": version("monai"),
+    always: Plain = json.loads(_TEMPLATE.read_text(encoding="utf-8"))
+    needs = {"nibabel": version("nibabel"), "fire": "0.6.0", **further(facts)}
+    return always | {
+        **{f"{name}_version": version(name) for name in ("monai", "numpy")},
         "pytorch_version": str(torch.__version__).partition("+")[0],
-        "numpy_version": version("numpy"),
-        "required_packages_version": {
-            "nibabel": version("nibabel"),
-            "fire": "0.6.0",
-            **further(facts),
-        },
+        "required_packages_version": needs,
         "task": f"{facts['task'].capitalize()} of {what}",
         "description": f"The personal model of {facts['client']}, trained by {facts['method']} in "
         "a federation of hospitals.",
         "authors": facts["client"],
-        "copyright": "See the hospital that trained it.",
-        "intended_use": "Research. Not a medical device; not for diagnosis or treatment.",
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
         "medfed": facts,
     }

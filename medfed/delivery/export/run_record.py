@@ -181,7 +181,8 @@ class RunRecord(RunFolder):
             intervals, means over the hospitals, and hashes of the run's files.
         """
         summary, counted = self.summary, self.cohort_json
-        had = read_json(counted)["clients"].get(client, {}) if counted.is_file() else {}
+        cohort: dict[str, Any] = read_json(counted) if counted.is_file() else {"clients": {}}
+        had = cohort["clients"].get(client, {})
         splits, chosen = self.splits["clients"][client], summary.get("selected_round")
         known = summary.get("intervals") or {"clients": {}}
         ends = known["clients"].get(client, {})

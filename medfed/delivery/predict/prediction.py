@@ -65,11 +65,6 @@ def predict(config: Section, console: Console | None = None) -> None:
     Raises:
         MedfedError: If a value, the bundle or an input cannot be used.
     """
-    for key in ("bundle", "input", "output"):
-        if config[key] == "???":
-            raise ConfigError(
-                f"{key} is not set: medfed predict bundle=DIR input=FILE output=FILE."
-            )
     options: PredictOptions = build(config)
     console = console or Console()
     check_place(options)
