@@ -51,7 +51,8 @@ class Group:
     @cached_property
     def card(self) -> Card:
         """What the method tells of itself."""
-        return suites.card_of(self.config(self.suite.base))
+        card: Card = compose.class_of(self.config(self.suite.base).algorithm).card
+        return card
 
     @cached_property
     def settings(self) -> list[dict[str, float]]:

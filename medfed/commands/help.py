@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from medfed import __version__
 from medfed.config.compose import CONFIG_DIR
 
 OVERVIEW = (Path(__file__).parent / "overview.txt").read_text(encoding="utf-8")
@@ -27,11 +26,6 @@ class Key(NamedTuple):
     name: str
     default: str
     comment: str
-
-
-def print_overview() -> None:
-    """Prints the commands and first steps, on one screen."""
-    print(OVERVIEW.format(version=__version__), end="")
 
 
 def print_help(name: str, doc: str) -> None:

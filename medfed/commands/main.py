@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from medfed import __version__
-from medfed.commands.help import NAMES, print_overview
+from medfed.commands.help import NAMES, OVERVIEW
 from medfed.common.errors import did_you_mean
 from medfed.common.processes import ended_by_signals
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
-        print_overview()
+        print(OVERVIEW.format(version=__version__), end="")
     elif given[0] == "--version":
         print(__version__)
     elif given[0] not in NAMES:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
@@ -19,8 +18,7 @@ from medfed.config.check import check_gpu, several
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 
-if TYPE_CHECKING:
-    from medfed.records.folder import RunFolder
+_NOT_BEGUN = "the run had not begun; start it again."
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
@@ -61,18 +59,13 @@ def says_how_to_go_on(config: RunDescription) -> Iterator[None]:
     except KeyboardInterrupt as error:
         from medfed.records.folder import RunFolder  # only a stopped run needs it
 
-        run = RunFolder(Path(config.folder))
+        run, how = RunFolder(Path(config.folder)), "no round was finished; start it again"
+        given = [o for o in config.overrides or () if not o.startswith("resume=")]
+        command = shlex.join(["medfed", "train", *given, f"resume={run.folder}"])
+        how = "continue after the last finished round" if run.rounds else how
         opened = run.config_yaml.exists()
-        error.args = (_go_on(config, run) if opened else "the run had not begun; start it again.",)
+        error.args = (f"{how} with: {command}",) if opened else (_NOT_BEGUN,)
         raise
-
-
-def _go_on(config: RunDescription, run: RunFolder) -> str:
-    given = [o for o in config.overrides or () if not o.startswith("resume=")]
-    command = shlex.join(["medfed", "train", *given, f"resume={run.folder}"])
-    if run.rounds:
-        return f"continue after the last finished round with: {command}"
-    return f"no round was finished; start it again with: {command}"
 
 
 @command("train", check, runs=True, trains=True)

@@ -73,6 +73,16 @@ def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:
     return value
 
 
+def has(node: Mapping[str, Any], key: str) -> bool:
+    """Says whether a key with dots is there, whatever its value.
+
+    Example:
+        >>> has({"a": {"b": None}}, "a.b"), has({"a": 1}, "a.b")
+        (True, False)
+    """
+    return select(node, key, ...) is not ...
+
+
 def put(node: dict[str, Any], key: str, value: Any) -> None:
     """Sets the value of a dotted key, in place.
 

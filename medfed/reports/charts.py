@@ -82,6 +82,7 @@ INK, SOFT, LINE = Look("ink"), Look("soft"), Look("line")
 _SMALL: dict[str, Any] = {"color": SOFT.paper, "fontsize": 10}
 _KEY: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": "linecolor"}
 _KEY |= {"handlelength": 0.6, "handletextpad": 0.5}
+_ABOVE: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
 _DASHES = (0, (3, 3))
 
 
@@ -161,16 +162,6 @@ def _words(axes: Axes, below: str, above: str = "") -> None:
     axes.set_title("\n".join(wrap(above.replace("$", r"\$"), 60)), loc="left", **_SMALL)
 
 
-def _above(axes: Axes, x: float, text: str, line: int = 0, align: str = "left") -> None:
-    """Writes words above the axes, at a value."""
-    place: dict[str, Any] = {
-        "xycoords": ("data", "axes fraction"),
-        "textcoords": "offset points",
-        "ha": align,
-    }
-    axes.annotate(text, (x, 1), (0, 3 + 14 * line), **place, **_SMALL)
-
-
 def _legend(axes: Axes) -> None:
     """Names the markers in their colours, from top to bottom."""
     named: Any = zip(*axes.get_legend_handles_labels(), strict=True)
@@ -243,7 +234,8 @@ def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Figur
         if left <= value <= right:
             axes.axvline(value, color=SOFT.paper, lw=1, ls=_DASHES, clip_on=False)
         align = "left" if value < (left + right) / 2 else "right"
-        _above(axes, min(max(value, left), right), text, n, align)
+        at, above = min(max(value, left), right), (0, 3 + 14 * n)
+        axes.annotate(text, (at, 1), above, ha=align, **_ABOVE, **_SMALL)
     for n, row in enumerate(rows):
         row.draw(axes, n)
         if row.word:

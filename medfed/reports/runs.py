@@ -19,7 +19,7 @@ from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, few
 from medfed.common.scores import failure_sentences, smaller_is_better, span, undefined_sentences
 from medfed.config.compose import changed_keys
-from medfed.config.sections import select
+from medfed.config.sections import has, select
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.records.folder import NOT_THE_EXPERIMENT, Run, RunFolder
 
@@ -299,7 +299,7 @@ def method_names(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         name = str(run.summary["algorithm"])
         keys = differing[name]
-        settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
+        settings = dict.fromkeys(_setting(run, key, keys) for key in keys if has(run.config, key))
         names.append(" ".join([name, *settings]))
     return names
 
@@ -317,13 +317,6 @@ def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
     if any(select(run.config, k) != value for k in rivals):
         leaf = ".".join([*parents[-1:], leaf])
     return f"{leaf}={text}"
-
-
-def _has(run: Run, key: str) -> bool:
-    """Whether a run has a setting at all: another codec has other keys."""
-    parent, _, leaf = key.rpartition(".")
-    section = select(run.config, parent) if parent else run.config
-    return isinstance(section, Mapping) and leaf in section
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -8,8 +8,10 @@ anything else is refused with the reason.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 from msgspec import to_builtins
 from rich.table import Table
@@ -205,11 +207,8 @@ def protections(
 
 def rounds_of(cohort: Cohort, ids: Sequence[str], config: RunDescription) -> dict[str, int]:
     """Returns in how many rounds each client takes part."""
-    counts = dict.fromkeys(ids, 0)
-    for number in range(config.rounds):
-        for name in cohort.of(ids, config.seed, number):
-            counts[name] += 1
-    return counts
+    rounds = (cohort.of(ids, config.seed, number) for number in range(config.rounds))
+    return {**dict.fromkeys(ids, 0), **Counter(chain.from_iterable(rounds))}
 
 
 def _check(

@@ -330,7 +330,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     )
     table.add_column("client", overflow="fold")
     for name in names:
-        table.add_column(short(name), justify="right")
+        table.add_column(_SHORT.get(name, name.replace("_", " ")), justify="right")
         if name == first and shows:
             table.add_column(f"{intervals['level']:.0%} interval", justify="right")
 
@@ -383,13 +383,3 @@ def ends_of(
     known = [c for c, m in clients.items() if not math.isnan(m.get(metric, math.nan))]
     order = sorted(known or clients, key=lambda c: sign * clients[c].get(metric, 0.0))
     return order[:_ENDS], order[_ENDS:][-_ENDS:]
-
-
-def short(metric: str) -> str:
-    r"""Returns a metric's name for the head of a narrow column.
-
-    Example:
-        >>> short("balanced_accuracy"), short("auroc")
-        ('balanced\naccuracy', 'auroc')
-    """
-    return _SHORT.get(metric, metric.replace("_", " "))

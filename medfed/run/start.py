@@ -400,13 +400,9 @@ class Start:
         """Writes the start of a run into its folder: all entries of its network."""
         if self.weights is None or account is None:
             return
-        about = {
-            "kind": self.weights.kind,
-            "files": dict(self.weights.files),
-            "adopted": dict(self.weights.adopted),
-        }
-        run = RunFolder(folder)
+        run, about = RunFolder(folder), vars(self.weights)
         save_tensors(run.start_safetensors, entries)
+        about = {key: about[key] for key in ("kind", "files", "adopted")}
         write_json(run.start_json, {**about, **account.record()})
 
 
@@ -440,9 +436,7 @@ def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescri
         )
     sentences, changed = [], {}
     for key, value in adopted.items():
-        place, _, leaf = key.rpartition(".")
-        node = select(config.values, place)
-        if key != TASK and isinstance(node, Mapping) and leaf in node and node[leaf] != value:
+        if key != TASK and select(config.values, key, value) != value:
             short = value.get("_target_") if isinstance(value, Mapping) else value
             sentences.append(f"{key}={short}")
             changed[key] = value

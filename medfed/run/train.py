@@ -30,17 +30,13 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
             :func:`build_experiment`.
     """
     with claimed(config, logs):
-        return _train(config)
-
-
-def _train(config: RunDescription) -> tuple[dict[str, Any], Experiment]:
-    experiment = build_experiment(config)
-    run = RunFolder(experiment.folder)
-    start = None if config.resume is None else last_whole(run.checkpoints)
-    with together(experiment.trainer):
-        experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
-        results.write_hashes(experiment.module, experiment.folder)
-        # Kept here for all rounds: the state of the selected round lacks the later ones.
-        memberships = experiment.module.federation.memberships()
-        test_selected(experiment)
-        return results.write(experiment, memberships), experiment
+        experiment = build_experiment(config)
+        run = RunFolder(experiment.folder)
+        start = None if config.resume is None else last_whole(run.checkpoints)
+        with together(experiment.trainer):
+            experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
+            results.write_hashes(experiment.module, experiment.folder)
+            # Kept here for all rounds: the state of the selected round lacks the later ones.
+            memberships = experiment.module.federation.memberships()
+            test_selected(experiment)
+            return results.write(experiment, memberships), experiment

@@ -63,7 +63,7 @@ from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
 from medfed.config.compose import load, parse
 from medfed.config.description import RunDescription, describe, written
-from medfed.config.sections import put, select, targets, walk
+from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of, with_whole_data
 from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
 
@@ -178,12 +178,8 @@ class Agreed:
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
-        return {
-            "medfed": self.medfed,
-            "sites": self.sites,
-            "cut": self.cut,
-            "overrides": self.overrides,
-        }
+        named = {"medfed": self.medfed, "sites": self.sites, "cut": self.cut}
+        return {**named, "overrides": self.overrides}  # type: ignore[typeddict-item]
 
     @property
     def digest(self) -> str:
@@ -218,7 +214,7 @@ class Agreed:
         source, plain = written(load([*self.overrides, *named])), usual()
         precision = source["trainer"]["precision"]
         for key, value in SITE_KEYS.items():
-            if _is_there(source, key):
+            if has(source, key):
                 put(source, key, copy.deepcopy(plain[key]) if key in _SECTIONS else value)
         source["trainer"]["precision"] = precision
         source |= {"plugins": list(plugins) or None, "folder": "."}
@@ -287,17 +283,11 @@ def _agreed_part(config: Mapping[str, Any]) -> dict[str, Any]:
     precision = select(made, PRECISION)
     for key in (*SITE_KEYS, *READING):
         place, _, leaf = key.rpartition(".")
-        if _is_there(made, key):
+        if has(made, key):
             del (select(made, place) if place else made)[leaf]
     if precision is not None:
         made["trainer"] = {"precision": precision}
     return made
-
-
-def _is_there(config: Mapping[str, Any], key: str) -> bool:
-    place, _, leaf = key.rpartition(".")
-    node = select(config, place) if place else config
-    return isinstance(node, dict) and leaf in node
 
 
 def _key(override: str) -> str:
@@ -497,7 +487,7 @@ class SiteFile:
         if f"{_READER}._target_" in self.values:
             source["data"]["reader"] = {}
         for key, value in self.values.items():
-            if _is_there(source, key) or key.startswith(f"{_READER}."):
+            if has(source, key) or key.startswith(f"{_READER}."):
                 put(source, key, value)
             elif key in SITE_KEYS:
                 what = "has no meaning here: these data have none."

@@ -122,9 +122,7 @@ def decoded(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[ass
 def outcome(folder: Path) -> tuple[str, str]:
     """Returns how a coordinator's process has ended, and why; empty if it has not started."""
     path = folder / OUTCOME
-    if not path.is_file():
-        return "", ""
-    ended = untrusted.read_json(path, dict[str, str])
+    ended = untrusted.read_json(path, dict[str, str]) if path.is_file() else {}
     return ended.get("how", ""), ended.get("why", "")
 
 

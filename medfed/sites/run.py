@@ -176,8 +176,6 @@ def coordinate(
     """
     if config.adapters is not None:
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
-    if not sites or len(set(sites)) < len(sites):
-        raise ConfigError(f"sites={list(sites)} must name at least one site, and each once.")
     with claim.claimed(config, logs):
         return _coordinate(config, transport, sites, terms or calls.Terms())
 
@@ -345,23 +343,14 @@ def before_of(
 def write_absences(run: RunFolder, progress: SitesProgress) -> None:
     """Writes which sites were absent from which round, and why; nothing if none was."""
     if progress.left_out or progress.absent:
+        absent = json.dumps([*progress.absent.items()], separators=(",", ":"))
         lost = [{"round": n, "site": site, "why": why} for n, site, why in progress.left_out]
         said = {
             "absent": {str(n): names for n, names in progress.absent.items()},
-            "simulation": f"cohort.absent={override(progress.absent)}",
+            "simulation": f"cohort.absent={absent}",  # an override
             "left_out": lost,
         }
         write_json(run.absences_json, said)
-
-
-def override(absent: Mapping[int, Sequence[str]]) -> str:
-    """Returns absences in the form of a simulation's command line.
-
-    Example:
-        >>> override({3: ["b"], 5: ["a", "St Mary"]})
-        '[[3,["b"]],[5,["a","St Mary"]]]'
-    """
-    return json.dumps([[n, list(names)] for n, names in absent.items()], separators=(",", ":"))
 
 
 def write(

@@ -102,16 +102,6 @@ def write_manifest(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def read_hashes(path: Path) -> dict[str, str]:
-    """Reads a manifest.
-
-    Raises:
-        CheckpointError: If it is missing or holds something else.
-    """
-    with reading(path, COPY_AGAIN):
-        return parse_json(path, Manifest)["sha256"]
-
-
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     """Compares a bundle's files with their hashes.
 
@@ -237,7 +227,8 @@ def read_bundle(folder: Path) -> Bundle:
     """
     restore_folder(folder)
     metadata = _read_metadata(folder)
-    hashes = read_hashes(folder / MANIFEST)
+    with reading(folder / MANIFEST, COPY_AGAIN):
+        hashes = parse_json(folder / MANIFEST, Manifest)["sha256"]
     for name in (MODEL, METADATA):
         if name not in hashes:
             raise CheckpointError(f"{folder / MANIFEST} has no hash of {name}; export it anew.")

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medfed.common.console import levels
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.delivery.bundle.metadata import input_size
 
@@ -184,29 +185,21 @@ def save_int8(path: Path, samples: Tensor) -> None:
         def get_next(self) -> dict[str, Any] | None:
             return next(self.inputs, None)
 
-    logging.getLogger().addFilter(_silent)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            prepared = Path(folder) / path.name
-            prepare.quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
-            quantization.quantize_static(
-                str(prepared),
-                str(path),
-                Samples(),
-                quant_format=quantization.QuantFormat.QDQ,
-                per_channel=True,
-                op_types_to_quantize=["Conv", "Gemm", "MatMul"],
-            )
-    finally:
-        logging.getLogger().removeFilter(_silent)
+    # ONNX Runtime says much of axes of layers that it leaves as they are.
+    with levels({"": logging.CRITICAL + 1}), tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder) / path.name
+        prepare.quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+        quantization.quantize_static(
+            str(prepared),
+            str(path),
+            Samples(),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+        )
 
 
 _IMAGES_2D = 4  # axes of a batch
-
-
-def _silent(_: logging.LogRecord) -> bool:
-    """Keeps from people what ONNX Runtime says of axes of layers that it leaves as they are."""
-    return False
 
 
 def trace_shape(facts: Mapping[str, Any]) -> tuple[int, ...]:

@@ -219,13 +219,11 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
     for row in rows:
         packed, whole = (row["sizes"][n] for n in ("packed", "fp32"))
         line = [row["client"], _bits_of(row), size(packed), size(whole)]
-        line += [f"{whole / packed:.2f}", *map(number, [_scores(row)[n] for n in stages])]
-        lines.append(line)
-        lines[-1] += map(number, tested(row, metric))
+        measured = (*(_scores(row)[n] for n in stages), *tested(row, metric))
+        lines.append([*line, f"{whole / packed:.2f}", *map(number, measured)])
     lines += _means(rows, metric, mode, len(stages))
     console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles"))
-    for remark in _remarks(rows, metric, mode, tolerance):
-        say(console, remark)
+    say(console, *_remarks(rows, metric, mode, tolerance))
 
 
 def save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
@@ -238,9 +236,9 @@ def save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
     """
     lines: list[list[Any]] = []
     for row in rows:
-        scores = ("" if v is None else v for v in (*_scores(row).values(), *tested(row, metric)))
-        kept = row["quantization"]["kept"]
-        lines.append([row["client"], _bits_of(row), row["sizes"]["packed"], kept, metric, *scores])
+        kept = row["sizes"]["packed"], row["quantization"]["kept"]
+        scores = (*_scores(row).values(), *tested(row, metric))
+        lines.append([row["client"], _bits_of(row), *kept, metric, *scores])
     head = ("client", "bits", "bytes", "kept", "metric")
     names = (*(f"val_{n}" for n in finetuning.STAGES), *(f"test_{n}" for n in _TEST))
     write_text(path, csv_text((*head, *names), lines))
@@ -257,7 +255,13 @@ def tested(facts: Mapping[str, Any], metric: str) -> tuple[float | None, float |
 
 
 def _bits_of(row: Facts) -> str:
-    return bits_text(row["bits"].values())
+    """Writes the widths of a bundle's parameters.
+
+    Example:
+        >>> _bits_of({"bits": {"a": 2, "b": 4, "c": 2}}), _bits_of({"bits": {}})
+        ('2, 4', '32')
+    """
+    return ", ".join(map(str, sorted(set(row["bits"].values())))) or "32"
 
 
 def _scores(row: Facts) -> dict[str, float | None]:
@@ -306,13 +310,3 @@ def _remarks(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) ->
             f"warning: test {metric} is worse than as trained by more than tolerance={unit}: "
             f"{', '.join(lost)}; use more bits, or layers= for the layers that need them."
         )
-
-
-def bits_text(bits: Any) -> str:
-    """Names the bits per weight of the quantised tensors.
-
-    Example:
-        >>> bits_text([2, 2, 4]), bits_text([])
-        ('2, 4', '32')
-    """
-    return ", ".join(map(str, sorted(set(bits)))) or "32"
