@@ -118,11 +118,8 @@ class Pilot(Group):
 
     def _on_division(self, variant: str, split: int, file: Path) -> RunDescription:
         config = self.config(variant)
-        saved = {
-            "_target_": "medfed.datamodules.partitions.saved.Saved",
-            "_convert_": "all",
-            "file": str(file),
-        }
+        target = "medfed.datamodules.partitions.saved.Saved"
+        saved = {"_target_": target, "_convert_": "all", "file": str(file)}
         seed = config.seed + split
         return config.replacing({"partition": saved, "data.partition": saved, "seed": seed})
 
@@ -509,11 +506,8 @@ class Advice:
     @property
     def rivals(self) -> list[str]:
         """The methods without a shown difference from the one to use."""
-        return [
-            name
-            for name, judged in self.methods.items()
-            if judged.against_shown is not None and judged.against_shown.says == "cannot tell"
-        ]
+        gains = {name: judged.against_shown for name, judged in self.methods.items()}
+        return [n for n, gain in gains.items() if gain is not None and gain.says == "cannot tell"]
 
     def plain(self) -> dict[str, Any]:
         """Returns all of it, as JSON holds it."""
@@ -589,16 +583,10 @@ def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
 
 def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[str, Gain]:
     """Methods against one, mean over hospitals."""
+    means, rest = task.scores[other].means, (patients, task.overlap, len(names))
     return {
-        name: gain_of(
-            one.difference,
-            one.verdict,
-            _defined(task.scores[name].means - task.scores[other].means),
-            patients,
-            task.overlap,
-            len(names),
-        )
-        for name, one in against(task, other, names).items()
+        name: gain_of(a.difference, a.verdict, _defined(task.scores[name].means - means), *rest)
+        for name, a in against(task, other, names).items()
     }
 
 
@@ -729,10 +717,7 @@ def _tables(advice: Advice) -> tuple[Table, Table]:
         says = VERDICT[of.says] + (f": {of.why}" if of.why else "")
         mean = "–" if math.isnan(of.mean) else of.text
         hospitals.append((client, str(of.patients), mean, says))
-    return (
-        Table.of(METHODS, methods, prose=(0, 3)),
-        Table.of(HOSPITALS, hospitals, prose=(0, 3)),
-    )
+    return Table.of(METHODS, methods, prose=(0, 3)), Table.of(HOSPITALS, hospitals, prose=(0, 3))
 
 
 def _of_costs(advice: Advice) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +154,8 @@ class Group:
         Args:
             trial: The setting that was best.
         """
-        setting = self.settings[trial]
-        return [
-            self.cell(variant, "final", trial, split, setting)
-            for variant in self.variants
-            for split in range(self.size.splits)
-        ]
+        setting, both = self.settings[trial], product(self.variants, range(self.size.splits))
+        return [self.cell(variant, "final", trial, split, setting) for variant, split in both]
 
 
 def best_trial(results: Sequence[Mapping[str, Any]]) -> int:

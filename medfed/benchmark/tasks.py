@@ -214,11 +214,8 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
     dials: dict[str, Any] = {}
     for suite in dict.fromkeys(task.suite for task, _ in tasks):
         settings = next(p.group.suite for p in progress if p.group.suite.name == suite)
-        places = [
-            (dial, task)
-            for task, _ in tasks
-            if task.suite == suite and (dial := settings.variants[task.variant].dial) is not None
-        ]
+        every = [(settings.variants[t.variant].dial, t) for t, _ in tasks if t.suite == suite]
+        places = [(dial, task) for dial, task in every if dial is not None]
         if len(places) < 2:
             continue
         places.sort(key=lambda place: place[0])

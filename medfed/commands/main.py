@@ -25,10 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(__version__)
     elif given[0] not in NAMES:
         hint = did_you_mean(given[0], NAMES)
-        print(
-            f"error: Unknown command {given[0]!r}{hint}; the commands are {', '.join(NAMES)}.",
-            file=sys.stderr,
-        )
+        known = f"the commands are {', '.join(NAMES)}."
+        print(f"error: Unknown command {given[0]!r}{hint}; {known}", file=sys.stderr)
         sys.exit(2)
     else:
         with ended_by_signals():

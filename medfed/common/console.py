@@ -218,18 +218,9 @@ def bar(
     console: Console, what: str, width: int, *columns: progress.ProgressColumn
 ) -> progress.Progress:
     """Returns a bar: the task, its progress, some columns, elapsed and remaining time."""
-    time_left = (
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-    )
-    return progress.Progress(
-        progress.TextColumn(what),
-        progress.BarColumn(bar_width=width),
-        *columns,
-        *time_left,
-        console=console,
-    )
+    begins = progress.TextColumn(what), progress.BarColumn(bar_width=width)
+    ends = progress.TimeElapsedColumn(), progress.TextColumn("left"), progress.TimeRemainingColumn()
+    return progress.Progress(*begins, *columns, *ends, console=console)
 
 
 class Steps:

@@ -329,15 +329,6 @@ def metrics_csv(
     splits = {"val": history, "train": losses, "test": test}
     rows = [(split, record) for split, records in splits.items() for record in records]
     names = list(dict.fromkeys(n for _, r in rows for n in r.metrics))
-    return csv_text(
-        ["round", "client", "split", *names],
-        (
-            [
-                r.round,
-                r.client,
-                split,
-                *(repr(r.metrics[n]) if n in r.metrics else "" for n in names),
-            ]
-            for split, r in rows
-        ),
-    )
+    cells = [[repr(r.metrics[n]) if n in r.metrics else "" for n in names] for _, r in rows]
+    lines = ([r.round, r.client, split, *of] for (split, r), of in zip(rows, cells, strict=True))
+    return csv_text(["round", "client", "split", *names], lines)

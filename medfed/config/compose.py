@@ -301,10 +301,8 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
     """
     overrides = spelled([a for a in arguments if not a.startswith("-")])
     if name in ("look", "prepare"):  # which make a folder only if all is well, so Hydra makes none
-        overrides = [
-            f"folder={o.partition('=')[2]}" if o.startswith("hydra.run.dir=") else o
-            for o in overrides
-        ]
+        at = "hydra.run.dir="
+        overrides = [f"folder={o.removeprefix(at)}" if o.startswith(at) else o for o in overrides]
     for override in overrides:
         key, assigns, _ = override.partition("=")
         if not key.startswith("~") and not (assigns and key.lstrip("+")):

@@ -402,13 +402,9 @@ class RunFolder(Places):
 
     def history(self) -> list[Record]:
         """Returns the validation metrics of every evaluated round."""
-        rows = self._rows
+        rows = [row for row in self._rows if row["split"] == "val"]
         with reading(self.metrics_csv):
-            return [
-                Record(int(row["round"]), row["client"], _numbers(row))
-                for row in rows
-                if row["split"] == "val"
-            ]
+            return [Record(int(row["round"]), row["client"], _numbers(row)) for row in rows]
 
     @cached_property
     def ledger(self) -> Ledger:

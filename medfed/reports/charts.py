@@ -374,10 +374,8 @@ def scatter(
         x, y = zip(*joined, strict=True)
         axes.step(x, y, where="post", color=SOFT.paper, lw=1, ls=_DASHES, clip_on=False)
     for name in sorted(at, key=lambda n: n in named):
-        hover, look = (
-            f"{name}: {size(round(points[name][0]))}, {points[name][1]:.4f}",
-            looks.get(name, SOFT),
-        )
+        hover = f"{name}: {size(round(points[name][0]))}, {points[name][1]:.4f}"
+        look = looks.get(name, SOFT)
         _dot(axes, *at[name], look, hover, *((4.5, name) if name in named else (3.2,)))
     _words(axes, "bytes sent by all, up and down", y_label)
     _legend(axes)

@@ -67,10 +67,8 @@ class Row(NamedTuple):
         else:
             several = any(sd is not None for _, sd in self.cells)
             spreads = [number(math.nan if sd is None else sd) for _, sd in self.cells]
-            texts = [
-                number(value) + f" ± {spread}" * several
-                for value, spread in zip(values, spreads, strict=True)
-            ]
+            pairs = zip(values, spreads, strict=True)
+            texts = [number(value) + f" ± {spread}" * several for value, spread in pairs]
         return [best.format(text) if i in self.best else text for i, text in enumerate(texts)]
 
 

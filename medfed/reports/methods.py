@@ -91,11 +91,8 @@ class Method:
         intervals = self.runs[0].summary.get("intervals") if len(self.runs) == 1 else None
         if intervals is None:
             return None
-        ends = (
-            intervals["clients"]
-            .get(place, intervals["mean"] if place == "mean" else {})
-            .get(metric)
-        )
+        of = intervals["clients"].get(place, intervals["mean"] if place == "mean" else {})
+        ends = of.get(metric)
         if ends is None or len(ends) != 2 or any(map(math.isnan, ends)):
             return None
         return ends[0], ends[1]
@@ -146,11 +143,8 @@ class Finding:
 
     def __add__(self, other: Finding) -> Finding:
         """Returns both, this one first."""
-        return Finding(
-            [*self.sentences, *other.sentences],
-            {**self.tables, **other.tables},
-            {**self.pictures, **other.pictures},
-        )
+        sentences, tables = [*self.sentences, *other.sentences], {**self.tables, **other.tables}
+        return Finding(sentences, tables, {**self.pictures, **other.pictures})
 
 
 def compare(

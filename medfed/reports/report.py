@@ -155,10 +155,8 @@ def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
         row |= {f"detectable_{r}": d.detectable, f"verdict_{r}": a.verdict}
     harm = v.harm or Harm(*unknown[:3])
     row |= {"harmed": harm.share, "harmed_low": harm.low, "harmed_high": harm.high}
-    row |= {
-        "harmed_clients": " ".join(harm.clients),
-        "surely_harmed_clients": " ".join(harm.surely),
-    }
+    row |= {"harmed_clients": " ".join(harm.clients)}
+    row |= {"surely_harmed_clients": " ".join(harm.surely)}
     up, down = v.scores.sent
     setting = " ".join(f"{key}={value:g}" for key, value in v.scores.setting.items())
     row |= {"bytes_up": up, "bytes_down": down, "passes": v.scores.passes}
@@ -241,10 +239,7 @@ def latex(report: Report) -> str:
     Args:
         report: The report.
     """
-    judged = [
-        (task, tables.methods_table(task, verdicts).only(tables.PAPER))
-        for task, verdicts in report.tasks
-    ]
+    judged = [(task, tables.methods_table(task, v).only(tables.PAPER)) for task, v in report.tasks]
     words = {"tables": judged, "text": tables.latex_text, "cell": tables.latex_cell}
     return filled(TEMPLATES / "tables.tex", **words)
 

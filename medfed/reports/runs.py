@@ -213,10 +213,8 @@ def pool(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
     places = [{place(run): run for run in group} for group in groups]
     common = sorted(set.intersection(*map(set, places)), key=_natural_place)
     if not common:
-        listed = "; ".join(
-            f"{name}: {_listed(by_place.values())}"
-            for name, by_place in zip(names, places, strict=True)
-        )
+        of = zip(names, places, strict=True)
+        listed = "; ".join(f"{name}: {_listed(by_place.values())}" for name, by_place in of)
         raise CheckpointError(f"No seed was run with every method (seeds of {listed}).")
     notes = [
         f"Seeds {_listed(rest)} of {name} are left out: not every method has them."
@@ -268,10 +266,8 @@ def with_references(methods: Runs) -> tuple[dict[str, Sequence[Run]], list[str]]
         if settings and reference not in names:
             best = max(settings, key=lambda name: _validated(methods[name]))
             names[best] = reference
-            notes.append(
-                f"{reference} stands for {best}, the best of {len(settings)} settings on "
-                "validation."
-            )
+            count = f"the best of {len(settings)} settings on validation"
+            notes.append(f"{reference} stands for {best}, {count}.")
     return {names[name]: runs for name, runs in methods.items()}, notes
 
 

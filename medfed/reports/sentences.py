@@ -52,11 +52,8 @@ def _which(task: Task, verdicts: Verdicts, best: str) -> str:
     methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
     alone, average = (better_than(methods, r) for r in REFERENCES)
     chosen = verdicts[best]
-    by = {
-        r: f"{LABELS[r]} (by {signed(a.difference)})"
-        for r, a in chosen.against.items()
-        if a.verdict == "better"
-    }
+    shown = {r: a.difference for r, a in chosen.against.items() if a.verdict == "better"}
+    by = {r: f"{LABELS[r]} (by {signed(gain)})" for r, gain in shown.items()}
     named = f"{LABELS.get(best, best)} ({task.raw(chosen.mean.mean):.4f})"
     if by and len(by) == len(REFERENCES):
         more = [n for n in alone if n in average and n != best]
@@ -72,10 +69,8 @@ def _which(task: Task, verdicts: Verdicts, best: str) -> str:
         more = [n for n in (alone if reference == "local" else average) if n != best]
         return f"{named} is better than {by[reference]}{_so_are(more)}.{_fedavg(verdicts)}"
     if best == "local" or any(best in v.against for v in methods.values()):
-        return (
-            f"No method is shown to be better than {named}.{_room(task, verdicts, best)}"
-            f"{_fedavg(verdicts)}"
-        )
+        rest = _room(task, verdicts, best) + _fedavg(verdicts)
+        return f"No method is shown to be better than {named}.{rest}"
     lacking = " and ".join(LABELS[r] for r in REFERENCES if r not in verdicts) or "more splits"
     return f"{named} has the best mean of {len(methods)}; to say more needs a run of {lacking}."
 
@@ -128,11 +123,9 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     possible = gain if 0 < gain < most else most
     if middle.detectable <= possible:
         return f"A gain of {least} would be detected with 80 % power."
-    limit = (
-        f"training on all patients in one place gains {possible:.4f}"
-        if possible == gain
-        else f"no gain can exceed {possible:.4f}"
-    )
+    limit = f"no gain can exceed {possible:.4f}"
+    if possible == gain:
+        limit = f"training on all patients in one place gains {possible:.4f}"
     return (
         f"This task cannot tell: it detects gains of {least} or more, and {limit}. "
         f"{_needed(task, middle, possible, len(gaps))}"

@@ -203,15 +203,11 @@ def to_csv(key: str, paths: Sequence[Path]) -> str:
         method,bits,seed,mean_test_iou,worst_test_iou
         qupel,2.5,0,0.5,0.25
     """
-    scores, more = [f"{s}_test_{paths[0].metric}" for s in ("mean", "worst")], shown(paths)
-    return csv_text(
-        ["method", key.rpartition(".")[2], "seed", *scores, *more],
-        (
-            [path.name, f"{p.x:g}", p.seed, *(p.scores[s] for s in ("mean", "worst", *more))]
-            for path in paths
-            for p in path.points
-        ),
-    )
+    keys = ("mean", "worst", *shown(paths))
+    scores = [f"{s}_test_{paths[0].metric}" for s in keys[:2]]
+    points = ((path.name, p) for path in paths for p in path.points)
+    lines = ([name, f"{p.x:g}", p.seed, *(p.scores[s] for s in keys)] for name, p in points)
+    return csv_text(["method", key.rpartition(".")[2], "seed", *scores, *keys[2:]], lines)
 
 
 def draw(
@@ -248,11 +244,8 @@ def find(comparison: Comparison) -> Finding:
     """Finds what every number changes in which alone some methods differ."""
     finding = Finding()
     for key, paths in paths_of(comparison).items():
-        others = {
-            m.name: [m.score(comparison.metric, s).value for s in ("mean", "worst")]
-            for m in comparison.methods
-            if m.setting(key) is None
-        }
+        metric, rest = comparison.metric, [m for m in comparison.methods if m.setting(key) is None]
+        others = {m.name: [m.score(metric, s).value for s in ("mean", "worst")] for m in rest}
         name, caption = key.replace(".", "_"), f"Test metric against {key}, mean over seeds."
         picture = Picture(draw(key, paths, others), caption)
         sentences = [path.describe(key) for path in paths]

@@ -63,10 +63,8 @@ def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
         low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
         look = looks.get(name, charts.SOFT)
         rows.append(charts.Row(name, task.raw(mean.mean), low, high, look, _word(verdicts[name])))
-    lines = {
-        "a constant": task.raw(floor_of(task)[1]),
-        "in one place": task.raw(in_one_place(verdicts)[1].mean),
-    }
+    lines = {"a constant": task.raw(floor_of(task)[1])}
+    lines["in one place"] = task.raw(in_one_place(verdicts)[1].mean)
     over = "resampled patients" if task.single else "splits"
     return charts.Picture(
         charts.forest(rows, lines, label_of(task.metric)),
@@ -88,11 +86,8 @@ def _bytes(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Pi
 
 
 def _points(task: Task, verdicts: Verdicts) -> dict[str, charts.Point]:
-    return {
-        n: (sum(v.scores.sent), task.raw(v.mean.mean))
-        for n, v in verdicts.items()
-        if n not in CEILINGS
-    }
+    known = {n: v for n, v in verdicts.items() if n not in CEILINGS}
+    return {n: (sum(v.scores.sent), task.raw(v.mean.mean)) for n, v in known.items()}
 
 
 def _front(task: Task, points: Mapping[str, charts.Point]) -> list[str]:
@@ -147,19 +142,15 @@ def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.P
         ("sent", "bytes sent by all", 2),
     ):
         log = name == "sent"
-        lines = {
-            n: [(moment[index], task.raw(moment.score)) for moment in course]
-            for n, course in courses.items()
-        }
+        lines = {n: [(m[index], task.raw(m.score)) for m in of] for n, of in courses.items()}
         if log:
             lines = {n: p for n, p in lines.items() if any(x > 0 for x, _ in p)}
         if lines:
             caption = f"Mean over hospitals and splits on validation patients, against {what}."
             if log and len(lines) < len(courses):
                 caption += " Methods that send nothing are left out."
-            pictures[name] = charts.Picture(
-                charts.curves(lines, what, label, looks, log=log), caption
-            )
+            figure = charts.curves(lines, what, label, looks, log=log)
+            pictures[name] = charts.Picture(figure, caption)
     return pictures
 
 
@@ -247,11 +238,8 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, charts.Picture]:
         metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
         where = "; ".join(f"{pair} {between(ends)}" for pair, ends in dial["crossings"].items())
-        caption = (
-            f"Crossings: {where}."
-            if where
-            else "No curve crosses that of local training or of FedAvg."
-        )
+        caption = "No curve crosses that of local training or of FedAvg."
+        caption = f"Crossings: {where}." if where else caption
         figure = charts.curves(lines, dial["dial"], label_of(metric), looks, evenly=True)
         pictures[suite] = charts.Picture(figure, caption)
     return pictures

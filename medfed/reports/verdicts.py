@@ -197,12 +197,9 @@ def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Again
     given = task.scores[reference]
     pairs = {name: paired(task.scores[name], given) for name in names}
     resampled = {name: mean_resampled(*pair) for name, pair in pairs.items()}
-    gaps = {
-        name: over_splits(
-            task.scores[name].means - given.means, resampled[name], task.overlap, len(names)
-        ).within(task.gain_limits)
-        for name in names
-    }
+    means, rest = {n: task.scores[n].means - given.means for n in names}, (task.overlap, len(names))
+    whole = {n: over_splits(gap, resampled[n], *rest) for n, gap in means.items()}
+    gaps = {n: gap.within(task.gain_limits) for n, gap in whole.items()}
     corrected = holm([gap.p for gap in gaps.values()])
     return {
         name: Against(reference, gap, percentiles(resampled[name], LEVEL), p, verdict(gap.mean, p))
@@ -323,11 +320,8 @@ def best_of(verdicts: Verdicts) -> str:
 
 def better_than(methods: Verdicts, reference: str) -> list[str]:
     """Returns those that are better than a reference, best first."""
-    names = [
-        n
-        for n, v in methods.items()
-        if reference in v.against and v.against[reference].verdict == "better"
-    ]
+    known = {n: v.against.get(reference) for n, v in methods.items()}
+    names = [n for n, a in known.items() if a is not None and a.verdict == "better"]
     return sorted(names, key=lambda n: -methods[n].mean.mean)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -311,18 +312,11 @@ class _Audited:
                 described.append(descriptions(federation, rounds))
                 sure.append(self._sure(federation, kinds))
                 progress.advance(f"federation {number + 1}")
-        guesses = [
-            guess
-            for kind in kinds
-            for own in (False, True)
-            for guess in self._guesses(
-                (kind, own),
-                {
-                    c: attack([s[kind, c] for s in sure], np.stack(inside[c]), of_run[kind, c], own)
-                    for c in attacked
-                },
-            )
-        ]
+        guesses: list[Guess] = []
+        for kind, own in product(kinds, (False, True)):
+            seen = {c: ([s[kind, c] for s in sure], np.stack(inside[c])) for c in attacked}
+            attacks = {c: attack(*seen[c], of_run[kind, c], own) for c in attacked}
+            guesses += self._guesses((kind, own), attacks)
         return guesses, list(compared(described))
 
     def _guesses(
@@ -501,10 +495,8 @@ def rows_found(
         for c, of in rows.items():
             found[c] += (count := int(hit[c].sum()))
             used[c] += max(count, min(len(of), clients[c].steps * clients[c].data.batch_size))
-    return [
-        RowsFound(c, own, local.data.batch_size, local.steps, used[c], found[c])
-        for c, local in clients.items()
-    ]
+    each = ((c, own, of.data.batch_size, of.steps) for c, of in clients.items())
+    return [RowsFound(*of, used[of[0]], found[of[0]]) for of in each]
 
 
 _MOST = 40  # clients in a picture
@@ -534,15 +526,8 @@ def page(audit: Audit) -> str:
     for model, guesses in models.items():
         alike = [Row(shown(g.client), *g.auc) for g in guesses if not g.of_run][-_MOST:]
         pictures[model] = Picture(forest(alike, {"chance": 0.5}, "AUC"), f"From the {model}.")
-    return rendered(
-        "audit.html",
-        audit=audit,
-        sentences=sentences(audit),
-        models=models,
-        pictures=pictures,
-        shown=shown,
-        text=_text,
-    )
+    words = {"models": models, "pictures": pictures, "shown": shown, "text": _text}
+    return rendered("audit.html", audit=audit, sentences=sentences(audit), **words)
 
 
 def sentences(audit: Audit) -> list[str]:

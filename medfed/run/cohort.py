@@ -240,11 +240,8 @@ def _had(
     blocks: dict[Split, Iterable[Block]] = {"train": [client.train], **client.evaluation}
     counts = {s: _label_counts(client, s, blocks[s], kind, classes) for s in SPLITS}
     if plan.label_order is not None:  # back to the order of the data
-        counts = {
-            s: split_counts[list(plan.label_order)]
-            for s, split_counts in counts.items()
-            if len(split_counts)
-        }
+        kept = {s: of for s, of in counts.items() if len(of)}
+        counts = {s: of[list(plan.label_order)] for s, of in kept.items()}
     if kind in ("classes", "survival"):
         after = _shares(np.sum(list(counts.values()), axis=0))
     elif kind == "regions":
@@ -346,10 +343,8 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
         say(console, *cohort.remarks)
     if cohort.used < cohort.patients:
         left = cohort.patients - cohort.used
-        say(
-            console,
-            f"{left:,} of the {cohort.patients:,} patients belong to no client and are not used.",
-        )
+        left_out = f"{left:,} of the {cohort.patients:,} patients"
+        say(console, f"{left_out} belong to no client and are not used.")
     if sentence := cohort.duplicates.sentence():
         _log.warning("%s %s lists all of them.", sentence, FILE)
 
@@ -431,10 +426,7 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     if kind == "outcome":
         return f"mean {cell(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
     if kind != "regions" and len(names) > _COLUMNS:
-        return (
-            kind,
-            lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}",
-        )
+        return kind, lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}"
     two = kind in ("classes", "survival") and len(names) == 2
     chosen = slice(1, None) if two else slice(None)
 

@@ -242,10 +242,8 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     title = f"{split} {scores.label_of(metric)}: of each model"
     write_json(folder / f"across_{split}.json", values)
     save_figures(run.pictures_folder, {f"across_{split}": picture(values, metric, title)})
-    rows = [
-        [m, *(scores.number(of.get(metric, np.nan)) for of in row.values())]
-        for m, row in values.items()
-    ]
+    known = {m: [of.get(metric, np.nan) for of in row.values()] for m, row in values.items()}
+    rows = [[model, *map(scores.number, row)] for model, row in known.items()]
     columns = next(iter(values.values()))
     console.print(Table.of(["model of", *columns], rows, prose=(0,)).printed(title))
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
@@ -407,11 +405,8 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
             continue
         batch = {name: values[whole] for name, values in batch.items()}
         kept = batch["channels"] & keep
-        yield {
-            **batch,
-            "image": alter.only(batch["image"], kept, batch["channels"]),
-            "channels": kept,
-        }
+        seen = alter.only(batch["image"], kept, batch["channels"])
+        yield {**batch, "image": seen, "channels": kept}
 
 
 _FEW = 8  # clients with a column each
@@ -456,13 +451,9 @@ def to_csv(subsets: Subsets) -> str:
     """Returns a line per client and subset: how many of its channels are missing, and metrics."""
     rows = [(c, s, m) for c, by_subset in subsets.metrics.items() for s, m in by_subset.items()]
     names = list(rows[0][2])
-    return csv_text(
-        ["client", "channels", "missing", *names],
-        (
-            [c, "+".join(s), len(subsets.present[c]) - len(s), *(m[n] for n in names)]
-            for c, s, m in rows
-        ),
-    )
+    held = {c: len(channels) for c, channels in subsets.present.items()}
+    lines = ([c, "+".join(s), held[c] - len(s), *(m[n] for n in names)] for c, s, m in rows)
+    return csv_text(["client", "channels", "missing", *names], lines)
 
 
 def write_subsets(subsets: Subsets, folder: Path) -> None:

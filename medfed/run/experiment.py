@@ -130,15 +130,9 @@ def build_experiment(config: RunDescription) -> Experiment:
     folder = Path(config.folder)
     evaluation = callbacks.PersonalEvaluation(*task.selection)
     plain = config.trainer.get("strategy", "auto") == "auto"
-    trainer = trainer_of(
-        config,
-        [
-            SameEverywhere(folder, data),
-            callbacks.FederatedRounds(),
-            *callbacks_of(config, evaluation),
-        ],
-        **({"strategy": ClientSharding()} if plain and several(config.trainer) else {}),
-    )
+    called = [SameEverywhere(folder, data), callbacks.FederatedRounds()]
+    sharded = {"strategy": ClientSharding()} if plain and several(config.trainer) else {}
+    trainer = trainer_of(config, [*called, *callbacks_of(config, evaluation)], **sharded)
     if trainer.world_size > len(federation.ids):
         raise ConfigError(
             f"trainer.devices={config.trainer.devices} means {trainer.world_size} devices for "

@@ -88,14 +88,11 @@ def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Stati
         algorithm: The method.
         data: The data, read.
     """
-    return [
-        statistic
-        for name, client in data.clients.items()
-        for statistic in (
-            *(data.summaries(name) if data.exchanged and name in data.plans else ()),
-            *algorithm.summaries(client),
-        )
-    ]
+    found: list[Statistic] = []
+    for name, client in data.clients.items():
+        found += data.summaries(name) if data.exchanged and name in data.plans else ()
+        found += algorithm.summaries(client)
+    return found
 
 
 def folder_of_absent(federation: Federation, folder: Path) -> Path | None:

@@ -60,6 +60,7 @@ def wandb_logger(
         offline = not os.environ.get("WANDB_API_KEY")
     os.environ.setdefault("WANDB_SILENT", "true")
     words = _words(method, seed)
+    untold = dict.fromkeys(("x_disable_meta", "x_disable_machine_info", "disable_git"), True)
     logger = WandbLogger(
         project=project,
         save_dir=save_dir,
@@ -71,13 +72,7 @@ def wandb_logger(
         tags=[*words, *map(str, tags)],
         entity=entity,
         offline=offline,
-        settings=wandb.Settings(
-            host="-",
-            console="off",
-            x_disable_meta=True,
-            x_disable_machine_info=True,
-            disable_git=True,
-        ),
+        settings=wandb.Settings(host="-", console="off", **untold),
     )
     setattr(logger, _ASKED, tuple(pictures))
     # Lightning passes on a setting without effect, of which W&B warns on the terminal.

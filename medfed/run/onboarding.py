@@ -266,12 +266,8 @@ def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | No
     head = ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down")
     console.print(Table.of(head, lines, prose=(1,)).printed(title))
     written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
-    say(
-        console,
-        *onboarding.notes,
-        f"Onboarded clients: {', '.join(map(shown, names))}.",
-        f"Written: {written}",
-    )
+    clients = f"Onboarded clients: {', '.join(map(shown, names))}."
+    say(console, *onboarding.notes, clients, f"Written: {written}")
 
 
 def _texts(rows: Sequence[Row], metric: str) -> list[str]:

@@ -73,11 +73,8 @@ def froc_curves(tested: Examined) -> Figure | None:
         axes.plot(ALARMS, points, "o", ms=3.5, color=line.get_color())
     axes.set_xscale("log", base=2)
     axes.set_xticks(ALARMS, ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
-    axes.set(
-        xlabel=f"false positives per scan{among[0]}",
-        ylabel=f"sensitivity to {among[1]}",
-        ylim=(0, 1.02),
-    )
+    axes.set(xlabel=f"false positives per scan{among[0]}", ylim=(0, 1.02))
+    axes.set_ylabel(f"sensitivity to {among[1]}")
     axes.grid(alpha=0.3)
     axes.legend(title="mean sensitivity (CPM)", **_RIGHT)
     return figure
@@ -244,11 +241,8 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     ends = np.zeros(len(shown))
     for k, (way, part) in enumerate(kinds):
         lengths = np.array([sums.get((c, way, part), 0) / power for c in shown])
-        style: dict[str, Any] = {
-            "label": f"{part}, {arrows[way]}",
-            "color": _PARTS[k % len(_PARTS)],
-        }
-        axes.barh(range(len(shown)), lengths, left=ends, **style)
+        label, colour = f"{part}, {arrows[way]}", _PARTS[k % len(_PARTS)]
+        axes.barh(range(len(shown)), lengths, left=ends, label=label, color=colour)
         ends += lengths
     axes.set_yticks(range(len(shown)), [caption(c) for c in shown])
     axes.invert_yaxis()

@@ -307,14 +307,8 @@ def record(
     is_private = not (noise and noise.seed is not None) and not (made and not made.privacy.system)
     kept: dict[str, object] = {"private": is_private, "exact": exact(config)}
     if (keys := config.privacy.example) is not None:
-        clients = {
-            name: {
-                **asdict(one),
-                "gradients": gradients[name],
-                "epsilon": one.epsilon(gradients[name]),
-            }
-            for name, one in planned.items()
-        }
+        taken = ((name, one, gradients[name]) for name, one in planned.items())
+        clients = {c: {**asdict(p), "gradients": n, "epsilon": p.epsilon(n)} for c, p, n in taken}
         kept["example"] = {"clip": keys.clip, "unit": keys.unit, "clients": clients}
     if (whole := config.privacy.client) is not None:
         kept["client"] = {**to_builtins(whole), "epsilon": client_epsilon(config, federation)}

@@ -112,11 +112,8 @@ def save_models(experiment: Experiment) -> None:
         plain = merged(network, joined(network, model))
         save_tensors(models[client], plain)
         if lost := centers.keys() - plain.keys():
-            _log.warning(
-                "%s: the centres of %d adapters are not kept, as the merged weights have none.",
-                client,
-                len(lost),
-            )
+            text = "%s: the centres of %d adapters are not kept, as the merged weights have none."
+            _log.warning(text, client, len(lost))
         if centers := {n: c for n, c in centers.items() if n in plain}:  # of quantised parameters
             save_tensors(learned[client], centers)
 

@@ -165,10 +165,8 @@ def fit(
     plain = _places(network, entries)
     tensors = renamed(weights.tensors, rename or {})
     # The source has canonical models, too, or it is an ordinary network.
-    best = max(
-        (_named(tensors, {n: n for n in entries}), _named(tensors, plain)),
-        key=lambda named: len(named.found),
-    )
+    both = _named(tensors, {n: n for n in entries}), _named(tensors, plain)
+    best = max(both, key=lambda named: len(named.found))
     allowed = set(entries if part is None else part)
     matched, missing, left = [], [], []
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -370,14 +368,9 @@ class Start:
         if self.weights is None:
             return None
         source, name = config.init, config.init.weights
-        account = fit(
-            task.network,
-            self.weights,
-            part=_part(config, task, source.part),
-            rename=source.rename,
-            spread=source.spread,
-            seed=config.seed,
-        )
+        part = _part(config, task, source.part)
+        how = {"rename": source.rename, "spread": source.spread, "seed": config.seed}
+        account = fit(task.network, self.weights, part=part, **how)
         lines = account.lines()
         if not account.matched:
             both = (account.sizes, self.weights.tensors)

@@ -277,11 +277,8 @@ def joining_deployment(keys: sections.Section) -> Deployment:
     calls.Terms(**keys.terms)
     folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
     agreed = newcomers.agreed_for(folder, site)
-    how: dict[str, Any] = {
-        "terms": dict(keys.terms),
-        "onboard": site,
-        "steps": int(keys.onboard_steps),
-    }
+    steps = int(keys.onboard_steps)
+    how: dict[str, Any] = {"terms": dict(keys.terms), "onboard": site, "steps": steps}
     return Deployment(str(agreed.config().name), agreed.record(), str(folder.resolve()), **how)
 
 

@@ -122,15 +122,16 @@ _MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
     "onboard": ((("last", bool), ("steps", int), *_JOB), _METRICS),
 }
 """Of each kind what its requests and its replies hold: names, types, and defaults."""
-_CONTENTS = {
-    kind: tuple(
-        msgspec.defstruct(kind, side, forbid_unknown_fields=True)
-        if isinstance(side, tuple)
-        else side
-        for side in sides
-    )
-    for kind, sides in _MEMBERS.items()
-}
+
+
+def _struct(kind: Kind, side: _Side) -> type[msgspec.Struct]:
+    """The type of the content of requests or replies of a kind."""
+    if isinstance(side, type):
+        return side
+    return msgspec.defstruct(kind, side, forbid_unknown_fields=True)
+
+
+_CONTENTS = {kind: tuple(_struct(kind, s) for s in sides) for kind, sides in _MEMBERS.items()}
 _EMPTY = _CONTENTS["load"][0]
 
 

@@ -269,10 +269,7 @@ def write_bundle(
         for name in FOLDERS:
             (made / name).mkdir()
         weights.save_weights(made / MODEL, dense, books)
-        sizes = {
-            "fp32": _fp32_bytes(state),
-            "packed": (made / MODEL).stat().st_size,
-        }
+        sizes = {"fp32": _fp32_bytes(state), "packed": (made / MODEL).stat().st_size}
         if onnx:
             network = Bundle(made, {"medfed": facts}, state, {}).network()
             if _saved_as_onnx(made / onnx_file.ONNX, network, facts):
@@ -325,11 +322,8 @@ def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> 
         onnx_file.save_onnx(path, network, onnx_file.trace_shape(facts), input_size(facts) is None)
     except onnx_file.NotTraceableError as error:
         path.unlink(missing_ok=True)
-        _log.warning(
-            "No ONNX file of %s: %s; models/model.pt has the weights.",
-            shown(str(facts["client"])),
-            str(error).rstrip("."),
-        )
+        client, why = shown(str(facts["client"])), str(error).rstrip(".")
+        _log.warning("No ONNX file of %s: %s; models/model.pt has the weights.", client, why)
         return False
     return True
 
@@ -369,12 +363,8 @@ def page(name: str, facts: Mapping[str, Any]) -> str:
         Markdown.
     """
     environment = text_templates(_TEMPLATES)
-    environment.filters |= {
-        "bytes": "{:,}".format,
-        "interval": _interval,
-        "number": _number,
-        "numbers": _numbers,
-    }
+    environment.filters |= {"bytes": "{:,}".format, "interval": _interval}
+    environment.filters |= {"number": _number, "numbers": _numbers}
     facts = in_markdown(facts)
     source = facts["input"]
     return environment.get_template(name.removeprefix("docs/")).render(
@@ -458,7 +448,5 @@ def carried() -> dict[str, str]:
         module = line[2].rpartition(".")[2]  # of a package, modules are imported
         return f"{line[1]}from scripts{f'.{module}' * (f'{module}.py' in files)} import"
 
-    return {
-        name: _OF_MEDFED.sub(renamed, path.read_text(encoding="utf-8"))
-        for name, path in files.items()
-    }
+    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    return {name: _OF_MEDFED.sub(renamed, text) for name, text in texts.items()}

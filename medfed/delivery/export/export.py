@@ -133,16 +133,12 @@ def export_client(
     model = run.exported(client)
     facts = run.facts(client, model.plain)
     facts["largest_part"] = _regions(options.largest_part, facts)
-    done, method = (
-        finetuning.Quantised(model.weights, {}, "trained", dict.fromkeys(finetuning.STAGES)),
-        None,
-    )
+    start = finetuning.Quantised(model.weights, {}, "trained", dict.fromkeys(finetuning.STAGES))
+    done, method = start, None
     if bits:
         tuning = (options.finetune_steps, options.finetune_lr, options.tolerance)
-        done, method = (
-            finetuning.quantise_and_tune(run, client, model, bits, data, *tuning),
-            "kmeans",
-        )
+        done = finetuning.quantise_and_tune(run, client, model, bits, data, *tuning)
+        method = "kmeans"
         facts["test_metrics"] = None if done.test is None else finite(done.test)
     elif width is None and (books := run.learned(client, model.weights)):
         done, method = replace(done, books=books), "learned"
@@ -207,11 +203,8 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
         tolerance: See :func:`medfed.delivery.export.finetuning.falls`.
     """
     console = wide_console()
-    stages = [
-        s
-        for s in finetuning.STAGES
-        if s != "statistics" or any(_scores(r)[s] is not None for r in rows)
-    ]
+    repaired = any(_scores(row)["statistics"] is not None for row in rows)
+    stages = [s for s in finetuning.STAGES if s != "statistics" or repaired]
     head = ["client", "bits", "model.pt", "fp32", "ratio"]
     head += [f"val {metric}\n{name.replace('kmeans', 'k-means')}" for name in stages]
     head += [f"test {metric}\n{name}" for name in _TEST]
@@ -299,11 +292,8 @@ def _remarks(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) ->
             "Fine-tuning was undone, as validation is worse than by k-means and than as trained: "
             f"{', '.join(undone)}."
         )
-    lost = [
-        f"{named(r)} {' to '.join(map(number, tested(r, metric)))}"
-        for r in rows
-        if finetuning.falls(*tested(r, metric), mode, tolerance)
-    ]
+    fallen = [r for r in rows if finetuning.falls(*tested(r, metric), mode, tolerance)]
+    lost = [f"{named(r)} {' to '.join(map(number, tested(r, metric)))}" for r in fallen]
     if lost:
         unit = f"{tolerance:g}" if mode == "max" else f"{tolerance:.0%}"
         yield (

@@ -132,17 +132,9 @@ def distil(
 
     split = ParameterSplit.of(student, (), "frozen")
     trainer = LocalTrainer(student, loss, split, partial(torch.optim.Adam), seed=seed)
-    end, _ = trainer.run(
-        data,
-        trainer.model.initial(),
-        ("export", data.id),
-        rate,
-        update="all",
-        steps=steps,
-        penalty=None,
-        after_step=None,
-        memory=None,
-    )
+    start_at, nothing = trainer.model.initial(), dict.fromkeys(("penalty", "after_step", "memory"))
+    place = data, start_at, ("export", data.id), rate
+    end, _ = trainer.run(*place, update="all", steps=steps, **nothing)
     trainer.model.load(end)
     tuned = {n: _sorted(b, tables[n].detach()) for n, b in books.items()}
     return with_codebooks({n: end.get(n, start[n]) for n in start}, tuned), tuned
@@ -342,13 +334,8 @@ def say_int8(
     before = bench.score(weights)
     bench.task.network = OnnxNetwork(path)
     after = bench.task.evaluate(data.eval_batches("val"))[bench.metric]
-    _log.info(
-        "%s: models/model.onnx computes with 8-bit integers; validation %s %.4f, %.4f without.",
-        shown(data.id),
-        bench.metric,
-        after,
-        before,
-    )
+    text = "%s: models/model.onnx computes with 8-bit integers; validation %s %.4f, %.4f without."
+    _log.info(text, shown(data.id), bench.metric, after, before)
 
 
 def open_data(run: RunRecord) -> FederatedDataModule | None:

@@ -308,12 +308,8 @@ def _kind(column: str) -> str:
 
 
 def _table(named: Sequence[str], what: str) -> Table:
-    kinds = {name: _kind(name) for name in named}
-    shown = [
-        f"{cell(name.removesuffix(f'_{kind}'))} ({_UNITS[kind][1]})"
-        for name, kind in kinds.items()
-        if kind in _UNITS
-    ]
+    kinds = {name: kind for name in named if (kind := _kind(name)) in _UNITS}
+    shown = [f"{cell(n.removesuffix(f'_{k}'))} ({_UNITS[k][1]})" for n, k in kinds.items()]
     table = Table(what.removesuffix("s"), *shown, "mask")
     for column in table.columns[1:-1]:
         column.justify = "right"

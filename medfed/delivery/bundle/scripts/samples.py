@@ -167,11 +167,8 @@ def _warn(unusual: Mapping[int, list[str]], source: Path, output: Path) -> None:
         more = f"; and {len(cells) - 3} more" * (len(cells) > 3)
         _log.warning("%s, data row %d: %s%s.", source, number, "; ".join(cells[:3]), more)
     if len(unusual) > _MOST_WARNED:
-        _log.warning(
-            "%d rows in all have such cells; the column warning of %s names them.",
-            len(unusual),
-            output,
-        )
+        text = "%d rows in all have such cells; the column warning of %s names them."
+        _log.warning(text, len(unusual), output)
 
 
 def predict_table(
@@ -330,13 +327,11 @@ def rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[obj
     name = file.relative_to(root).as_posix()
     if file.suffix.lower() != ".npz":
         return [[name, *predictor.classify(read_pixels(file, predictor), file)[0].tolist()]]
-    return [
-        [f"{name}/{key}/{n}", *answer]
-        for key, images in read_arrays(file).items()
-        for n, answer in enumerate(
-            predictor.classify(_of_array(images, f"{file}, {key}", predictor), file).tolist()
-        )
-    ]
+    rows: list[list[object]] = []
+    for key, images in read_arrays(file).items():
+        answers = predictor.classify(_of_array(images, f"{file}, {key}", predictor), file)
+        rows += ([f"{name}/{key}/{n}", *answer] for n, answer in enumerate(answers.tolist()))
+    return rows
 
 
 def read_pixels(file: Path, predictor: Predictor) -> Tensor:

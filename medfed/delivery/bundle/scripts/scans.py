@@ -362,11 +362,8 @@ def find_scans(
     of_headers = {".raw", ".zraw", ".gz"}
     others = [p for p in inside if p not in found and p.suffix.lower() not in of_headers]
     say_left_out(path, others, "volumes")
-    scans = [
-        scan
-        for p in found
-        for scan in scans_in(p, stem_below(p, path, p.name if p.is_dir() else volumes.stem_of(p)))
-    ]
+    stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in found}
+    scans = [s for p in found for s in scans_in(p, stem_below(p, path, stems[p]))]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
 
@@ -524,11 +521,8 @@ def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     known: Mapping[str, volumes.Pattern] = facts["input"].get("files") or {}
     patterns: dict[str, Sequence[str]] = {}
     for name in facts["present"]:
-        usual = (
-            *volumes.FILES.get(name, ()),
-            *(f"{name}{suffix}" for suffix in volumes.SUFFIXES),
-            name,
-        )
+        ends = (*volumes.SUFFIXES, "")
+        usual = (*volumes.FILES.get(name, ()), *(f"{name}{end}" for end in ends))
         given = known.get(name, usual)
         patterns[name] = [given] if isinstance(given, str) else list(given)
     return patterns
