@@ -682,16 +682,9 @@ def markdown(advice: Advice, command: str) -> str:
         command: The command that trains as advised; alone if the pilot cannot tell.
     """
     methods, hospitals = _tables(advice)
-    return filled(
-        _TEMPLATES / "advice.md",
-        advice=advice,
-        command=command,
-        sentences=in_markdown(sentences(advice)),
-        methods=methods,
-        hospitals=hospitals,
-        every=_every(advice),
-        costs=_of_costs(advice),
-    )
+    words: dict[str, Any] = {"methods": methods, "hospitals": hospitals, "every": _every(advice)}
+    words |= {"sentences": in_markdown(sentences(advice)), "costs": _of_costs(advice)}
+    return filled(_TEMPLATES / "advice.md", advice=advice, command=command, **words)
 
 
 def _every(advice: Advice) -> Table:

@@ -212,10 +212,8 @@ def groups(
         path = (paths or {}).get(suite.name)
         if suite.path:
             if path is None:
-                notes.append(
-                    f"suite={suite.name} is left out, as it needs data; "
-                    f"name their folder by paths.{suite.name}=FOLDER."
-                )
+                way = f"name their folder by paths.{suite.name}=FOLDER."
+                notes.append(f"suite={suite.name} is left out, as it needs data; {way}")
                 continue
             suites.check_paths({suite.name: path}, wanted)
             overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')

@@ -58,10 +58,8 @@ least 40.'
         floor = max(LEAST, least, TIMES * self.size)
         if self.patients >= floor:
             return None
-        return (
-            f"At {self.client}, too few patients stand behind {self.what} ({self.key}): "
-            f"{self.patients} of at least {floor}."
-        )
+        of = f"{self.what} ({self.key}): {self.patients} of at least {floor}."
+        return f"At {self.client}, too few patients stand behind {of}"
 
 
 def remark(statistics: Iterable[Statistic]) -> list[str]:

@@ -74,13 +74,9 @@ def parse_json(
     else:
         content = bytes(source)
     try:
-        value: T = json.loads(
-            content.decode(),
-            object_pairs_hook=_once,
-            parse_int=_whole,
-            parse_float=_finite if finite else float,
-            parse_constant=_finite if finite else float,
-        )
+        number: Any = _finite if finite else float
+        how = {"parse_float": number, "parse_constant": number}
+        value: T = json.loads(content.decode(), object_pairs_hook=_once, parse_int=_whole, **how)
         # A key or value may be half of a UTF-16 pair, which cannot be encoded.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:

@@ -19,13 +19,9 @@ def text_templates(folder: Path) -> Environment:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: few commands write
 
-    return Environment(
-        loader=FileSystemLoader(folder),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    blocks = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
+    loader = FileSystemLoader(folder)
+    return Environment(loader=loader, undefined=StrictUndefined, **blocks)  # type: ignore[arg-type]
 
 
 def filled(template: Path, **words: Any) -> str:

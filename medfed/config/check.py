@@ -437,10 +437,8 @@ def check_gpu(accelerator: str) -> None:
 
 def no_gpu(accelerator: str) -> ConfigError:
     """Says that there is no GPU."""
-    return ConfigError(
-        f"trainer.accelerator={accelerator} finds no GPU on this machine; choose trainer=cpu or "
-        "trainer=ddp."
-    )
+    way = "choose trainer=cpu or trainer=ddp."
+    return ConfigError(f"trainer.accelerator={accelerator} finds no GPU on this machine; {way}")
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:

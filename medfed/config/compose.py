@@ -393,10 +393,8 @@ def changed_keys(
         >>> changed_keys(a, b, ignore=["resume"])
         ['local.steps: 1 -> 2']
     """
-    flat_old, flat_new = (
-        {key: value for key, value in walk(config, lists=False) if not isinstance(value, Mapping)}
-        for config in (old, new)
-    )
+    both = (walk(config, lists=False) for config in (old, new))
+    flat_old, flat_new = ({k: v for k, v in of if not isinstance(v, Mapping)} for of in both)
     return [
         f"{key}: {flat_old.get(key)} -> {flat_new.get(key)}"
         for key in sorted({*flat_old, *flat_new})
@@ -473,10 +471,8 @@ def _explain_option(error: MissingConfigException) -> str:
     if not known:
         groups = sorted(p.name for p in CONFIG_DIR.iterdir() if p.is_dir())
         return f"Unknown group {group!r}{did_you_mean(group, groups)}; the groups are {groups}."
-    return (
-        f"Unknown {group} {option!r}{did_you_mean(option, known)}; "
-        f"choose one of {', '.join(known)}."
-    )
+    hint = did_you_mean(option, known)
+    return f"Unknown {group} {option!r}{hint}; choose one of {', '.join(known)}."
 
 
 def _explain_number(error: Exception, overrides: Sequence[str]) -> str:

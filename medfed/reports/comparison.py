@@ -209,16 +209,11 @@ def to_markdown(comparison: Comparison, finding: Finding) -> str:
         comparison: The methods and their numbers.
         finding: The content that findings add.
     """
-    return filled(
-        TEMPLATES / "comparison.md",
-        head=_HEAD,
-        comparison=comparison,
-        table=_table(comparison, "**{}**").markdown(),
-        said=in_markdown(said(comparison)),
-        sentences=in_markdown(finding.sentences),
-        captions={name: in_markdown(p.caption) for name, p in finding.pictures.items()},
-        markdown=in_markdown,
-    )
+    captions = {name: in_markdown(p.caption) for name, p in finding.pictures.items()}
+    words: dict[str, Any] = {"head": _HEAD, "comparison": comparison, "captions": captions}
+    words |= {"table": _table(comparison, "**{}**").markdown(), "markdown": in_markdown}
+    words |= {"said": in_markdown(said(comparison)), "sentences": in_markdown(finding.sentences)}
+    return filled(TEMPLATES / "comparison.md", **words)
 
 
 def compare_runs(

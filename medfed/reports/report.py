@@ -47,6 +47,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_TUNED = (
+    "The settings are those of the runs; the report cannot know whether all methods were tuned "
+    "alike."
+)
+
+
 def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
     """Judges finished runs.
 
@@ -63,12 +69,7 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
     check_same_patients(runs, data=True)
     methods, more = pool(runs)
     report = report_on(methods, chosen_metric(runs, metric), pictures=True)
-    report.notes += [
-        *more,
-        *notes,
-        "The settings are those of the runs; the report cannot know whether all methods were "
-        "tuned alike.",
-    ]
+    report.notes += [*more, *notes, _TUNED]
     report.commands = [
         c for of_method in methods.values() for run in of_method if (c := _command(run))
     ]
@@ -269,15 +270,10 @@ def page(report: Report) -> str:
     looks = looks_of(report)
     for task, verdicts in report.tasks:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
-    return rendered(
-        "report.html",
-        report=report,
-        suites=suites,
-        card=card(report.tasks),
-        undecided=undecided(report.tasks),
-        dials=dial_pictures(report, looks),
-        settings=tables.settings_table(report.tasks),
-    )
+    words: dict[str, Any] = {"suites": suites, "card": card(report.tasks)}
+    words |= {"undecided": undecided(report.tasks), "dials": dial_pictures(report, looks)}
+    settings = tables.settings_table(report.tasks)
+    return rendered("report.html", report=report, settings=settings, **words)
 
 
 def rendered(template: str, **content: Any) -> str:

@@ -126,10 +126,8 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     limit = f"no gain can exceed {possible:.4f}"
     if possible == gain:
         limit = f"training on all patients in one place gains {possible:.4f}"
-    return (
-        f"This task cannot tell: it detects gains of {least} or more, and {limit}. "
-        f"{_needed(task, middle, possible, len(gaps))}"
-    )
+    needs = _needed(task, middle, possible, len(gaps))
+    return f"This task cannot tell: it detects gains of {least} or more, and {limit}. {needs}"
 
 
 def _needed(task: Task, now: Difference, target: float, comparisons: int) -> str:

@@ -125,14 +125,10 @@ def find(comparison: Comparison) -> Finding:
         for name, cell in zip(fields[kind], row, strict=True)
     ]
     values = np.array([[cell.value for cell in row] for row in pooled["channels"].values()])
-    figure = heat_map(
-        values,
-        [name.replace(" ", "\n") for name in pooled["channels"]],
-        [s.split("+") for s in subsets],
-        channels,
-        f"test {label_of(metric)} with some channels, mean over clients and seeds",
-        falls=smaller_is_better(metric),
-    )
+    names = [name.replace(" ", "\n") for name in pooled["channels"]]
+    title = f"test {label_of(metric)} with some channels, mean over clients and seeds"
+    sets, falls = [s.split("+") for s in subsets], smaller_is_better(metric)
+    figure = heat_map(values, names, sets, channels, title, falls=falls)
     return Finding(
         [_sentence(method, lost, row, metric) for method, row in pooled["lost"].items()],
         {"missing_channels": csv_text(("method", "by", "name", "metric", "value", "sd"), table)},

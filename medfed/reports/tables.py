@@ -238,14 +238,9 @@ def settings_table(tasks: Iterable[tuple[Task, Mapping[str, Verdict]]]) -> Table
     Args:
         tasks: Each with the verdicts of its methods.
     """
-    rows = [
-        (
-            task.name,
-            name,
-            " ".join(f"{k}={v:g}" for k, v in verdict.scores.setting.items()) or "defaults",
-            " ".join(k[:12] if len(k) == 64 else k for k in verdict.scores.keys),
-        )
-        for task, verdicts in tasks
-        for name, verdict in verdicts.items()
-    ]
+    rows = []
+    for task, name, scores in ((t, n, v.scores) for t, judged in tasks for n, v in judged.items()):
+        setting = " ".join(f"{k}={v:g}" for k, v in scores.setting.items()) or "defaults"
+        keys = " ".join(k[:12] if len(k) == 64 else k for k in scores.keys)
+        rows.append((task.name, name, setting, keys))
     return Table.of(("task", "method", "setting", "cells, by split"), rows, prose=(0, 1, 2, 3))

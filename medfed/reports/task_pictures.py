@@ -113,10 +113,9 @@ def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Pi
     means = {c: gain.difference.mean for c, gain in first.items()}
     order = sorted(task.clients, key=lambda c: 0.0 if math.isnan(means[c]) else -means[c])
     series = {n: [h.gains[c].difference[:3] for c in order] for n, h in harms.items()}
+    label = f"gain of {label_of(task.metric)} over training alone"
     return charts.Picture(
-        charts.hospitals(
-            order, series, f"gain of {label_of(task.metric)} over training alone", looks
-        ),
+        charts.hospitals(order, series, label, looks),
         "The gain of each hospital over training alone, with its 95 % interval. Left of the line, "
         "the hospital would be better off alone.",
     )
@@ -264,9 +263,7 @@ def _clients(comparison: Comparison) -> Figure:
         return (float(np.mean(known)), min(known), max(known)) if known else (math.nan,) * 3
 
     metric, clients = comparison.metric, comparison.clients
-    series = {
-        method.name: [over_seeds(method.scores(metric, client)) for client in clients]
-        for method in comparison.methods
-    }
+    of = ((m.name, [m.scores(metric, c) for c in clients]) for m in comparison.methods)
+    series = {name: [over_seeds(values) for values in known] for name, known in of}
     looks = looks_of(comparison.report)
     return charts.hospitals(clients, series, f"test {label_of(metric)}", looks, zero=False)

@@ -241,10 +241,9 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
         return Harm(*shares.within((0.0, 1.0))[:3])
     anew = mean_of_known(resampled, axis=0)
     count = len(task.clients)
-    every = [
-        over_splits(differences[:, i], anew[:, i], task.overlap, count).within(task.gain_limits)
-        for i in range(count)
-    ]
+    pairs = zip(differences.T, anew.T, strict=True)
+    gains = (over_splits(gap, new, task.overlap, count) for gap, new in pairs)
+    every = [gain.within(task.gain_limits) for gain in gains]
     words = [verdict(g.mean, p) for g, p in zip(every, holm([g.p for g in every]), strict=True)]
     named = list(zip(task.clients, every, words, strict=True))
     return Harm(

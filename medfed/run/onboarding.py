@@ -286,10 +286,8 @@ def to_csv(rows: Sequence[Any]) -> str:
     records = [asdict(row) for row in rows]
     names = list(dict.fromkeys(n for row in rows for n in row.metrics))
     fixed = [name for name in records[0] if name != "metrics"]
-    return csv_text(
-        [*fixed, *names],
-        ([*(r[f] for f in fixed), *(r["metrics"].get(n, "") for n in names)] for r in records),
-    )
+    lines = ([*(r[f] for f in fixed), *(r["metrics"].get(n, "") for n in names)] for r in records)
+    return csv_text([*fixed, *names], lines)
 
 
 def write_onboarding(onboarding: Onboarding, folder: Path) -> None:

@@ -278,10 +278,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     for client, names in summary.get("absent", {}).items():
         absent.setdefault(tuple(map(shown, names)), []).append(shown(client))
     sign = -1 if scores.smaller_is_better(metric) else 1
-    means = [
-        over["federation"].get(metric, {}).get("mean", math.nan)
-        for over in (summary, *summary.get("constant", {}).values())
-    ]
+    every = (summary, *summary.get("constant", {}).values())
+    means = [of["federation"].get(metric, {}).get("mean", math.nan) for of in every]
     known = [mean for mean in means[1:] if not math.isnan(mean)]
     best = max(known, key=lambda mean: sign * mean, default=math.nan)
     words = {

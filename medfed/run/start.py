@@ -191,16 +191,10 @@ def fit(
             matched.append(name)
     used = set(best.found.values())
     known = set(network.state_dict()) | set(plain.values())
-    return Account(
-        {n: t.numel() for n, t in entries.items() if n in plain},
-        matched,
-        missing,
-        shapes,
-        left,
-        [n for n in tensors if n not in used and best.names.get(n, n) not in known],
-        best.stripped,
-        (len(instances), spread),
-    )
+    sizes = {n: t.numel() for n, t in entries.items() if n in plain}
+    unexpected = [n for n in tensors if n not in used and best.names.get(n, n) not in known]
+    found = matched, missing, shapes, left, unexpected
+    return Account(sizes, *found, best.stripped, (len(instances), spread))
 
 
 def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:

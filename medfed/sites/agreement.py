@@ -422,16 +422,11 @@ class SiteFile:
                 values[key] = str(home / Path(value).expanduser())
         plugins = [known.plugins] if isinstance(known.plugins, str) else known.plugins or []
         approved = (known.agreed,) if isinstance(known.agreed, str) else known.agreed
-        return cls(
-            known.site,
-            home / Path(known.folder or _FOLDER).expanduser(),
-            values,
-            tuple(str(home / Path(each).expanduser()) for each in plugins),
-            known.trainer,
-            known.logger,
-            None if approved is msgspec.UNSET else tuple(approved),
-            known.policy,
-        )
+        folder = home / Path(known.folder or _FOLDER).expanduser()
+        code = tuple(str(home / Path(each).expanduser()) for each in plugins)
+        named = None if approved is msgspec.UNSET else tuple(approved)
+        how = known.trainer, known.logger
+        return cls(known.site, folder, values, code, *how, named, known.policy)
 
     def check_approved(self, agreed: Agreed) -> None:
         """Refuses a study that the file does not name, where it names any.

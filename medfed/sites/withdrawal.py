@@ -117,10 +117,8 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
             forgotten = sorted({*forgotten, *_forget_in(path, site, len(sites))})
     now = _Withdrawals({**known, site: _Withdrawal(earlier.after, forgotten)})
     files.write_json(run.withdrawn_json, asdict(now))
-    said = [
-        f"{site} takes part in no round after round {earlier.after} of the run in {folder}; "
-        f"resume the run with {', '.join(left)}."
-    ]
+    gone = f"{site} takes part in no round after round {earlier.after} of the run in {folder}"
+    said = [f"{gone}; resume the run with {', '.join(left)}."]
     if forget:
         what = ", ".join(forgotten) or "nothing"
         said.append(

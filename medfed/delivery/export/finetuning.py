@@ -132,8 +132,8 @@ def distil(
 
     split = ParameterSplit.of(student, (), "frozen")
     trainer = LocalTrainer(student, loss, split, partial(torch.optim.Adam), seed=seed)
-    start_at, nothing = trainer.model.initial(), dict.fromkeys(("penalty", "after_step", "memory"))
-    place = data, start_at, ("export", data.id), rate
+    nothing: dict[str, Any] = dict.fromkeys(("penalty", "after_step", "memory"))
+    place = data, trainer.model.initial(), ("export", data.id), rate
     end, _ = trainer.run(*place, update="all", steps=steps, **nothing)
     trainer.model.load(end)
     tuned = {n: _sorted(b, tables[n].detach()) for n, b in books.items()}
