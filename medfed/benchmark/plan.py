@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,7 @@ class Group:
     @cached_property
     def card(self) -> Card:
         """What the method tells of itself."""
-        card: Card = compose.class_of(self.config(self.suite.base).algorithm).card
-        return card
+        return suites.card_of(self.config(self.suite.base))
 
     @cached_property
     def settings(self) -> list[dict[str, float]]:
@@ -96,8 +94,9 @@ class Group:
                 raise ConfigError(f"{named}: {error}") from error
             if config.local.steps is None:
                 raise ConfigError(
-                    f"suite={suite.name} has no local.steps, without which budgets are not equal; "
-                    "set it in its overrides."
+                    f"suite={suite.name} has no local.steps, without which budgets are not "
+                    "equal; set "
+                    "it in its overrides."
                 )
             self._composed[key] = config
         return self._composed[key]
@@ -154,8 +153,12 @@ class Group:
         Args:
             trial: The setting that was best.
         """
-        setting, both = self.settings[trial], product(self.variants, range(self.size.splits))
-        return [self.cell(variant, "final", trial, split, setting) for variant, split in both]
+        setting = self.settings[trial]
+        return [
+            self.cell(variant, "final", trial, split, setting)
+            for variant in self.variants
+            for split in range(self.size.splits)
+        ]
 
 
 def best_trial(results: Sequence[Mapping[str, Any]]) -> int:
@@ -212,8 +215,10 @@ def groups(
         path = (paths or {}).get(suite.name)
         if suite.path:
             if path is None:
-                way = f"name their folder by paths.{suite.name}=FOLDER."
-                notes.append(f"suite={suite.name} is left out, as it needs data; {way}")
+                notes.append(
+                    f"suite={suite.name} is left out, as it needs data; "
+                    f"name their folder by paths.{suite.name}=FOLDER."
+                )
                 continue
             suites.check_paths({suite.name: path}, wanted)
             overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')
