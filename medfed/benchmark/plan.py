@@ -140,8 +140,9 @@ class Group:
         """Whether it has all patients in one place, so that no budget holds it."""
         return self.method.algorithm in CEILINGS
 
+    @cached_property
     def tuning(self) -> list[Cell]:
-        """Returns the cells of tuning, by trial; none where only the default is tried."""
+        """The cells of tuning, by trial; none where only the default is tried."""
         if len(self.settings) == 1:
             return []
         base = self.suite.base

@@ -58,7 +58,7 @@ class Progress:
             CheckpointError: If a cell's file is torn or has been changed.
         """
         if self.trial is None:
-            self.wanted = self.group.tuning()
+            self.wanted = self.group.tuning
             if lacking := [cell for cell in self.wanted if not self._reads(out, cell)]:
                 return lacking
             self.trial = best_trial([self.tuning[n] for n in sorted(self.tuning)] or [{}])

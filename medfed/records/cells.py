@@ -48,12 +48,16 @@ def code_hash(targets: Iterable[str]) -> str:
         >>> code_hash(["torch.optim.SGD"]) == code_hash([])
         True
     """
-    waiting = [m for t in targets if (m := _module(t))]
-    seen: dict[str, str] = {}
+    return hash_of(frozenset(m for t in targets if (m := _module(t))))
+
+
+@cache
+def hash_of(modules: frozenset[str]) -> str:
+    """Returns the hash of modules and of all that they import; computed once in a process."""
+    waiting, seen = list(modules), dict[str, str]()
     while waiting:
         module = waiting.pop()
-        file = module_file(module)
-        if module in seen or file is None:
+        if module in seen or (file := module_file(module)) is None:
             continue
         seen[module], imported = read_code(file)
         waiting += [m for name in imported if (m := _module(name))]

@@ -36,7 +36,7 @@ from medfed.common.errors import ConfigError, RankError
 from medfed.common.files import locked
 from medfed.config.allowed import with_plugins
 from medfed.federation.card import Range
-from medfed.records.cells import code_hash, read_code
+from medfed.records.cells import code_hash, hash_of, read_code
 from tests.pages import DOCS
 
 GOOD = """
@@ -299,7 +299,7 @@ def test_an_arm_is_its_method_with_something_changed(tmp_path):
     methods = {"mine": chosen_methods(["ditto"], [], list(yamls()))[-1:]}
     arms = chosen_arms(["apart", "seldom"], {"mine": suite.arms}, yamls())
     (ditto, apart, seldom), _ = groups([suite], methods, "small", arms=arms)
-    assert [c.key for c in apart.tuning()] == [c.key for c in ditto.tuning()]  # tuned as it is
+    assert [c.key for c in apart.tuning] == [c.key for c in ditto.tuning]  # tuned as it is
     (own,) = apart.final(2)
     assert own.place == "mine/base/apart/final_trial_2_split_0"
     assert own.config["algorithm"]["strength"] == 0  # not what was tuned
@@ -339,6 +339,12 @@ def test_every_arm_composes(name, tmp_path):
         assert group.config(group.variants[0], True).rounds >= 1
 
 
+def another_process():
+    """What a process has loaded is hashed once."""
+    read_code.cache_clear()
+    hash_of.cache_clear()
+
+
 def test_comments_do_not_change_the_hash_of_code_and_code_does(tmp_path):
     module, helper = tmp_path / "own_code_module.py", tmp_path / "own_code_helper.py"
     helper.write_text("def f():\n    return 1\n")
@@ -347,10 +353,10 @@ def test_comments_do_not_change_the_hash_of_code_and_code_does(tmp_path):
     first = code_hash(["own_code_module.g"])
     module.write_text('"""Another."""\n# why\nfrom own_code_helper import f\ndef g(): return f()\n')
     assert code_hash(["own_code_module.g"]) == first  # of what this process may have loaded
-    read_code.cache_clear()  # another process
+    another_process()
     assert code_hash(["own_code_module.g"]) == first
     helper.write_text("def f():\n    return 22\n")  # what it imports
-    read_code.cache_clear()
+    another_process()
     second = code_hash(["own_code_module.g"])
     assert second != first
     assert code_hash(["own_code_module.g", "medfed.personalize.ditto.Ditto"]) != second
