@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class Group:
     @cached_property
     def card(self) -> Card:
         """What the method tells of itself."""
-        return suites.card_of(self.config(self.suite.base))
+        card: Card = compose.class_of(self.config(self.suite.base).algorithm).card
+        return card
 
     @cached_property
     def settings(self) -> list[dict[str, float]]:
@@ -94,9 +96,8 @@ class Group:
                 raise ConfigError(f"{named}: {error}") from error
             if config.local.steps is None:
                 raise ConfigError(
-                    f"suite={suite.name} has no local.steps, without which budgets are not "
-                    "equal; set "
-                    "it in its overrides."
+                    f"suite={suite.name} has no local.steps, without which budgets are not equal; "
+                    "set it in its overrides."
                 )
             self._composed[key] = config
         return self._composed[key]
@@ -154,12 +155,8 @@ class Group:
         Args:
             trial: The setting that was best.
         """
-        setting = self.settings[trial]
-        return [
-            self.cell(variant, "final", trial, split, setting)
-            for variant in self.variants
-            for split in range(self.size.splits)
-        ]
+        setting, both = self.settings[trial], product(self.variants, range(self.size.splits))
+        return [self.cell(variant, "final", trial, split, setting) for variant, split in both]
 
 
 def best_trial(results: Sequence[Mapping[str, Any]]) -> int:
@@ -216,10 +213,8 @@ def groups(
         path = (paths or {}).get(suite.name)
         if suite.path:
             if path is None:
-                notes.append(
-                    f"suite={suite.name} is left out, as it needs data; "
-                    f"name their folder by paths.{suite.name}=FOLDER."
-                )
+                way = f"name their folder by paths.{suite.name}=FOLDER."
+                notes.append(f"suite={suite.name} is left out, as it needs data; {way}")
                 continue
             suites.check_paths({suite.name: path}, wanted)
             overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')

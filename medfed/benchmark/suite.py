@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.schemas import fit, fit_keys
-from medfed.config import compose, description, sections
+from medfed.config import compose, sections
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
 
 T = TypeVar("T")
@@ -508,12 +508,6 @@ def wanted_of(
     usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
     by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
     return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
-
-
-def card_of(config: description.RunDescription) -> Card:
-    """Returns what the method of a configuration tells of itself."""
-    card: Card = compose.class_of(config.algorithm).card
-    return card
 
 
 def search_space(card: Card, lr: Range) -> dict[str, Range]:

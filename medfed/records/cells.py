@@ -94,15 +94,10 @@ def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
             imported |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported |= {f"{node.module}.{name.name}" for name in node.names}
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_text(body[0]):
-            del body[0]
+        match getattr(node, "body", None):
+            case [ast.Expr(ast.Constant(str())), *_] as body:
+                del body[0]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(sorted(imported))
-
-
-def _is_text(node: ast.AST) -> bool:
-    constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
 
 
 Stage = Literal["tune", "final"]

@@ -176,7 +176,7 @@ def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path, capsys, monkey
 SCANS = ("hospitals=2", "patients=4", "shape=[48,48,24]", "lookalikes=8")
 STOPPED = {
     "prepare": "medfed.datamodules.cache.store.write_json",
-    "export": "medfed.delivery.bundle.bundle.monai_metadata",
+    "export": "medfed.delivery.bundle.metadata.monai_metadata",
     "compare": "medfed.reports.comparison.to_markdown",
 }
 

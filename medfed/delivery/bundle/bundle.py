@@ -41,15 +41,7 @@ from medfed.common.files import replacing_folder, restore_folder, sha256, write_
 from medfed.common.schemas import parse_json
 from medfed.common.templates import text_templates
 from medfed.common.untrusted import reading
-from medfed.delivery.bundle import onnx_file, scripts, weights
-from medfed.delivery.bundle.metadata import (
-    FORMAT_VERSION,
-    METADATA,
-    check_facts,
-    further,
-    input_size,
-    monai_metadata,
-)
+from medfed.delivery.bundle import metadata, onnx_file, scripts, weights
 from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.scripts.masks import map_codes
@@ -226,15 +218,15 @@ def read_bundle(folder: Path) -> Bundle:
             version is another.
     """
     restore_folder(folder)
-    metadata = _read_metadata(folder)
+    content = _read_metadata(folder)
     with reading(folder / MANIFEST, COPY_AGAIN):
         hashes = parse_json(folder / MANIFEST, Manifest)["sha256"]
-    for name in (MODEL, METADATA):
+    for name in (MODEL, metadata.METADATA):
         if name not in hashes:
             raise CheckpointError(f"{folder / MANIFEST} has no hash of {name}; export it anew.")
     check_files(folder, hashes)
-    check_facts(metadata["medfed"], folder / METADATA)
-    return Bundle(folder, metadata, weights.load_weights(folder / MODEL), hashes)
+    metadata.check_facts(content["medfed"], folder / metadata.METADATA)
+    return Bundle(folder, content, weights.load_weights(folder / MODEL), hashes)
 
 
 def write_bundle(
@@ -282,34 +274,34 @@ def write_bundle(
             (made / "scripts" / name).write_text(text, encoding="utf-8")
         for name in (README, CARD):
             (made / name).write_text(page(name, whole), encoding="utf-8")
-        _write_json(made / METADATA, monai_metadata(whole))
+        _write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
         write_manifest(made)
     return whole
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
-    path = folder / METADATA
+    path = folder / metadata.METADATA
     if not path.is_file():
-        raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).")
+        raise CheckpointError(f"{folder} is no bundle (it has no {metadata.METADATA}).")
     with reading(path, COPY_AGAIN):
-        metadata: dict[str, Any] = parse_json(path)
-    facts = metadata.get("medfed") if isinstance(metadata, dict) else None
+        content: dict[str, Any] = parse_json(path)
+    facts = content.get("medfed") if isinstance(content, dict) else None
     if not isinstance(facts, dict):
         raise CheckpointError(
             f"{folder} is a bundle of another origin; only those of medfed export are read."
         )
     number = facts.get("format_version")
-    if number != FORMAT_VERSION or isinstance(number, bool):
+    if number != metadata.FORMAT_VERSION or isinstance(number, bool):
         raise CheckpointError(
             f"{folder} has version {reprlib.repr(number)}, but this program reads version "
-            f"{FORMAT_VERSION} alone; export the bundle anew, or update the program."
+            f"{metadata.FORMAT_VERSION} alone; export the bundle anew, or update the program."
         )
-    return metadata
+    return content
 
 
 def _check_place(folder: Path) -> None:
     """Refuses to replace what is no bundle, or a bundle with something of the user's in it."""
-    if folder.is_dir() and (folder / METADATA).is_file():
+    if folder.is_dir() and (folder / metadata.METADATA).is_file():
         if lost := foreign(folder):
             raise DataError(f"{folder / lost[0]} would be lost by the export; move it elsewhere.")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -319,7 +311,9 @@ def _check_place(folder: Path) -> None:
 def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> bool:
     """Writes the ONNX file; where that cannot be, a line says so and the bundle goes without."""
     try:
-        onnx_file.save_onnx(path, network, onnx_file.trace_shape(facts), input_size(facts) is None)
+        onnx_file.save_onnx(
+            path, network, onnx_file.trace_shape(facts), metadata.input_size(facts) is None
+        )
     except onnx_file.NotTraceableError as error:
         path.unlink(missing_ok=True)
         client, why = shown(str(facts["client"])), str(error).rstrip(".")
@@ -378,7 +372,7 @@ def page(name: str, facts: Mapping[str, Any]) -> str:
         absent=[n for n in facts["channels"] if n not in facts["present"]],
         inputs="Features" if source["kind"] == "table" else "Channels",
         outputs=outputs(facts),
-        packages=["monai", "nibabel", "pillow", "fire", *sorted(further(facts))],
+        packages=["monai", "nibabel", "pillow", "fire", *sorted(metadata.further(facts))],
         ranges=list(_ranges(source)),
         versions={n: v for n, v in facts["versions"].items() if isinstance(v, str)},
     )
