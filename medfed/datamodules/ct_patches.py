@@ -22,7 +22,7 @@ from medfed.common.checks import check_fields, check_positive
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers import itk
 from medfed.datamodules.readers.csv_files import csv_rows
-from medfed.datamodules.readers.volumes import Geometry, read_geometry
+from medfed.datamodules.readers.volumes import Geometry, read_geometry, stored_voxels
 
 Patches = NDArray[np.int16]
 Ints = NDArray[np.int64]  # (3,) along x, y, z
@@ -171,13 +171,16 @@ def hounsfield(header: Path, grid: Geometry) -> NDArray[np.int16]:
     """
     from nibabel.orientations import apply_orientation
 
-    voxels = itk.voxels(header)
-    if voxels.dtype != np.int16:
-        if voxels.ndim > 3 or not np.isfinite(voxels).all():
-            raise DataError(
-                f"{header} has NaN or infinite voxels, or several values per voxel; repair the "
-                "file or leave the scan out."
-            )
+    voxels = stored_voxels(header)
+    if voxels.shape[3:] == (1,):
+        voxels = voxels[..., 0]
+    whole = voxels.dtype == np.int16
+    if voxels.ndim > 3 or not (whole or np.isfinite(voxels).all()):
+        raise DataError(
+            f"{header} has NaN or infinite voxels, or several values per voxel; repair the file or "
+            "leave the scan out."
+        )
+    if not whole:
         ends = np.iinfo(np.int16)
         voxels = np.rint(np.clip(voxels, ends.min, ends.max)).astype(np.int16)
     return np.asarray(apply_orientation(voxels, grid.turn)).T

@@ -2,6 +2,7 @@
 
 A volume has the axes of the patches of :mod:`medfed.datamodules.ct_patches`: h runs from front to
 back, w from the patient's right to left, d from foot to head. Voxel i reaches from i to i + 1.
+Bundles carry this file.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.ct_patches import check_hounsfield, hounsfield, locate
 from medfed.datamodules.readers import itk
 from medfed.datamodules.readers.volumes import Geometry, read_geometry
 
 Floats = NDArray[np.float64]
+_AIR = -200  # HU; other tissues, and other kinds of images, are above
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,27 @@ def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
     """Reads a scan, clips it and resamples it linearly.
 
     Args:
-        header: Its ``.mhd`` or ``.mha`` file.
+        header: Its file, or the folder of a DICOM series.
         spec: How.
 
     Returns:
         (h, w, d) HU above the window's lower end.
 
     Raises:
-        DataError: If the scan cannot be read, or is not in Hounsfield units.
+        DataError: If the scan cannot be read, is one slice, or is not in Hounsfield units.
     """
     from scipy.ndimage import affine_transform
 
     grid = read_geometry(header, "LPS")
+    if min(grid.shape) == 1:
+        raise DataError(f"{header} is a single slice; give the whole scan.")
     voxels = hounsfield(header, grid)
     check_hounsfield(header, [voxels])
+    if (least := int(voxels.min())) > _AIR:
+        raise DataError(
+            f"{header} has no value below {least}, but air and lungs are below {_AIR} HU: it is no "
+            "CT scan in Hounsfield units; convert it, or leave it out."
+        )
     volume = np.clip(voxels, *spec.window).transpose(1, 2, 0).astype(np.float32)
     old = _old_spacing(grid)
     step = np.array(spec.spacing) / old

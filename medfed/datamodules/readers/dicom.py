@@ -70,6 +70,15 @@ def in_order(folder: Path) -> list[Path]:
     return [one.path for one in _checked(folder)[0]]
 
 
+def series_uid(folder: Path) -> str:
+    """Returns the SeriesInstanceUID; empty where the files have none.
+
+    Raises:
+        DataError: See :func:`header`.
+    """
+    return _checked(folder)[0][0].series
+
+
 def header(folder: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     """Reads no voxels.
 

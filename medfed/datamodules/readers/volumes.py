@@ -190,8 +190,7 @@ def read_volume(
     from nibabel.orientations import apply_orientation
 
     geometry = geometry or read_geometry(path)
-    module = _format(path)
-    array = module.voxels(path) if module else _nifti_voxels(path)
+    array = stored_voxels(path)
     if array.dtype.kind not in "buif":
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
@@ -205,6 +204,17 @@ def read_volume(
     for target, channel in zip(loaded, taken, strict=True):
         target[:] = array[..., channel]
     return Volume(torch.from_numpy(loaded), geometry)
+
+
+def stored_voxels(path: Path) -> NDArray[Any]:
+    """Returns all voxels of a volume, (i, j, k) or (i, j, k, C), in the order of the file.
+
+    Raises:
+        DataError: If they are torn.
+    """
+    module = _format(path)
+    array: NDArray[Any] = module.voxels(path) if module else _nifti_voxels(path)
+    return array
 
 
 def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:

@@ -62,12 +62,12 @@ README, CARD = "docs/README.md", "docs/model_card.md"
 # As well as medfed/delivery/bundle/scripts; they need what MONAI and Pillow need.
 CARRIED = {
     "common": ("checks", "errors", "files", "seeding"),
-    "datamodules": ("ct_patches", "preparation"),
+    "datamodules": ("ct_patches", "ct_scans", "preparation"),
     "datamodules/readers": ("csv_files", "dicom", "itk", "pictures", "volumes"),
     "datamodules/tables": ("columns",),
     "functional": ("grids",),
-    "models": ("inference",),
-    "models/networks": ("densenet", "mixture", "outputs", "small", "unet"),
+    "models": ("boxes", "inference"),
+    "models/networks": ("densenet", "detector", "mixture", "outputs", "small", "unet"),
 }
 _OF_MEDFED = re.compile(r"^( *)from medfed((?:\.\w+)*) import", re.MULTILINE)
 COPY_AGAIN = "copy the bundle again"

@@ -7,8 +7,8 @@ of these, too (:mod:`medfed.delivery.bundle.bundle`).
 ``medfed`` entry
 ================  ==================================================================================
 format_version    6
-task              ``segmentation``, ``classification``, ``findings``, ``risk``, ``regression`` or
-                  ``survival``
+task              ``segmentation``, ``classification``, ``findings``, ``risk``, ``regression``,
+                  ``survival`` or ``detection``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see
                   :mod:`medfed.delivery.bundle.networks`
@@ -28,9 +28,11 @@ normalization, input, orientation, spacing, spacing_range, resampled_to, crop_fo
 site              the simulated scanner of the hospital's training data, or ``null``
 patch_size        window of the inference; ``null``: whole slices or volumes
 overlap, window_batch
-                  of the segmentation, else ``null``
-threshold         of a segmentation's regions; of two classes that of the probability of the second
-                  one, which validation chose; else ``null``
+                  of the segmentation or detection, else ``null``
+anchors, boxes    of a detection: sides in voxels of the boxes at each cell, and the most boxes of a
+                  scan
+threshold         of a segmentation's regions; of a detection's boxes; of two classes that of the
+                  probability of the second one, which validation chose; else ``null``
 calibration       of a classification: logarithms of probabilities are multiplied by the first
                   number, and the second one is added to that of the second class; or ``null``
 activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
@@ -97,6 +99,7 @@ def monai_metadata(facts: Plain) -> Plain:
         # Logits: of exclusive classes the largest counts, else each by itself.
         "segmentation": ("image", "labels" if exclusive else "classes"),
         "regression": ("tuples", "raw"),
+        "detection": ("object", "dict"),
     }
     images = "image" if facts["spatial_dims"] else "tuples", "magnitude"
     answers = named.get(facts["task"], ("probabilities", "classes"))
@@ -165,9 +168,11 @@ def further(facts: Mapping[str, Any]) -> dict[str, str]:
         {'einops': '0.8'}
     """
     every = dict(facts.get("packages") or {})
-    patches = facts.get("input", {}).get("patches") or {}  # of CT scans, which are MetaImage
-    every |= {"SimpleITK": version("SimpleITK")} if patches else {}
-    if facts.get("largest_part") or patches.get("spacing"):
+    source = facts.get("input", {})
+    patches, scans = source.get("patches") or {}, source.get("kind") == "ct_scans"
+    if patches or scans:  # of CT, which is MetaImage
+        every["SimpleITK"] = version("SimpleITK")
+    if facts.get("largest_part") or patches.get("spacing") or scans:
         every["scipy"] = version("scipy")
     return {name: known for name, known in every.items() if name not in ("monai", "numpy")}
 
@@ -221,6 +226,15 @@ class CTPatches(Struct, tag_field="kind", tag="ct_patches"):
     patches: Sized
 
 
+Resolution = Annotated[float, Meta(ge=0.1, le=20)]  # as data.scan.spacing
+
+
+class CTScans(Struct, tag_field="kind", tag="ct_scans"):
+    """The entry ``input`` of whole CT scans."""
+
+    spacing: tuple[Resolution, Resolution, Resolution]
+
+
 class Table(Struct, tag_field="kind", tag="table"):
     """The entry ``input`` of a table."""
 
@@ -234,12 +248,14 @@ class Table(Struct, tag_field="kind", tag="table"):
 class Facts(Struct, kw_only=True):
     """The entries of every bundle that a prediction goes by."""
 
-    task: Literal["segmentation", "classification", "findings", "risk", "regression", "survival"]
+    task: Literal[
+        "segmentation", "classification", "findings", "risk", "regression", "survival", "detection"
+    ]
     network: dict[str, Any]
     channels: Names
     present: Names
     labels: Names
-    input: Volumes | Pictures | Images | CTPatches | Table
+    input: Volumes | Pictures | Images | CTPatches | CTScans | Table
     client: Text | None = None
     method: Text | None = None
     spatial_dims: Literal[2, 3, None] = None
@@ -256,6 +272,8 @@ class Facts(Struct, kw_only=True):
     overlap: Share | None = None
     window_batch: Above0 | None = None
     threshold: Share | None = None
+    anchors: Annotated[list[tuple[Above0, Above0, Above0]], Meta(min_length=1)] | None = None
+    boxes: Above0 | None = None
     calibration: tuple[Length, float] | None = None
     activation: Literal["sigmoid", "softmax", None] = None
     outcome_scale: tuple[float, Length] | None = None
@@ -317,8 +335,13 @@ def _rules_of_network(facts: Facts) -> Iterator[tuple[bool, str]]:
     task, source, inner = facts.task, facts.input, ordinary(facts.network)
     segments, exclusive = task == "segmentation", facts.activation == "softmax"
     masked = isinstance(source, Volumes | Pictures)
-    yield segments == masked, f"a model of {task} does not take {_kind(source)}"
-    yield not segments or facts.threshold is not None, "threshold is missing"
+    detects, anchors = isinstance(source, CTScans), facts.anchors or ()
+    fits = segments == masked and (task == "detection") == detects
+    yield fits, f"a model of {task} does not take {_kind(source)}"
+    yield not (segments or detects) or facts.threshold is not None, "threshold is missing"
+    known = anchors and facts.boxes and len(facts.patch_size or ()) == 3
+    yield not detects or bool(known), "anchors, boxes or patch_size is missing"
+    yield not any(side % 2 for sides in anchors for side in sides), "anchors has an odd number"
     yield segments or not exclusive, f"a model of {task} has no activation"
     scaled = facts.outcome_scale is not None
     yield task == "regression" or not scaled, f"a model of {task} has no outcome_scale"

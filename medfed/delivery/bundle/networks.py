@@ -35,6 +35,7 @@ MIXTURE = "scripts.networks.CanonicalMixture"
 _BUILDERS = (
     *("small.LinearRegression", "small.LogisticRegression", "small.SmallCNN"),
     *("unet.unet", "unet.basic_unet", "unet.planned_unet", "densenet.densenet_bc"),
+    "detector.Detector",
 )
 TARGETS = {
     MIXTURE: "medfed.delivery.bundle.scripts.networks.CanonicalMixture",

@@ -34,6 +34,7 @@ _TASKS = {
     "medfed.models.findings.FindingsTask": "findings",
     "medfed.models.regression.RegressionTask": "regression",
     "medfed.models.survival.SurvivalTask": "survival",
+    "medfed.models.detection.DetectionTask": "detection",
 }
 
 
@@ -137,7 +138,7 @@ class RunRecord(RunFolder):
         kind = self.preprocessing[client]["input"]["kind"]
         dims = ordinary(network).get("spatial_dims") or config.get("spatial_dims")
         dims = None if kind == "table" else dims
-        segments = task == "segmentation"
+        segments, detects = task == "segmentation", task == "detection"
         chosen = None
         if segments:  # older runs did not write it down
             wanted, exclusive = model.get("activation", "auto"), model.get("exclusive")
@@ -155,8 +156,9 @@ class RunRecord(RunFolder):
             "slices": segments and dims == 2,
             **self.preprocessing[client],
             "site": self.splits.get("partition", {}).get(client, {}).get("site"),
-            **{key: model[key] if segments else None for key in inference},
-            **({} if segments else {"threshold": point.get("threshold")}),
+            **{key: model[key] if segments or detects else None for key in inference},
+            **({} if segments or detects else {"threshold": point.get("threshold")}),
+            **({key: model[key] for key in ("anchors", "boxes")} if detects else {}),
             "calibration": [point["slope"], point["shift"]] if "slope" in point else None,
             "activation": chosen,
             "outcome_scale": model.get("scale") if task == "regression" else None,

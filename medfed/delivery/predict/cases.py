@@ -1,4 +1,4 @@
-"""Writes the masks of cases: one case into a file, several into a folder with a summary.
+"""Writes masks or boxes of cases: one case into a file, several into a folder with a summary.
 
 It holds the results and::
 
@@ -34,9 +34,10 @@ from medfed.common.files import csv_text, digest, locked, original, write_json, 
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle.bundle import Bundle
+from medfed.delivery.bundle.scripts.detections import TABLE, boxes_file, detect, find_ct
 from medfed.delivery.bundle.scripts.masks import check_apart
 from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.scans import RECORD
+from medfed.delivery.bundle.scripts.scans import RECORD, ScanFiles
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, check_targets
 
 SUMMARY, _LOCK, _INTERRUPTED = "summary.csv", ".lock", "interrupted"
@@ -80,11 +81,16 @@ class OutputFolder:
             finally:
                 self._write()
 
+    def is_whole(self, case: Case) -> bool:
+        """Whether the files of a case are complete."""
+        row = self._rows.get(case.name)
+        return row is not None and not row["error"]
+
     def is_done(self, case: Case) -> bool:
         """Whether a case was predicted from the files as they are now, and the results are here."""
-        row = self._rows.get(case.name)
-        if row is None or row["error"] or self.overwrite:
+        if not self.is_whole(case) or self.overwrite:
             return False
+        row = self._rows[case.name]
         try:
             same = (row["bytes"], row["modified"]) == _state(case.inputs())
         except (MedfedError, OSError):
@@ -209,7 +215,7 @@ _AGAIN = "{done} of {all} are done and whole; the same command goes on from ther
 
 @dataclass(frozen=True)
 class Case:
-    """What is segmented at once.
+    """What is predicted at once.
 
     Attributes:
         name: Its path below the input, without suffix.
@@ -226,7 +232,7 @@ class Case:
     targets: tuple[Path, ...]
 
 
-def segment_cases(
+def predict_cases(
     cases: Sequence[Case],
     what: str,
     unit: str,
@@ -234,20 +240,22 @@ def segment_cases(
     options: PredictOptions,
     bundle: Bundle,
     console: Console,
+    finish: Callable[[Sequence[Path]], None] = lambda _: None,
 ) -> None:
-    """Segments cases one at a time; a bad one does not stop the others.
+    """Predicts cases one at a time; a bad one does not stop the others.
 
     Args:
         cases: What there is.
         what: What cases are called, in plural.
-        unit: Of a region's size: ``ml`` or ``percent``.
+        unit: Of a region's size: ``ml``, ``percent`` or ``boxes``.
         predictor: What answers.
         options: What is wanted.
         bundle: The predictor's.
         console: Where the table of sizes is printed.
+        finish: Called with the first files of all cases that are done, if there are any.
 
     Raises:
-        MedfedError: If nothing can be done, or some cases could not be segmented.
+        MedfedError: If nothing can be done, or some cases could not be predicted.
     """
     check_apart([(case.name, case.targets) for case in cases], what)
     check_place(options)
@@ -276,6 +284,8 @@ def segment_cases(
                 table.add_row(cell(case.name), *shown, escape(str(case.targets[0])))
 
         def report() -> None:
+            if done := [c.targets[0] for c in cases if record is not None and record.is_whole(c)]:
+                finish(done)
             if table.rows:
                 console.print(table)
             if left_out:
@@ -287,7 +297,7 @@ def segment_cases(
         attempt(waiting, one, lambda case: case.name, what, report, *folder)
 
 
-_UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels")}
+_UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels"), "boxes": (0, "boxes")}
 """Digits and words of what the terminal shows."""
 
 
@@ -310,8 +320,43 @@ def _kind(column: str) -> str:
 def _table(named: Sequence[str], what: str) -> Table:
     kinds = {name: kind for name in named if (kind := _kind(name)) in _UNITS}
     shown = [f"{cell(n.removesuffix(f'_{k}'))} ({_UNITS[k][1]})" for n, k in kinds.items()]
-    table = Table(what.removesuffix("s"), *shown, "mask")
+    table = Table(what.removesuffix("s"), *shown, "file")
     for column in table.columns[1:-1]:
         column.justify = "right"
     table.columns[-1].overflow = "fold"  # a path is to be copied
     return table
+
+
+def box_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
+    """Returns a case for a CT scan, or for every one of a folder.
+
+    Args:
+        predictor: A detector.
+        options: Their ``output`` is a folder.
+
+    Returns:
+        The cases, what they are called, in plural, and what is counted.
+
+    Raises:
+        MedfedError: If there is no scan, or the output cannot be used.
+    """
+    output, label = Path(options.output), predictor.labels[0]
+    if not options.into_folder:
+        raise ConfigError(
+            f"output={output} must be a folder, a name without a suffix: this model writes {TABLE} "
+            "and a file for each scan."
+        )
+    check_targets([output / TABLE], options.overwrite or (output / RECORD).is_file(), ())
+
+    def case(name: str, scan: ScanFiles) -> Case:
+        file = boxes_file(scan, output)
+
+        def write() -> dict[str, float | str]:
+            scores = detect(predictor, name, scan.path, file)
+            highest = max(scores, default=0.0)
+            return {f"{label}_boxes": len(scores), f"{label}_highest_probability": highest}
+
+        return Case(scan.id, scan.path, scan.files, write, (file,))
+
+    scans = find_ct(Path(options.input), output)
+    return [case(name, scan) for name, scan in scans.items()], "scans", "boxes"

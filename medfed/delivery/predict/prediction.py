@@ -24,6 +24,9 @@ ct_patches  Axes right to left, front to back, foot to head; a patch whose  `sam
             centre is the candidate's voxel, air beyond the border,
             resampled where training was; HU clipped to the window and
             scaled to [-1, 1].
+ct_scans    Axes likewise; HU clipped to the window, resampled linearly to  `ct_scans.read_scan`,
+            the spacing of training, scaled to [0, 1]; overlapping windows  `Predictor.boxes`
+            blended by a Gaussian. Of boxes that overlap the best stays.
 images      Resized and converted where training did so; 0 to white         `samples`
             becomes -1 to 1.
 table       Features by name; the training rows' minimum and maximum        `samples`
@@ -37,6 +40,7 @@ A simulated scanner (``partition.scanners``) is part of the training data, not o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +78,23 @@ def predict(config: Section, console: Console | None = None) -> None:
     if options.candidates is not None and kind != "ct_patches":
         raise ConfigError("candidates is for models of CT patches; this one takes others.")
     if kind in ("pictures", "volumes"):
-        from medfed.delivery.predict.cases import segment_cases
+        from medfed.delivery.predict.cases import predict_cases
         from medfed.delivery.predict.masks import mask_cases
 
-        segment_cases(*mask_cases(predictor, options), predictor, options, bundle, console)
+        predict_cases(*mask_cases(predictor, options), predictor, options, bundle, console)
         return
     for key in ("probabilities", "picture"):
         if getattr(options, key):
             raise ConfigError(f"{key}=true is for segmentation; this model writes a table.")
     if options.format is not None:
         raise ConfigError("format is for masks of scans; this model writes a table: leave it out.")
+    if kind == "ct_scans":
+        from medfed.delivery.bundle.scripts.detections import save_detections
+        from medfed.delivery.predict.cases import box_cases, predict_cases
+
+        finish = partial(save_detections, folder=Path(options.output))
+        predict_cases(*box_cases(predictor, options), predictor, options, bundle, console, finish)
+        return
     output = table_path(options)
     candidates = None if options.candidates is None else Path(options.candidates)
     tolerance = options.spacing_tolerance

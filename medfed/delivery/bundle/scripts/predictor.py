@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError, DataError, first_line
 from medfed.delivery.bundle.scripts.masks import largest_part
 from medfed.functional.grids import axial, plane_of, with_neighbours
+from medfed.models.boxes import BoxInference
 from medfed.models.inference import (
     ClassInference,
     FindingInference,
@@ -91,14 +92,16 @@ class Predictor:
         size = batch_size or facts.get("window_batch") or cls.batch_size
         level = facts.get("threshold") if threshold is None else threshold
         inference: Inference = ClassInference(*(facts.get("calibration") or ()))
+        window = tuple(facts["patch_size"]) if facts.get("patch_size") else None
+        overlap = float(0.25 if facts.get("overlap") is None else facts["overlap"])
         if facts["task"] == "segmentation":
-            inference = RegionInference(
-                facts.get("activation") == "softmax",
-                float(facts["threshold"] if level is None else level),
-                tuple(facts["patch_size"]) if facts.get("patch_size") else None,
-                float(0.25 if facts.get("overlap") is None else facts["overlap"]),
-                size,
-            )
+            exclusive = facts.get("activation") == "softmax"
+            least = float(facts["threshold"] if level is None else level)
+            inference = RegionInference(exclusive, least, window, overlap, size)
+        elif facts["task"] == "detection":
+            assert window is not None  # as the metadata's rules have it
+            anchors, most = facts["anchors"], facts["boxes"]
+            inference = BoxInference(anchors, window, overlap, size, float(level or 0), most)
         elif facts["task"] == "findings":
             inference = FindingInference()
         elif facts["task"] == "survival":
@@ -200,7 +203,26 @@ class Predictor:
             return answers
         return torch.cat([answers, (answers[:, 1:2] >= self.level).to(answers)], 1)
 
-    @torch.no_grad()
+    def boxes(self, image: Tensor, source: object) -> tuple[Tensor, Tensor]:
+        """Finds lesions in a scan.
+
+        Args:
+            image: ``(1, C, h, w, d)`` prepared.
+            source: The scan, for error sentences.
+
+        Returns:
+            Corners ``(n, 6)`` in voxels and scores ``(n,)``, the best first.
+
+        Raises:
+            DataError: If the network cannot take it, or answers what is no number.
+            CheckpointError: If it does not answer seven numbers for each anchor.
+        """
+        assert isinstance(self.inference, BoxInference)
+        logits = self._logits(image, source).cpu()
+        count = len(self.inference.anchors)
+        self._check(logits, 7 * count, f"{count} anchors", source)
+        return self.inference.found(logits, image.shape[2:])[0]
+
     def answer(
         self, image: Tensor, source: object, grid: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
@@ -216,6 +238,15 @@ class Predictor:
             DataError: If the network cannot take it, or answers what is no number.
             CheckpointError: If it does not answer as many outputs as there are labels.
         """
+        logits = self._logits(image, source, grid, size)
+        answer = self.inference.probabilities(logits).cpu()
+        self._check(answer, len(self.labels), f"{len(self.labels)} labels", source)
+        return answer
+
+    @torch.no_grad()
+    def _logits(
+        self, image: Tensor, source: object, grid: Tensor | None = None, size: Sequence[int] = ()
+    ) -> Tensor:
         like = next(self.network.parameters())
         grids = None if grid is None else grid.expand(len(image), *grid.shape).to(like.device)
 
@@ -224,20 +255,20 @@ class Predictor:
             return logits
 
         try:
-            logits = self.inference.logits(network, image.to(like.device), grids, size)
-            answer = self.inference.probabilities(logits.float()).cpu()
+            return self.inference.logits(network, image.to(like.device), grids, size).float()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise DataError(
                 f"{source}: the network cannot take images of shape {tuple(image.shape[2:])} "
                 f"({first_line(error)}); give it scans of the size that it was trained on."
             ) from error
-        if answer.shape[1] != len(self.labels):
+
+    def _check(self, answer: Tensor, wanted: int, what: str, source: object) -> None:
+        if answer.shape[1] != wanted:
             raise CheckpointError(
-                f"The network answers {answer.shape[1]} outputs, but the metadata have "
-                f"{len(self.labels)} labels; export the bundle anew."
+                f"The network answers {answer.shape[1]} outputs, but the metadata have {what}; "
+                "export the bundle anew."
             )
         if not answer.isfinite().all():
             raise DataError(
                 f"{source}: the network answers NaN or infinity; check the values in the input."
             )
-        return answer

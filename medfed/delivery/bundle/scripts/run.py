@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from medfed.common.errors import DataError
+from medfed.delivery.bundle.scripts.detections import boxes_file, detect, find_ct, save_detections
 from medfed.delivery.bundle.scripts.masks import check_apart
 from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.bundle.scripts.samples import predict_table
@@ -25,7 +26,7 @@ def run(
     candidates: str | None = None,
     spacing_tolerance: float | None = None,
 ) -> None:
-    """Predicts every input, and writes masks or a table into a folder.
+    """Predicts every input, and writes masks, boxes or a table into a folder.
 
     Args:
         network: From images or features to logits.
@@ -41,7 +42,15 @@ def run(
     source, output = Path(dataset_dir), Path(output_dir)
     if source.resolve() == output.resolve():
         raise DataError(f"{output} is the folder of the input; choose another output_dir.")
-    predictor, kind = Predictor.of(network, facts), facts["input"]["kind"]
+    bundle, kind = str(Path(__file__).parents[1]), facts["input"]["kind"]
+    predictor = Predictor.of(network, facts, name=bundle)
+    if kind == "ct_scans":
+        scans = find_ct(source, output)
+        targets = [boxes_file(scan, output) for scan in scans.values()]
+        for (name, scan), target in zip(scans.items(), targets, strict=True):
+            detect(predictor, name, scan.path, target)
+        save_detections(targets, output)
+        return
     if kind not in ("volumes", "pictures"):
         file = None if candidates is None else Path(candidates)
         predict_table(predictor, kind, source, output / TABLE, _each, file, spacing_tolerance)

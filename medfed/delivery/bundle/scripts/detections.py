@@ -1,0 +1,105 @@
+"""Lesions in CT scans: boxes in mm, a JSON file for each scan and a table in LUNA16's columns.
+
+Bundles carry this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from medfed.common.files import sha256, write_json, writing
+from medfed.datamodules.ct_scans import ScanSpec, read_scan, world_of
+from medfed.datamodules.readers import dicom
+from medfed.datamodules.readers.volumes import read_geometry
+from medfed.delivery.bundle.scripts.predictor import Predictor
+from medfed.delivery.bundle.scripts.samples import write_csv
+from medfed.delivery.bundle.scripts.scans import ScanFiles, find_scans
+
+TABLE = "detections.csv"
+_HEADER = ("seriesuid", "coordX", "coordY", "coordZ", "probability")
+_AXES = "x to the patient's left, y to the back, z to the head; sizes along the scan's nearest axes"
+
+
+def find_ct(source: Path, output: Path) -> dict[str, ScanFiles]:
+    """Lists the CT scans that an input names: one volume, or all below a folder.
+
+    Args:
+        source: The input.
+        output: A folder in it that is left out: the one for the results.
+
+    Returns:
+        Scans by name: that of the file; of several with one name their paths below the input.
+
+    Raises:
+        DataError: If there is none.
+    """
+    scans = find_scans(source, {"present": (), "input": {}}, output)  # one contrast, of any name
+    known = Counter(Path(scan.id).name for scan in scans)
+    return {
+        name if known[name] == 1 else scan.id: scan
+        for scan in scans
+        for name in [Path(scan.id).name]
+    }
+
+
+def boxes_file(scan: ScanFiles, output: Path) -> Path:
+    """Returns the JSON file of a scan in the folder of results."""
+    return output / f"{scan.id}_boxes.json"
+
+
+def detect(predictor: Predictor, name: str, path: Path, file: Path) -> list[float]:
+    """Finds the lesions of a scan, which is prepared as in training, and writes them.
+
+    Args:
+        predictor: A detector.
+        name: The scan's, in place of the uid that only DICOM has.
+        path: Its file, or the folder of a DICOM series.
+        file: The JSON file to write: the boxes, the best first, in the scan's own frame.
+
+    Returns:
+        The probabilities of the boxes.
+
+    Raises:
+        DataError: If it cannot be read, is no CT, or the file cannot be written.
+    """
+    facts = predictor.facts
+    spec = ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
+    image = torch.from_numpy(spec.values.take(read_scan(path, spec)))[None, None]
+    boxes, scores = predictor.boxes(image, path)
+    low, high = boxes.double().numpy().reshape(-1, 2, 3).swapaxes(0, 1)
+    world = world_of(read_geometry(path, "LPS"), (low + high) / 2, spec.spacing).round(4)
+    sides = ((high - low) * spec.spacing)[:, [1, 0, 2]].round(4)
+    found = zip(world.tolist(), sides.tolist(), scores.tolist(), strict=True)
+    content = {
+        "seriesuid": (dicom.series_uid(path) if path.is_dir() else "") or name,
+        "bundle_manifest_sha256": sha256(Path(predictor.name) / "configs" / "manifest.json"),
+        "axes": _AXES,
+        "boxes": [{"centre_mm": c, "size_mm": s, "probability": p} for c, s, p in found],
+    }
+    with writing(file, "choose another output"):
+        write_json(file, content)
+    return [*scores.tolist()]
+
+
+def save_detections(files: Iterable[Path], folder: Path) -> None:
+    """Writes the boxes of many scans as one table, with a header alone where none is found.
+
+    Args:
+        files: The JSON files of the scans.
+        folder: Where the table is written.
+
+    Raises:
+        DataError: If it cannot be written.
+    """
+    scans = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    rows = [
+        [scan["seriesuid"], *box["centre_mm"], box["probability"]]
+        for scan in scans
+        for box in scan["boxes"]
+    ]
+    write_csv(folder / TABLE, _HEADER, rows)
