@@ -33,7 +33,7 @@ from medfed.config.compose import CONFIG_DIR, build
 from medfed.federation.wire.channel import compress, decompress
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.stc import STC
-from medfed.functional.fused_lasso import fused_lasso
+from medfed.functional.prox import fused_lasso
 
 RATES = (0.1, 0.01, 0.001)
 

@@ -22,7 +22,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from medfed.functional.fused_lasso import _magnitude, fused_lasso
+from medfed.functional.prox import _magnitude, fused_lasso
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.federation.algorithm import Cohort
-from medfed.federation.engine.network import WorkingNetwork
+from medfed.federation.engine.loop import WorkingNetwork
 from medfed.federation.local_client import LocalClient, on_disk
 from medfed.federation.reference import run_reference
 from tests.contract.harness import federation, lossy

@@ -9,8 +9,8 @@ import torch
 
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
-from medfed.functional.fused_lasso import fused_lasso
 from medfed.functional.network_lasso import solve_network_lasso
+from medfed.functional.prox import fused_lasso
 from medfed.functional.quantize import quantize
 from tests.functional.proximal_norm import prox_norm
 

@@ -70,7 +70,7 @@ from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.ledger import Direction
 from medfed.federation.wire.message import KINDS, Kind, Message
 from medfed.federation.wire.packet import EncodedPart, Packet, Received, dense_bytes
-from medfed.functional.fused_lasso import fused_lasso
+from medfed.functional.prox import fused_lasso
 
 Memory = Tensors
 LEVELS = range(1, 23)  # of Zstandard
@@ -743,10 +743,10 @@ class CER:
     """Replaces a vector by the solution of the fused lasso.
 
     The communication-efficient regulariser of pFedNet, in the corrected and exact form of
-    :mod:`medfed.functional.fused_lasso`: a vector g that is about to be coded becomes the w that
-    minimises ||w - g||^2 / 2 + gamma (sum_i |w_i - w_{i+1}| + |w_d|). Equal neighbours are what
-    run-length codes save on. It comes after the residual is added, as the residual then holds what
-    CER took away, too, and before the codec.
+    :func:`medfed.functional.prox.fused_lasso`: a vector g that is about to be coded becomes the w
+    that minimises ||w - g||^2 / 2 + gamma (sum_i |w_i - w_{i+1}| + |w_d|). Equal neighbours are
+    what run-length codes save on. It comes after the residual is added, as the residual then holds
+    what CER took away, too, and before the codec.
 
     pFedNet's authors advise a gamma that follows the gradients' size and changes over the rounds.
     With ``relative`` it does the former. With an ``end`` it goes from ``gamma`` in the first round

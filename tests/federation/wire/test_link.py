@@ -16,7 +16,7 @@ from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.message import Message
-from medfed.functional.fused_lasso import fused_lasso
+from medfed.functional.prox import fused_lasso
 from tests.sweeps import sweep
 
 CPU = torch.device("cpu")
