@@ -32,15 +32,9 @@ from medfed.common.files import sha256
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.common.seeding import one_thread
+from medfed.datamodules import client_data
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
-from medfed.datamodules.client_data import (
-    Batch,
-    Block,
-    ClientData,
-    EvaluationBatches,
-    check_batch_sizes,
-    pooled,
-)
+from medfed.datamodules.client_data import Batch, Block, ClientData
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
@@ -188,7 +182,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             )
         check_fractions(self.val_fraction, self.test_fraction)
         check_fold(self.fold)
-        check_batch_sizes(self.batch_size, self.eval_batch_size)
+        client_data.check_batch_sizes(self.batch_size, self.eval_batch_size)
         check_fields("data", self)
         self.clients: dict[str, ClientData] = {}
         self.kept_out: dict[str, ClientData] = {}
@@ -480,7 +474,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """
         samples = [(c, n) for c in self.clients.values() for n in range(c.num_samples)]
         generator = torch.Generator().manual_seed(self.seed)
-        more: Any = {"shuffle": True, "collate_fn": pooled, "generator": generator}
+        more: Any = {"shuffle": True, "collate_fn": client_data.pooled, "generator": generator}
         return DataLoader(samples, self.batch_size, **more)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -492,6 +486,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return self._in_order("test")
 
     def _in_order(self, split: Literal["val", "test"]) -> DataLoader[Batch]:
-        batches = EvaluationBatches(list(self.clients.values()), split)
+        batches = client_data.EvaluationBatches(list(self.clients.values()), split)
         # A loader draws a seed for workers even if it has none.
         return DataLoader(batches, batch_size=None, generator=torch.Generator())

@@ -16,11 +16,7 @@ from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import (
-    is_parametrized,
-    register_parametrization,
-    remove_parametrizations,
-)
+from torch.nn.utils import parametrize
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors
@@ -190,17 +186,17 @@ def _registered(network: nn.Module, name: str, mask: Tensor) -> str:
     """Divides a tensor unless it is divided so; returns the name of its personal entries."""
     place, _, leaf = name.rpartition(".")
     module = network.get_submodule(place)
-    if is_parametrized(module, leaf):
+    if parametrize.is_parametrized(module, leaf):
         if torch.equal(_divided(network)[name][1].personal.cpu(), mask):
             return f"{place}.{_PLACE}{leaf}.original1".lstrip(".")
-        remove_parametrizations(module, leaf)
+        parametrize.remove_parametrizations(module, leaf)
     tensor = getattr(module, leaf)
     named = network.named_parameters(remove_duplicate=False)
     names = [n for n, t in named if t is tensor]
     if len(names) > 1 or name in getattr(network, "frozen_entries", ()):
         why = f"is also called {names[1]}" if len(names) > 1 else "is frozen"
         raise ConfigError(f"Entries of {name} cannot be personal: this tensor {why}.")
-    register_parametrization(module, leaf, Entries(mask.to(tensor.device)))
+    parametrize.register_parametrization(module, leaf, Entries(mask.to(tensor.device)))
     return f"{place}.{_PLACE}{leaf}.original1".lstrip(".")
 
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -287,18 +288,10 @@ class PFedNet(OnboardingRules, Algorithm):
         names, scalars = client.split.shared, dict[str, float]()
         if part == "personal":
             names = client.split.parameters(part)
-            scalars["reach"] = self._reach(client, model, steps)
+            first = partial(client.gradient, model, update="personal", batches=1)
+            scalars["reach"] = client.reach(steps, lambda: flatten(first()))
         update = subtract(select(end, names), model)
         return Message(part, {part: update}, scalars, {part: "update"})
-
-    @staticmethod
-    def _reach(client: Client, model: Tensors, steps: int) -> float:
-        """T_n, along the first gradient if steps are not proportional to the gradient."""
-
-        def first_gradient() -> Tensor:
-            return flatten(client.gradient(model, update="personal", batches=1))
-
-        return client.reach(steps, first_gradient)
 
     def broadcast(self, server: State, client: str) -> Message:
         """Returns the values of x and of its z that the client lacks."""
@@ -331,11 +324,8 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """Mx + N z_n with the newest values."""
-        return {
-            **client.state["model"],
-            **message.parts.get("shared", {}),
-            **message.parts.get("personal", {}),
-        }
+        received = message.parts
+        return client.state["model"] | received.get("shared", {}) | received.get("personal", {})
 
 
 def _places(server: State) -> dict[str, int]:

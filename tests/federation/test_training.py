@@ -14,7 +14,7 @@ from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import Tensors, digest
 from medfed.federation.budget import LocalBudget, Passes, learning_rates, reach, remembers_elsewhere
 from medfed.federation.client import with_statistics
-from medfed.federation.engine import network as live
+from medfed.federation.engine import loop as live
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference

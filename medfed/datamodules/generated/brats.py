@@ -15,17 +15,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from medfed.common.checks import check_not_negative
-from medfed.datamodules.generated.cohort import (
-    Array,
-    Hospital,
-    Label,
-    Rng,
-    VolumeCohort,
-    added,
-    check_range,
-    smooth_noise,
-    trait,
-)
+from medfed.datamodules.generated import cohort
+from medfed.datamodules.generated.cohort import Array, Label, Rng
 
 Masks = dict[str, NDArray[np.bool_]]  # of the compartments
 
@@ -58,7 +49,7 @@ WHITE, TUMOUR = 2, slice(3, 6)
 
 
 @dataclass(frozen=True)
-class MriHospital(Hospital):
+class MriHospital(cohort.Hospital):
     """A hospital that scans heads.
 
     Attributes:
@@ -77,18 +68,18 @@ class MriHospital(Hospital):
         protocol: The scanner's position between two sets of sequence parameters.
     """
 
-    tumour_size: float = trait(0.24, 0.44)
-    position: float = trait(-0.3, 0.3)
-    enhancing: float = trait(0.35, 1.0)
-    strength: float = trait(0.6, 1.0)
-    spots: float = trait(0.5, 7.0)
-    scars: float = trait(0.0, 0.8)
-    outline: float = trait(-0.08, 0.12)
-    noise: float = trait(0.02, 0.075)
-    bias: float = trait(0.05, 0.40)
-    blur: float = trait(0.1, 0.9)
-    gamma: float = trait(-0.30, 0.30)
-    protocol: float = trait(0.0, 0.7)
+    tumour_size: float = cohort.trait(0.24, 0.44)
+    position: float = cohort.trait(-0.3, 0.3)
+    enhancing: float = cohort.trait(0.35, 1.0)
+    strength: float = cohort.trait(0.6, 1.0)
+    spots: float = cohort.trait(0.5, 7.0)
+    scars: float = cohort.trait(0.0, 0.8)
+    outline: float = cohort.trait(-0.08, 0.12)
+    noise: float = cohort.trait(0.02, 0.075)
+    bias: float = cohort.trait(0.05, 0.40)
+    blur: float = cohort.trait(0.1, 0.9)
+    gamma: float = cohort.trait(-0.30, 0.30)
+    protocol: float = cohort.trait(0.0, 0.7)
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,7 @@ def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> H
     axes = (np.linspace(-1, 1, n, dtype=np.float32) for n in shape)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"))
     radius = _norm(grid, (0.0, 0.0, 0.0), (0.78, 0.93, 1.15))
-    radius += 0.03 * smooth_noise(rng, shape, 6)
+    radius += 0.03 * cohort.smooth_noise(rng, shape, 6)
     brain = radius < 1
     masks = {name: np.zeros(shape, bool) for name in COMPARTMENTS}
     masks.update(_tissue(rng, grid, radius))
@@ -137,7 +128,7 @@ def _norm(grid: Array, centre: tuple[float, ...], size: tuple[float, ...]) -> Ar
 
 def _tissue(rng: Rng, grid: Array, radius: Array) -> Masks:
     """Folded cortex, white matter, deep grey nuclei, ventricles and sulci."""
-    folds = smooth_noise(rng, radius.shape, 1.6)
+    folds = cohort.smooth_noise(rng, radius.shape, 1.6)
     cortex = radius > 0.86 + 0.07 * folds
     sulci = (radius > 0.80) & (folds > 1.3)
     fissure = (np.abs(grid[0]) < 0.03) & ((np.abs(grid[1]) > 0.5) | (grid[2] > 0.6))
@@ -166,7 +157,7 @@ def _blob(rng: Rng, grid: Array, centre: tuple[float, ...], size: float, rough: 
     stretch = rng.uniform(0.75, 1.3, size=3) * np.array([1, 1, 1.3])
     field = _norm(grid, centre, tuple(size * stretch))
     # As rough far away as at the edge (no islands), and smooth in the middle (no holes).
-    roughness = rough * np.minimum(field, 1) * smooth_noise(rng, field.shape, 4)
+    roughness = rough * np.minimum(field, 1) * cohort.smooth_noise(rng, field.shape, 4)
     return np.asarray(field + roughness, dtype=np.float32)
 
 
@@ -238,7 +229,7 @@ def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
     table[:, TUMOUR] = table[:, [WHITE]] + visible * (table[:, TUMOUR] - table[:, [WHITE]])
     table *= rng.normal(1, 0.06, size=table.shape)  # a different scan for every patient
     images = np.tensordot(table.astype(np.float32), head.weights, axes=1)
-    texture = smooth_noise(rng, head.brain.shape, 1.5)
+    texture = cohort.smooth_noise(rng, head.brain.shape, 1.5)
     scanned = [_channel(rng, x, texture, n, hospital) for n, x in enumerate(images)]
     out = np.stack(scanned, axis=-1) * 600 * rng.uniform(0.8, 1.25, size=len(CHANNELS))
     return (np.clip(out, 1, 4000) * head.brain[..., None]).astype(np.int16)
@@ -271,7 +262,7 @@ LABELS = ("background", "edema", "non-enhancing tumor", "enhancing tumour")
 
 
 @dataclass(frozen=True)
-class BratsCohort(VolumeCohort):
+class BratsCohort(cohort.VolumeCohort):
     """The generated cohort; equal parameters give equal files, byte by byte.
 
     Attributes:
@@ -297,15 +288,15 @@ class BratsCohort(VolumeCohort):
 
     shape: tuple[int, int, int] = (80, 80, 20)
     seed: int = 2017
-    outline: float = added(1.0)
-    strength: Sequence[float] = added(MriHospital.traits()["strength"])
-    blur: Sequence[float] = added(MriHospital.traits()["blur"])
+    outline: float = cohort.added(1.0)
+    strength: Sequence[float] = cohort.added(MriHospital.traits()["strength"])
+    blur: Sequence[float] = cohort.added(MriHospital.traits()["blur"])
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative("data.generated.outline", self.outline)
         for name in ("strength", "blur"):
-            given = check_range(f"data.generated.{name}", getattr(self, name))
+            given = cohort.check_range(f"data.generated.{name}", getattr(self, name))
             object.__setattr__(self, name, given)
 
     @property

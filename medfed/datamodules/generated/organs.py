@@ -10,14 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.datamodules.generated.cohort import (
-    Hospital,
-    Label,
-    Rng,
-    VolumeCohort,
-    smooth_noise,
-    trait,
-)
+from medfed.datamodules.generated import cohort
+from medfed.datamodules.generated.cohort import Label, Rng
 
 LABELS = ("background", "liver", "spleen", "kidneys", "tumour")
 # Painted in this order: centre and half axes in mm, HU without contrast agent, share of the agent.
@@ -36,7 +30,7 @@ _PARTS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int, float], ...] = (
 
 
 @dataclass(frozen=True)
-class AbdomenHospital(Hospital):
+class AbdomenHospital(cohort.Hospital):
     """A hospital that scans abdomens.
 
     Attributes:
@@ -49,17 +43,17 @@ class AbdomenHospital(Hospital):
         tumour_size: Typical radius of a tumour of the liver, in mm.
     """
 
-    agent: float = trait(15.0, 90.0)
-    thickness: float = trait(0.7, 1.4)
-    pixel: float = trait(0.9, 1.15)
-    noise: float = trait(12.0, 40.0)
-    blur: float = trait(0.2, 0.9)
-    offset: float = trait(-12.0, 12.0)
-    tumour_size: float = trait(14.0, 24.0)
+    agent: float = cohort.trait(15.0, 90.0)
+    thickness: float = cohort.trait(0.7, 1.4)
+    pixel: float = cohort.trait(0.9, 1.15)
+    noise: float = cohort.trait(12.0, 40.0)
+    blur: float = cohort.trait(0.2, 0.9)
+    offset: float = cohort.trait(-12.0, 12.0)
+    tumour_size: float = cohort.trait(14.0, 24.0)
 
 
 @dataclass(frozen=True)
-class OrgansCohort(VolumeCohort):
+class OrgansCohort(cohort.VolumeCohort):
     """The generated cohort; equal parameters give equal files, byte by byte.
 
     Attributes:
@@ -122,7 +116,7 @@ def make_abdomen(
     """
     axes = ((np.arange(n) - (n - 1) / 2) * mm for n, mm in zip(shape, spacing, strict=True))
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
-    rough = 0.06 * smooth_noise(rng, shape, 3.0)  # of all surfaces
+    rough = 0.06 * cohort.smooth_noise(rng, shape, 3.0)  # of all surfaces
 
     def inside(centre: NDArray[np.float64], half: NDArray[np.float64]) -> NDArray[np.bool_]:
         return np.asarray(np.linalg.norm((grid - centre) / half, axis=-1) + rough < 1)

@@ -22,23 +22,14 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, within
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng, torch_rng
-from medfed.datamodules.partitions.base import (
-    Dealt,
-    Ids,
-    Order,
-    Owners,
-    RoundRobin,
-    Traits,
-    Wrapped,
-    count_classes,
-)
+from medfed.datamodules.partitions import base
 from medfed.datamodules.partitions.by_label import apportion
 from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.scanner import Scanner, scanners_from
 
 
 @dataclass(frozen=True)
-class LabelGroups(Dealt):
+class LabelGroups(base.Dealt):
     """Groups of clients with different labels; within a group, clients are similar.
 
     Patients whose label is in no group are not used.
@@ -48,7 +39,7 @@ class LabelGroups(Dealt):
         groups: The labels of every group; no label twice.
     """
 
-    traits = Traits(frozenset({"label"}), keeps_all=False)
+    traits = base.Traits(frozenset({"label"}), keeps_all=False)
 
     groups: Sequence[Sequence[int]]
 
@@ -69,7 +60,7 @@ class LabelGroups(Dealt):
         """See `Dealt.names`."""
         return grouped_names(self.num_clients, len(self.groups))
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
         Raises:
@@ -101,7 +92,7 @@ class LabelGroups(Dealt):
         """(P,) the group of every patient, -1 if its labels are in no group."""
         group_of = {label: n for n, group in enumerate(self.groups) for label in group}
         groups = np.full(len(patients), -1)
-        for i, row in enumerate(count_classes(patients)):
+        for i, row in enumerate(base.count_classes(patients)):
             groups_of_row = {group_of.get(int(label), -1) for label in np.flatnonzero(row)}
             if len(groups_of_row) > 1:
                 raise ConfigError(
@@ -150,7 +141,7 @@ def group_of(client: str) -> int:
 
 
 @dataclass(frozen=True)
-class SiteGroups(Dealt):
+class SiteGroups(base.Dealt):
     """Divides patients evenly; clients of one group share scanners, channels and class numbers.
 
     Scanners and missing channels change the network's inputs, but one network may serve all groups.
@@ -191,11 +182,11 @@ class SiteGroups(Dealt):
         """See `Dealt.names`."""
         return grouped_names(self.num_clients, self.groups)
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`; the sizes of clients differ by one patient at most."""
-        return RoundRobin(self.num_clients).deal(patients, seed)
+        return base.RoundRobin(self.num_clients).deal(patients, seed)
 
-    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
+    def availability(self, clients: base.Ids, channels: base.Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`.
 
         Raises:
@@ -217,7 +208,7 @@ class SiteGroups(Dealt):
         missing = {client: lacks[group_of(client)] for client in clients}
         return {c: torch.tensor([n not in missing[c] for n in channels]) for c in clients}
 
-    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
+    def scanners_of(self, clients: base.Ids, seed: int) -> dict[str, Scanner]:
         """See `Partition.scanners_of`; shading and noise differ for each client and image.
 
         Example:
@@ -228,7 +219,7 @@ class SiteGroups(Dealt):
         table = {c: self.scanners[group_of(c)] for c in clients} if self.scanners else {}
         return scanners_from({c: settings for c, settings in table.items() if settings}, seed)
 
-    def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
+    def label_orders(self, clients: base.Ids, num_classes: int, seed: int) -> dict[str, base.Order]:
         """See `Partition.label_orders`.
 
         Raises:
@@ -256,7 +247,7 @@ class SiteGroups(Dealt):
 
 
 @dataclass(frozen=True)
-class ChannelMissing(Wrapped):
+class ChannelMissing(base.Wrapped):
     """Removes channels from the clients of another partition.
 
     A missing channel is zero after normalisation, and the presence mask travels in every batch.
@@ -279,7 +270,7 @@ class ChannelMissing(Wrapped):
     probability: Annotated[float, within("[0, 1)")] = 0.0
     table: Mapping[str, Sequence[str]] | None = None
 
-    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
+    def availability(self, clients: base.Ids, channels: base.Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`.
 
         Example:
@@ -305,7 +296,7 @@ class ChannelMissing(Wrapped):
                 raise ConfigError(f"Client {client} would lack every channel; leave it at least 1.")
         return present
 
-    def _lacking(self, clients: Ids, channels: Ids) -> dict[str, list[int]]:
+    def _lacking(self, clients: base.Ids, channels: base.Ids) -> dict[str, list[int]]:
         if self.channel is None or not self.clients:
             raise ConfigError("partition.preset=lack_k needs partition.channel and .clients.")
         index = list(channels).index(check_names("channel", [self.channel], channels)[0])
@@ -319,7 +310,7 @@ class ChannelMissing(Wrapped):
         missing[int(torch.randint(count, (1,), generator=rng))] &= not missing.all()
         return [int(i) for i in missing.nonzero()]
 
-    def _from_table(self, clients: Ids, channels: Ids) -> dict[str, list[int]]:
+    def _from_table(self, clients: base.Ids, channels: base.Ids) -> dict[str, list[int]]:
         if not self.table:
             raise ConfigError("partition.preset=table needs partition.table.")
         check_names("client", list(self.table), clients)

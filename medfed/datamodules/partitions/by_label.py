@@ -29,15 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from medfed.common.checks import check_count, check_optional_count, check_positive, within
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed, numpy_rng
-from medfed.datamodules.partitions.base import (
-    Counts,
-    Dealt,
-    Ids,
-    Owners,
-    Shares,
-    Traits,
-    count_classes,
-)
+from medfed.datamodules.partitions import base
 from medfed.datamodules.readers.base import Patient
 
 Ints = NDArray[np.int64]
@@ -200,7 +192,7 @@ def check_shares(shares: Sequence[float]) -> None:
 
 
 @dataclass(frozen=True)
-class LabelImbalance(Dealt):
+class LabelImbalance(base.Dealt):
     """Equal-sized clients, half of which (rounded up) are δ:1, the others mirrored 1:δ.
 
     Samples are used at most once; samples that do not fit the ratios are not used. Every client's
@@ -219,7 +211,7 @@ class LabelImbalance(Dealt):
             splitting.
     """
 
-    traits = Traits(frozenset({"label"}), keeps_all=False)
+    traits = base.Traits(frozenset({"label"}), keeps_all=False)
     least = 0
 
     delta: Annotated[float, check_positive] = 4.0
@@ -251,7 +243,7 @@ class LabelImbalance(Dealt):
         half = (self.num_clients + 1) // 2
         return [low] * half + [1 - low] * (self.num_clients - half)
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
         Example:
@@ -272,7 +264,9 @@ class LabelImbalance(Dealt):
             owner[chosen] = client
         return owner
 
-    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
+    def class_shares(
+        self, clients: base.Ids, num_classes: int, seed: int
+    ) -> dict[str, base.Shares]:
         """See `Partition.class_shares`; clients are in the order of `assign`.
 
         Example:
@@ -286,9 +280,11 @@ class LabelImbalance(Dealt):
             )
         return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
 
-    def _deal_whole(self, patients: Sequence[Patient], shares: list[float], seed: int) -> Owners:
+    def _deal_whole(
+        self, patients: Sequence[Patient], shares: list[float], seed: int
+    ) -> base.Owners:
         """Assigns whole patients so that every client can be thinned to this many samples."""
-        counts = count_classes(patients)
+        counts = base.count_classes(patients)
         beyond = counts[:, 2:].any(axis=1)
         if beyond.any():
             raise ConfigError(
@@ -299,7 +295,7 @@ class LabelImbalance(Dealt):
         wishes = np.array([(1 - f, f) for f in shares])
         seed = derive_seed(seed, "label_imbalance")
 
-        def deal(size: int) -> tuple[Owners, bool]:
+        def deal(size: int) -> tuple[base.Owners, bool]:
             owner = deal_whole(counts, wishes * size, seed, spare=False)
             have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
             return owner, bool((have >= wishes * size - 1e-6).all())
@@ -354,7 +350,7 @@ def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
 
 
 @dataclass(frozen=True)
-class Shards(Dealt):
+class Shards(base.Dealt):
     """Cuts the patients, sorted by label, into shards and assigns the shards at random.
 
     N·S shards have at most N·S + K - 1 labels among them (a shard may straddle a boundary), so
@@ -366,7 +362,7 @@ class Shards(Dealt):
         shards_per_client: S, 2 in the paper.
     """
 
-    traits = Traits(frozenset({"label"}))
+    traits = base.Traits(frozenset({"label"}))
 
     shards_per_client: Annotated[int, check_count] = 2
 
@@ -375,7 +371,7 @@ class Shards(Dealt):
         """See `Dealt.least`."""
         return self.shards_per_client
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
         Raises:
@@ -386,7 +382,7 @@ class Shards(Dealt):
             >>> Shards(2).deal(patients, seed=3)
             array([1, 1, 0, 0, 0, 0, 1, 1])
         """
-        counts = count_classes(patients)
+        counts = base.count_classes(patients)
         rng = numpy_rng(seed, "shards")
         mean = counts @ np.arange(counts.shape[1]) / counts.sum(axis=1).clip(min=1)
         order = np.lexsort((rng.permutation(len(patients)), mean, counts.argmax(axis=1)))
@@ -402,7 +398,7 @@ ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
-class Dirichlet(Dealt):
+class Dirichlet(base.Dealt):
     """p_k ~ Dir_N(alpha) for every class k; every patient is used exactly once.
 
     Patients with samples of several classes stay whole: they are assigned so that the samples per
@@ -414,7 +410,7 @@ class Dirichlet(Dealt):
         min_patients: The proportions are redrawn until every client has this many patients.
     """
 
-    traits = Traits(frozenset({"label"}))
+    traits = base.Traits(frozenset({"label"}))
 
     alpha: Annotated[float, within("(0, inf)")] = 0.5
     min_patients: Annotated[int, check_count] = 3
@@ -424,7 +420,7 @@ class Dirichlet(Dealt):
         """See `Dealt.least`."""
         return self.min_patients
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
         Raises:
@@ -435,7 +431,7 @@ class Dirichlet(Dealt):
             >>> Dirichlet(2, alpha=0.5, min_patients=2).deal(patients, seed=0)
             array([1, 1, 1, 0, 1, 1, 1, 0])
         """
-        counts = count_classes(patients)
+        counts = base.count_classes(patients)
         for attempt in range(ATTEMPTS):
             owner = self._owners(counts, derive_seed(seed, "dirichlet", attempt))
             if np.bincount(owner, minlength=self.num_clients).min() >= self.min_patients:
@@ -446,7 +442,7 @@ class Dirichlet(Dealt):
             "use a larger alpha, fewer clients or a smaller min_patients."
         )
 
-    def _owners(self, counts: Counts, seed: int) -> NDArray[np.int64]:
+    def _owners(self, counts: base.Counts, seed: int) -> NDArray[np.int64]:
         """The client of every patient, (P,), in one draw of the proportions."""
         # A class's proportions do not depend on the other classes.
         streams = [numpy_rng(seed, "proportions", k) for k in range(counts.shape[1])]
@@ -463,7 +459,7 @@ class Dirichlet(Dealt):
 
 
 @dataclass(frozen=True)
-class QuantitySkew(Dealt):
+class QuantitySkew(base.Dealt):
     """Shuffles the patients and cuts them by size; every patient is used exactly once.
 
     Attributes:
@@ -473,7 +469,7 @@ class QuantitySkew(Dealt):
 
     exponent: Annotated[float, within("[0, inf)")] = 1.0
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
         Example:

@@ -56,6 +56,7 @@ from medfed.datamodules.base import Exchanged
 from medfed.datamodules.readers.csv_files import Categories
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
+from medfed.datamodules.tables import columns
 from medfed.datamodules.tables.columns import (
     Array,
     Columns,
@@ -63,9 +64,6 @@ from medfed.datamodules.tables.columns import (
     Normalization,
     Scaling,
     Standard,
-    fit_minmax,
-    limits,
-    moments,
 )
 from medfed.functional.survival import BINS, histogram, quantile_cuts
 
@@ -329,7 +327,7 @@ def scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
         [6.0, 2.23606797749979]
     """
     count, total, squares = (np.array([column]) for column in np.sum(sums, axis=0))
-    mean, sd = moments(count, np.zeros(1), total, squares)
+    mean, sd = columns.moments(count, np.zeros(1), total, squares)
     return [float(mean[0]), float(sd[0])]
 
 
@@ -497,15 +495,15 @@ def tell(
     form |= {} if question.covariates is None else {"kept": question.numeric}
     answer = unpacked((yield packed(first)), form)
     shared = {name: tuple(answer["categories"][name]) for name in categories}
-    columns = Columns(tuple(names), shared, tuple(n for n in names if n in answer["indicators"]))
+    agreed = Columns(tuple(names), shared, tuple(n for n in names if n in answer["indicators"]))
     facts = answer.get("outcome"), answer.get("cuts", ())
     if not pooled:
-        return Agreement(columns, None, *facts)
+        return Agreement(agreed, None, *facts)
     limits_of_all = [np.array(answer[end]) for end in ends]
     low, *_, high = limits_of_all
     if question.normalization != "standard":
         return Agreement(
-            columns, MinMax(low, high, question.normalization == "exact_minmax"), *facts
+            agreed, MinMax(low, high, question.normalization == "exact_minmax"), *facts
         )
     median = limits_of_all[1]
     apart = np.clip(numbers, low, high) - median
@@ -521,11 +519,11 @@ def tell(
     last = unpacked((yield packed(sums)), form)
     standard = Standard(low, high, median, np.array(last["mean"]), np.array(last["sd"]))
     if question.covariates is None:
-        return Agreement(columns, standard, *facts)
+        return Agreement(agreed, standard, *facts)
     slopes = np.array(last["slopes"]).reshape(width, len(question.positions))
     kept = np.isin(question.numeric, answer["kept"])
     combat = Combat(standard, slopes, question.positions, kept)
-    return Agreement(columns, standard, *facts, combat)
+    return Agreement(agreed, standard, *facts, combat)
 
 
 def merge(question: Question) -> Merging:
@@ -558,7 +556,7 @@ def merge(question: Question) -> Merging:
         sums = dict.fromkeys(("count", "sum", "squares"), width)
         messages = [unpacked(content, sums | question.products) for content in contents]
         count, total, squares = (np.sum([one[name] for one in messages], axis=0) for name in sums)
-        mean, sd = moments(count, np.array(answer["median"]), total, squares)
+        mean, sd = columns.moments(count, np.array(answer["median"]), total, squares)
         fitted = {"mean": mean, "sd": sd}
         if question.covariates is not None:
             kept = np.isin(question.numeric, answer["kept"])
@@ -577,12 +575,12 @@ def _about(
         gaps = np.flatnonzero(np.isnan(rows).any(axis=0))
         message["missing"] = [names[at] for at in gaps.tolist()]
     if categories:
-        columns = {name: rows[:, names.index(name)] for name in categories}
+        coded = {name: rows[:, names.index(name)] for name in categories}
         message["categories"] = {
             name: [
                 texts[int(code)]
-                for code in np.unique(columns[name])
-                if code >= 0 and len(np.unique(patients[columns[name] == code])) >= CATEGORY
+                for code in np.unique(coded[name])
+                if code >= 0 and len(np.unique(patients[coded[name] == code])) >= CATEGORY
             ]
             for name, texts in categories.items()
         }
@@ -594,9 +592,9 @@ def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
     count = (~np.isnan(values)).sum(axis=0)
     message: dict[str, Any] = {"count": count.tolist()}
     if normalization != "standard":
-        fitted = fit_minmax(normalization, values)
+        fitted = columns.fit_minmax(normalization, values)
         return message | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
-    for name, values_of in zip(("low", "median", "high"), limits(values), strict=True):
+    for name, values_of in zip(("low", "median", "high"), columns.limits(values), strict=True):
         message[name] = (count * values_of).tolist()
     return message
 
