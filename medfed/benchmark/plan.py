@@ -43,6 +43,7 @@ class Group:
     _composed: dict[tuple[str, str], description.RunDescription] = field(
         default_factory=dict, compare=False, repr=False
     )
+    _final: dict[int, list[Cell]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -155,8 +156,11 @@ class Group:
         Args:
             trial: The setting that was best.
         """
-        setting, both = self.settings[trial], product(self.variants, range(self.size.splits))
-        return [self.cell(variant, "final", trial, split, setting) for variant, split in both]
+        if trial not in self._final:
+            setting, both = self.settings[trial], product(self.variants, range(self.size.splits))
+            cells = [self.cell(variant, "final", trial, split, setting) for variant, split in both]
+            self._final[trial] = cells
+        return self._final[trial]
 
 
 def best_trial(results: Sequence[Mapping[str, Any]]) -> int:

@@ -130,6 +130,7 @@ def rounds(config, federation) -> None:
 DIGITS = (
     "experiment=digits_pfednet", "rounds=1", "local.steps=2", "folder=none", "logger=none",
     "progress=false", "model.network.channels=[4,8]", "model.network.strides=[1,2]",
+    "partition.num_clients=4",
 )  # fmt: skip
 IMAGES = {
     "pfednet": (KEYS, "algorithm.graph.kind=ring"),
