@@ -38,7 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "docs" / "evidence.json"
 METHODS = ("fedavg", "finetune")
 FEW = 5  # hospitals of a federation
-TARGET = 0.03  # the smallest difference of AUROC or concordance worth knowing
+TARGET = 0.03  # the smallest difference of AUROC, concordance or Dice worth knowing
+LONGER = "_thrice_the_rounds"
 
 
 def deal(sizes: Mapping[str, int], least: int, most: int, count: int) -> list[list[str]]:
@@ -150,6 +151,7 @@ def task_of(folder: Path, other: str = "") -> Task:
     results = {method.name: finals(method) for method in sorted(folder.iterdir())}
     splits = max(map(len, results.values()))
     arms = {name for pair in PAIRS.values() for name in pair} - {"pfednet"}
+    arms |= {name for name in results if name.endswith(LONGER)}
     whole = {n: each for n, each in results.items() if len(each) == splits and n not in arms}
     first = next(iter(whole.values()))
     metric, mode = (other, "min") if other else first[0]["metric"]
@@ -192,6 +194,11 @@ def plainly(folder: Path) -> dict[str, Any]:
             else 0
         )
     facts["left_out"] = [*task.left_out.values()]
+    for longer in sorted(folder.glob(f"*{LONGER}")):
+        scores = means_of(finals(longer))
+        if len(scores) == task.splits:
+            facts.setdefault("thrice", {})[longer.name.removesuffix(LONGER)] = scores
+            facts["once"] = {name: each.means.tolist() for name, each in task.scores.items()}
     return {**facts, "overlap": task.overlap, "methods": methods}
 
 
@@ -275,14 +282,33 @@ PAIRS = {
 }
 
 
+def means_of(results: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The mean over hospitals, by split."""
+    every = [[c[one["metric"][0]] for c in one["clients"].values()] for one in results]
+    return [float(np.mean([v for v in values if v is not None])) for values in every]
+
+
+def of_rounds(task: Mapping[str, Any]) -> list[str]:
+    """A line per method that was also run with thrice the rounds."""
+    once, thrice = task["once"], task["thrice"]
+    lines = ["| method | thrice the rounds | − once | − alone, thrice |", "|---|---:|---|---|"]
+    for name, scores in thrice.items():
+        now = np.array(scores)
+        cells = [f"`{name}`", f"{now.mean():.4f}"]
+        for before in (once[name], thrice["local"] if name != "local" else None):
+            gap = None if before is None else difference((now - before).tolist(), task["overlap"])
+            cells.append(interval(gap._asdict()) if gap else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def arms_of(out: Path) -> dict[str, list[list[float]]]:
     """Mean over hospitals and bytes up, by split, of what the paired questions name."""
     found: dict[str, list[list[float]]] = {}
     for name in {name for pair in PAIRS.values() for name in pair}:
-        for result in finals(out / "cells" / "stroke" / "hospitals" / name):
-            values = [c[result["metric"][0]] for c in result["clients"].values()]
-            known = [v for v in values if v is not None]
-            found.setdefault(name, []).append([float(np.mean(known)), result["bytes"]["up"]])
+        results = finals(out / "cells" / "stroke" / "hospitals" / name)
+        for mean, result in zip(means_of(results), results, strict=True):
+            found.setdefault(name, []).append([mean, result["bytes"]["up"]])
     return found
 
 
@@ -347,6 +373,8 @@ def pages(stored: Mapping[str, Any]) -> list[str]:
             lines += [*of_methods(name, task), "", *task["left_out"], ""]
             if task["metric"] == "auroc":
                 lines += [*of_probabilities(name, task), ""]
+            if "local" in task.get("thrice", ()):
+                lines += [*of_rounds(task), ""]
         lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
         if len(arms := of_arms(benchmark["arms"])) > 2:
             lines += [*arms, ""]

@@ -154,7 +154,7 @@ def _accepts(annotation: ast.expr | None) -> Accepts | None:
             return _accepts(ast.parse(text, mode="eval").body)
         case ast.Constant(value=None):
             return Accepts(frozenset({NoneType}))
-        case ast.Name(id=name):
+        case ast.Name(id=name) | ast.Attribute(attr=name):
             kinds = _KINDS.get(name)
             return None if kinds is None else Accepts(kinds, name == "ExistingPath")
         case ast.BinOp(op=ast.BitOr(), left=left, right=right):
@@ -211,7 +211,11 @@ def _arguments(
     if isinstance(node, ast.ClassDef) and (constructor is None or constructor.args.kwarg):
         for base in node.bases:
             base = base.value if isinstance(base, ast.Subscript) else base  # a generic class
-            if isinstance(base, ast.Name) and (inner := _definition(source.name, base.id)):
+            module, name = source.name, getattr(base, "id", "")
+            if isinstance(base, ast.Attribute):  # base.Dealt, of an imported module
+                module = ".".join(source.imports.get(ast.unparse(base.value), ()))
+                name = base.attr
+            if inner := _definition(module, name):
                 yield from _arguments(*inner)
     if constructor is not None:
         of = constructor.args
