@@ -1,13 +1,18 @@
-"""The evidence on real hospitals: every table of docs/evidence.md, from stored results.
+"""The evidence on real hospitals: every table of docs/evidence_tables.md, from stored results.
 
     python benchmarks/evidence.py
 
 prints them from ``docs/evidence.json``, which holds what was computed with the hashes of its cells.
-To compute it again (the first commands take hours of a core)::
+To compute it again (some hours of a core)::
 
-    medfed benchmark suite=stroke size=small … out=OUT
+    medfed benchmark methods=[finetune,fedper,ditto,pfednet,qupel] suite=stroke paths.stroke=TABLE
+        variants=all arms=true out=OUT
+    medfed benchmark methods=[finetune,fedbn,fedper,ditto,pfednet] suite=retina_centres
+        paths.retina_centres=FOLDER arms=true out=RETINA
+    medfed benchmark methods=[finetune,fedbn,fedper,ditto,pfednet] suite=lgg paths.lgg=FOLDER
+        out=LGG
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
-    python benchmarks/evidence.py --collect OUT [MORE] --table /path/to/ist.csv
+    python benchmarks/evidence.py --collect OUT RETINA LGG --table /path/to/ist.csv
     python benchmarks/evidence.py --collect-advice ADVICE
 
 ``--advice`` counts how often a pilot's advice is right: it deals hospitals of 60 to 500 patients
@@ -365,7 +370,7 @@ def of_advice(advice: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def pages(stored: Mapping[str, Any]) -> list[str]:
-    """All tables, as docs/evidence.md has them."""
+    """All tables, as docs/evidence_tables.md has them."""
     lines: list[str] = []
     if benchmark := stored.get("benchmark"):
         tasks = benchmark["tasks"]
