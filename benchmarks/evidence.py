@@ -199,11 +199,14 @@ def plainly(folder: Path) -> dict[str, Any]:
             else 0
         )
     facts["left_out"] = [*task.left_out.values()]
+    thrice: dict[str, list[float]] = {}
     for longer in sorted(folder.glob(f"*{LONGER}")):
-        scores = means_of(finals(longer))
-        if len(scores) == task.splits:
-            facts.setdefault("thrice", {})[longer.name.removesuffix(LONGER)] = scores
-            facts["once"] = {name: each.means.tolist() for name, each in task.scores.items()}
+        means = means_of(finals(longer))
+        if len(means) == task.splits:
+            thrice[longer.name.removesuffix(LONGER)] = means
+    if thrice:
+        once = {name: each.means.tolist() for name, each in task.scores.items()}
+        facts |= {"thrice": thrice, "once": once}
     return {**facts, "overlap": task.overlap, "methods": methods}
 
 
