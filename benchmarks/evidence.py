@@ -5,8 +5,8 @@
 prints them from ``docs/evidence.json``, which holds what was computed with the hashes of its cells.
 To compute it again (some hours of a core)::
 
-    medfed benchmark methods=[finetune,fedper,ditto,pfednet,qupel] suite=stroke paths.stroke=TABLE
-        variants=all arms=true out=OUT
+    medfed benchmark methods=[finetune,ditto,pfednet] suite=stroke paths.stroke=TABLE variants=all
+        out=OUT
     medfed benchmark methods=[finetune,fedbn,fedper,ditto,pfednet] suite=retina_centres
         paths.retina_centres=FOLDER arms=true out=RETINA
     medfed benchmark methods=[finetune,fedbn,fedper,ditto,pfednet] suite=lgg paths.lgg=FOLDER
