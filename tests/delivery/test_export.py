@@ -124,6 +124,8 @@ def test_several_widths_in_one_table(run, capsys, monkeypatch):
     folders = export(run, names, "bits=[32,1]", "finetune_steps=0", "tolerance=0.001")
     assert folders == [run / "bundles" / f"{b}_bits" / c for c in clients for b in (32, 1)]
     said = " ".join(capsys.readouterr().out.split())
+    assert "\\n" not in said
+    assert f"val {RunRecord.read(run).summary['selection'][0]} k-means" in said
     with (run / "export.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     pairs, metric = {}, RunRecord.read(run).summary["selection"][0]

@@ -203,11 +203,10 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
         tolerance: See :func:`medfed.delivery.export.finetuning.falls`.
     """
     console = wide_console()
-    repaired = any(_scores(row)["statistics"] is not None for row in rows)
-    stages = [s for s in finetuning.STAGES if s != "statistics" or repaired]
+    stages = [s for s in finetuning.STAGES if any(_scores(row)[s] is not None for row in rows)]
     head = ["client", "bits", "model.pt", "fp32", "ratio"]
-    head += [f"val {metric}\n{name.replace('kmeans', 'k-means')}" for name in stages]
-    head += [f"test {metric}\n{name}" for name in _TEST]
+    head += [f"val {metric} {name.replace('kmeans', 'k-means')}" for name in stages]
+    head += [f"test {metric} {name}" for name in _TEST]
     lines = []
     for row in rows:
         packed, whole = (row["sizes"][n] for n in ("packed", "fp32"))
