@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
 METHODS = ("local", "fedavg", "ditto", "fedper", "pfednet")
 METRICS = ("lesion_cpm/1", "lesion_cpm", "lesions_found")
@@ -97,6 +98,30 @@ def table(stored: Stored) -> list[str]:
     return lines
 
 
+def paired(stored: Stored, metric: str = "lesion_cpm") -> list[str]:
+    """The lines of a second table: differences of methods in the same seeds and hospitals."""
+    lines = ["| CPM | difference, interval over seeds | seeds ahead | pairs ahead | behind |"]
+    lines.append("|---|---|---|---|---|")
+    known = [name for name in METHODS if name in stored]
+    for other in [name for name in ("local", "fedavg") if name in known]:
+        for method in [name for name in known if name not in ("local", other)]:
+            common = [seed for seed in stored[method] if seed in stored[other]]
+            pairs = np.array(
+                [np.subtract(stored[method][s][metric], stored[other][s][metric]) for s in common]
+            )
+            seeds = pairs.mean(1)
+            ends = ttest_1samp(seeds, 0).confidence_interval() if len(seeds) > 1 else (np.nan,) * 2
+            cells = [
+                f"{method} − {other}",
+                f"{seeds.mean():+.3f} [{ends[0]:+.3f}, {ends[1]:+.3f}]",
+                f"{(seeds > 0).sum()} of {len(seeds)}",
+                f"{(pairs > 0).sum()} of {pairs.size}",
+                str((pairs < 0).sum()),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     """Trains what the store lacks, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -124,7 +149,7 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(stored, indent=1) + "\n")
             print(f"seed {seed}: {', '.join(of)}", file=sys.stderr, flush=True)
-    print("\n".join(table(stored)))
+    print("\n".join([*table(stored), "", *paired(stored)]))
 
 
 if __name__ == "__main__":

@@ -130,4 +130,6 @@ def test_the_page_on_detection_has_the_stored_runs():
     detection = runpy.run_path(str(ROOT / "benchmarks" / "detection.py"))
     stored = json.loads((ROOT / "docs" / "detection.json").read_text())
     page = (ROOT / "docs" / "detection.md").read_text().splitlines()
-    assert {*detection["table"](stored)} <= {*page}
+    lines = [*detection["table"](stored), *detection["paired"](stored)]
+    assert {*lines} <= {*page}
+    assert {len(seeds) for seeds in stored.values()} == {5}
