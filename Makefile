@@ -18,6 +18,8 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	# Of medfed[resenc] alone: its U-Nets need neither timm nor torchvision, without which we test.
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps 'dynamic-network-architectures>=0.4.4,<0.5'
 	touch $@
 
 $(SITES): $(STAMP)

@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="*", default=[2])
     parser.add_argument("--memory", type=float, default=0.1, help="GB that plans may take")
     parser.add_argument("--features", type=int, default=8)
+    parser.add_argument("--residual", nargs="*", default=[], help="M, L or XL: ResEnc beside it")
     parser.add_argument("--methods", nargs="*", default=["fedavg"])
     parser.add_argument("--more", nargs="*", default=[], help="overrides of all runs")
     given = parser.parse_args()
@@ -115,7 +116,12 @@ def main() -> None:
             f"data.planning.features={given.features}",
         )
         networks: dict[str, tuple[str, ...]] = {
-            f"planned, {d}-D": (*PLANNED, *small, f"data.spatial_dims={d}") for d in given.dims
+            f"{name}, {d}-D": (*PLANNED, *small, f"data.spatial_dims={d}", *of)
+            for d in given.dims
+            for name, of in {
+                "planned": (),
+                **{f"ResEnc {r}": (f"data.planning.residual={r}",) for r in given.residual},
+            }.items()
         }
         networks["U-Net, 2-D"] = UNET
         print("| method | network | seed | Dice | CPU seconds |\n|---|---|---:|---:|---:|")

@@ -80,6 +80,7 @@ def test_every_imported_package_is_declared():
         "yaml": "pyyaml",
         "hydra": "hydra-core",
         "pytorch_lightning": "pytorch-lightning",
+        "dynamic_network_architectures": "dynamic-network-architectures",
     }
     known = {*sys.stdlib_module_names, "medfed"}
     for module, others in imports().items():

@@ -22,12 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from medfed.common.checks import check_fields
+from medfed.common.checks import check_count, check_fields, within
 from medfed.common.errors import DataError
 from medfed.common.floors import Statistic
 from medfed.common.schemas import Count, Number, parse_json
@@ -149,17 +149,13 @@ class Planning:
     """
 
     residual: Residual | None = None
-    memory_gb: float | None = None
+    memory_gb: Annotated[float | None, within("(0, inf)")] = None
     lowres: bool = False
-    features: int = 32
+    features: Annotated[int, check_count] = 32
     exact: bool = False
 
     def __post_init__(self) -> None:
         check_fields("data.planning", self)
-
-    def configuration(self, dims: int) -> Configuration:
-        """Returns nnU-Net's name of what is planned."""
-        return "2d" if dims == 2 else "3d_lowres" if self.lowres else "3d_fullres"
 
     def tell(self, cases: Iterable[CaseFacts]) -> bytes:
         """Returns a client's message about its training cases."""
@@ -214,14 +210,12 @@ class Planning:
             axial=dims == 2,
             **given,
         )
-        plan = planner.plan(Fingerprint(spacings, sizes, extents), self.configuration(dims))
-        smaller, cases = (
-            sum(message.smaller for message in every),
-            sum(message.cases for message in every),
-        )
+        name: Configuration = "2d" if dims == 2 else "3d_lowres" if self.lowres else "3d_fullres"
+        plan = planner.plan(Fingerprint(spacings, sizes, extents), name)
+        smaller = sum(2 * message.smaller - message.cases for message in every)
         ct = [name for name in channels if is_ct(name)]
         grey = tuple(_grey(every, ct.index(n)) if n in ct else None for n in channels)
-        return packed(asdict(Agreed(plan.mirrored(), 2 * smaller > cases, grey)))
+        return packed(asdict(Agreed(plan.mirrored(), smaller > 0, grey)))
 
     def _read(self, content: bytes, ct: int) -> _Message:
         """Reads a message about `ct` channels of CT."""
@@ -236,11 +230,8 @@ class Planning:
             if not self.exact and (counts.min() < 0 or (counts.sum(axis=1) != message.cases).any()):
                 raise ValueError("its histograms do not count its cases")
             tables = np.array([*message.grey]), np.array([*message.shares])
-            if ct and [len(message.known), *(t.shape for t in tables)] != [
-                ct,
-                (ct, 2),
-                (ct, len(_HU) - 1),
-            ]:
+            sizes = (len(message.known), *(table.shape for table in tables))
+            if ct and sizes != (ct, (ct, 2), (ct, len(_HU) - 1)):
                 raise ValueError("its grey values are of other channels")
         except ValueError as error:
             raise DataError(f"A message about training cases is malformed: {error}.") from error

@@ -131,11 +131,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     agreed: Agreed | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.given = {
-            name: value
-            for name in ("spacing", "patch_size", "batch_size")
-            if (value := getattr(self, name)) is not None
-        }
+        planned = {name: getattr(self, name) for name in ("spacing", "patch_size", "batch_size")}
+        self.given = {name: value for name, value in planned.items() if value is not None}
         if self.planning is None and len({"patch_size", "batch_size"} & {*self.given}) < 2:
             raise ConfigError(
                 "data.patch_size and data.batch_size may be null only if clients plan, as with "

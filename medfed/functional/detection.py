@@ -78,10 +78,8 @@ def lesion_scores(cases: Mapping[str, NDArray[Any]], weights: Floats) -> dict[st
         >>> scores["lesion_cpm"].tolist(), scores["lesions_found"].tolist()
         ([0.5], [0.5])
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        hits = weights @ (cases["found"] == HIT) / (weights @ cases["lesions"].astype(float))
-    curve = lesion_curve(cases, weights, ALARMS)
-    return dict(zip(LESION_CPM, [curve.mean(1), *curve.T, hits], strict=True))
+    curve = lesion_curve(cases, weights, (*ALARMS, np.inf))
+    return dict(zip(LESION_CPM, [curve[:, :-1].mean(1), *curve.T], strict=True))
 
 
 def lesion_curve(

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,14 +78,6 @@ class Fingerprint:
     shapes: Floats
     extents: Floats
 
-    @classmethod
-    def of(
-        cls, spacings: Sequence[Sequence[float]], shapes: Sequence[Sequence[int]]
-    ) -> Fingerprint:
-        """Makes the fingerprint of cases."""
-        mm, voxels = np.array(spacings, dtype=float), np.array(shapes, dtype=float)
-        return cls(mm, voxels, mm * voxels)
-
     def spacing(self) -> Floats:
         """Returns (3,) mm to which cases are resampled."""
         target: Floats = np.percentile(self.spacings, 50, axis=0)
@@ -127,23 +120,23 @@ class Plan:
     blocks: Ints
     decoder_blocks: Ints
 
+    def along(self, axes: Sequence[int]) -> Plan:
+        """Returns the plan for axes in another order: the n-th of it is ``axes[n]`` of this one."""
+        strides, kernels = (
+            tuple(tuple(one[axis] for axis in axes) for one in stages)
+            for stages in (self.strides, self.kernel_sizes)
+        )
+        mm, voxels = zip(*((self.spacing[a], self.patch_size[a]) for a in axes), strict=True)
+        return replace(self, spacing=mm, patch_size=voxels, strides=strides, kernel_sizes=kernels)
+
     def mirrored(self) -> Plan:
         """Returns the plan for axes in the opposite order, (x, y, z)."""
-        return replace(
-            self,
-            spacing=self.spacing[::-1],
-            patch_size=self.patch_size[::-1],
-            strides=tuple(one[::-1] for one in self.strides),
-            kernel_sizes=tuple(one[::-1] for one in self.kernel_sizes),
-        )
+        return self.along(range(len(self.spacing))[::-1])
 
     def record(self) -> dict[str, Any]:
-        """Returns the plan as JSON."""
-        return {k: _listed(v) for k, v in asdict(self).items()}
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(v) for v in value] if isinstance(value, tuple) else value
+        """Returns the plan as JSON has it."""
+        record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return record
 
 
 @dataclass(frozen=True)
@@ -161,11 +154,9 @@ class Planner:
         patch_size: Voxels that the user sets; None: planned.
         batch_size: Patches that the user sets; None: planned.
 
-    Raises:
-        ConfigError: If a number is not positive.
-
     Example:
-        >>> cases = Fingerprint.of([[5.0, 0.8, 0.8]] * 30, [[80, 512, 512]] * 30)
+        >>> mm, voxels = np.array([[5.0, 0.8, 0.8]] * 30), np.array([[80, 512, 512]] * 30)
+        >>> cases = Fingerprint(mm, voxels, mm * voxels)
         >>> plan = Planner(channels=1, labels=3).plan(cases, "3d_fullres")
         >>> plan.patch_size, plan.batch_size, plan.strides[1], plan.kernel_sizes[0]
         ((32, 224, 224), 2, (1, 2, 2), (1, 3, 3))
@@ -180,10 +171,6 @@ class Planner:
     spacing: Sequence[float] | None = None
     patch_size: Sequence[int] | None = None
     batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
-            raise ConfigError(f"memory_gb={self.memory_gb} must be a positive number.")
 
     def plan(self, cases: Fingerprint, configuration: Configuration) -> Plan:
         """Plans a configuration.
@@ -207,13 +194,13 @@ class Planner:
         if configuration == "2d":
             order = [axis - (axis > coarsest) for axis in order[1:]]
             plan = self._fitting(spacing[1:], median[1:], voxels, configuration, order)
-            return _reordered(plan, order)
+            return plan.along(np.argsort(order).tolist())
         if median[0] == 1:
             raise ConfigError("The cases are single slices, so only a plan in 2-D is possible.")
         plan = self._fitting(spacing, median, voxels, "3d_fullres", order)
         if configuration == "3d_lowres" and self.spacing is None:
             plan = self._coarser(plan, median, len(cases.spacings), order)
-        return _reordered(plan, order)
+        return plan.along(np.argsort(order).tolist())
 
     def _coarser(self, plan: Plan, median: Floats, cases: int, order: Sequence[int]) -> Plan:
         """The plan whose patch holds a quarter of a median case, after resampling further."""
@@ -377,15 +364,3 @@ def topology(
     divisor = tuple(math.prod(stride[axis] for stride in strides) for axis in range(dims))
     whole = tuple(math.ceil(n / by) * by for n, by in zip(size, divisor, strict=True))
     return tuple(strides), tuple(kernels), whole, divisor
-
-
-def _reordered(plan: Plan, order: Sequence[int]) -> Plan:
-    """The plan with its axes in the order of the cases: axis n of it is `order[n]` of theirs."""
-    back = [order.index(axis) for axis in range(len(order))]
-    return replace(
-        plan,
-        spacing=tuple(plan.spacing[axis] for axis in back),
-        patch_size=tuple(plan.patch_size[axis] for axis in back),
-        strides=tuple(tuple(one[axis] for axis in back) for one in plan.strides),
-        kernel_sizes=tuple(tuple(one[axis] for axis in back) for one in plan.kernel_sizes),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from monai.data.box_utils import box_iou, centers_in_boxes
 from torch import Tensor
 
+from medfed.common.checks import check_count, checked, within
 from medfed.common.errors import ConfigError
 from medfed.functional.detection import LESION_CPM, SCAN, lesion_scores, match_lesions
 from medfed.functional.scores import Floats
@@ -23,6 +24,7 @@ NEAREST = 4
 """Cells around the centre of a lesion whose anchors may be its own."""
 HARD, FEWEST = 3, 16
 """Negative anchors in the loss for each positive one, and the fewest of a patch."""
+_COLUMNS = ("case", "found", "score", "lesions", "x", "y", "z")
 
 
 class DetectionTask(TaskModule):
@@ -52,26 +54,22 @@ class DetectionTask(TaskModule):
     inference: BoxInference
     default_selection: ClassVar[tuple[str, str]] = ("lesion_cpm", "max")
 
+    @checked("model")
     def __init__(
         self,
         *common: Any,
         anchors: Sequence[Sequence[int]],
         patch_size: Sequence[int],
-        overlap: float = 0.25,
-        window_batch: int = 4,
-        threshold: float = 0.01,
-        boxes: int = 50,
+        overlap: Annotated[float, within("[0, 1)")] = 0.25,
+        window_batch: Annotated[int, check_count] = 4,
+        threshold: Annotated[float, within("[0, 1)")] = 0.01,
+        boxes: Annotated[int, check_count] = 50,
         **more: Any,
     ) -> None:
         if not all(len(a) == 3 and all(n > 0 and n % 2 == 0 for n in a) for a in anchors):
             raise ConfigError(
                 f"model.anchors={[list(a) for a in anchors]} must each have three sides in voxels, "
                 "even numbers."
-            )
-        if not (0 <= overlap < 1 and 0 <= threshold < 1 and boxes >= 1):
-            raise ConfigError(
-                f"model.overlap={overlap} and model.threshold={threshold} must lie in [0, 1), and "
-                f"model.boxes={boxes} must be 1 or more."
             )
         sides = tuple(tuple(a) for a in anchors)
         window = tuple(patch_size), overlap, window_batch
@@ -116,15 +114,10 @@ class DetectionMeter:
             (at, sides), (centres, _) = (_in_mm(b.cpu(), mm) for b in (lesions, boxes))
             score = scores.double().cpu().numpy()
             kinds = match_lesions(centres, score, at, sides.mean(1) / 2)
-            self._add(case, SCAN, 0.0, len(lesions), math.nan, math.nan, math.nan)
-            for kind, value, centre in zip(kinds, score, (centres / mm.numpy()), strict=True):
-                self._add(case, int(kind), float(value), 0, *map(float, centre))
-
-    def _add(
-        self, case: int, found: int, score: float, lesions: int, x: float, y: float, z: float
-    ) -> None:
-        row = {"case": case, "found": found, "score": score, "lesions": lesions}
-        self.rows.append({**row, "x": x, "y": y, "z": z})
+            rows = [(SCAN, 0.0, len(lesions), *[math.nan] * 3)]
+            for kind, value, centre in zip(kinds, score, centres / mm.numpy(), strict=True):
+                rows.append((int(kind), float(value), 0, *centre.tolist()))
+            self.rows += [dict(zip(_COLUMNS, (case, *row), strict=True)) for row in rows]
 
     def compute(self) -> dict[str, float]:
         """Returns the loss and the metrics of all scans so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from monai.losses import DiceLoss
 from torch import Tensor
 
-from medfed.common.checks import check_known
+from medfed.common.checks import check_count, check_known, checked, within
 from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
@@ -82,6 +82,7 @@ class SegmentationTask(TaskModule):
     default_selection: ClassVar[tuple[str, str]] = ("iou", "max")
     by_case: ClassVar[bool] = True
 
+    @checked("model")
     def __init__(
         self,
         *common: Any,
@@ -89,9 +90,9 @@ class SegmentationTask(TaskModule):
         activation: str = "auto",
         exclusive: bool | None = None,
         patch_size: Sequence[int] | None = None,
-        overlap: float = 0.25,
-        window_batch: int = 16,
-        threshold: float = 0.5,
+        overlap: Annotated[float, within("[0, 1)")] = 0.25,
+        window_batch: Annotated[int, check_count] = 16,
+        threshold: Annotated[float, within("[0, 1)")] = 0.5,
         loss: CustomLoss | None = None,
         dice_weight: float = 1.0,
         ce_weight: float = 1.0,
@@ -101,8 +102,6 @@ class SegmentationTask(TaskModule):
     ) -> None:
         if not regions:
             raise ConfigError("Segmentation needs the names of its regions.")
-        if not 0 <= overlap < 1 or not 0 <= threshold < 1:
-            raise ConfigError(f"overlap {overlap} and threshold {threshold} must lie in [0, 1).")
         if loss is not None and (dice_weight, ce_weight) != (1.0, 1.0):
             raise ConfigError(
                 "model.dice_weight and model.ce_weight apply to the default loss only."

@@ -377,7 +377,7 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
     set_by_user = [f"data.{name}={value}" for name, value in data.given.items()]  # type: ignore[attr-defined]
     if data.normalize is not None:  # type: ignore[attr-defined]
         set_by_user.append(f"data.normalize={data.normalize}")  # type: ignore[attr-defined]
-    if network != "PlannedUNet":
+    if network not in ("PlannedUNet", "ResidualEncoderUNet"):
         set_by_user.append(f"the network {network}")
     if set_by_user:
         say(console, f"Set by you, not planned: {', '.join(set_by_user)}.")

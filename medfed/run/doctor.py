@@ -23,6 +23,7 @@ EXTRAS = {
     "onnx": "exporting models as ONNX and predicting with them",
     "bundle": "running exported bundles with MONAI's command line",
     "networks": "MONAI's transformers, such as model=swin_unetr",
+    "resenc": "nnU-Net's residual encoders (data.planning.residual=M)",
     "dicom": "predictions as DICOM SEG",
     "tensorboard": "logger=tensorboard",
     "mlflow": "logger=mlflow",

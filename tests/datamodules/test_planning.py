@@ -59,7 +59,8 @@ def measured(data, clients):
 def pooled_plan(data, clients):
     shapes, spacings, _ = measured(data, clients)
     planner = Planner(1, len(data.class_names) + 1, memory_gb=0.02, features=8)
-    return planner.plan(Fingerprint.of(spacings[:, ::-1], shapes[:, ::-1]), "3d_fullres").mirrored()
+    mm, voxels = spacings[:, ::-1], shapes[:, ::-1]
+    return planner.plan(Fingerprint(mm, voxels, mm * voxels), "3d_fullres").mirrored()
 
 
 def test_exact_messages_give_the_plan_of_pooled_data_and_histograms_nearly(root, whole):

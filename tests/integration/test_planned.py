@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import digest
-from medfed.config.compose import described
+from medfed.common.untrusted import read_tensors
+from medfed.config.compose import described, load
+from medfed.config.description import checked
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.main import export, predict
 from medfed.delivery.start.pretrained import Pretrained
+from medfed.federation.split import float_entries
 from medfed.models.segmentation import SegmentationTask
 from medfed.run.experiment import reopen_selected
 from medfed.run.onboarding import hospital_at
+from tests.delivery.hospitals import run_by_monai, same_files
 from tests.integration.runs import data_and_task, outcome, resume, run
 from tests.sites.hospitals import across, direct, same
 
@@ -98,11 +106,49 @@ def test_who_joins_later_has_the_plan_and_who_starts_from_it_is_told(straight, p
     assert network["plan"] == kept
 
 
+def test_a_residual_encoder_is_trained_continued_exported_and_across_sites(
+    planned, cohort_root, tmp_path, monkeypatch
+):
+    """nnU-Net's own network, whose weights have several names each and count once."""
+    pytest.importorskip("dynamic_network_architectures", reason="needs medfed[resenc]")
+    keys, names = (*planned, "data.planning.residual=M"), ["hospital_0", "hospital_1"]
+    folder = tmp_path / "run"
+    _, experiment = run(folder, *keys)
+    network = experiment.task.network
+    one, other = (read_tensors(folder / "models" / f"{name}.safetensors") for name in names)
+    assert one.keys() == float_entries(network).keys()
+    apart = {name.split(".")[0] for name in one if not torch.equal(one[name], other[name])}
+    assert apart == {"decoder"}
+    with (folder / "ledger.csv").open() as file:
+        (size,) = {int(r["bytes"]) for r in csv.DictReader(file) if r["part"] == "shared"}
+    shared = 4 * sum(p.numel() for p in network.encoder.parameters())
+    assert shared < size < shared + 10_000
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    for path in (again / "summary.json", *(again / "checkpoints").glob("round_00001*")):
+        path.unlink()
+    resume(again, *keys)
+    assert outcome(again) == outcome(folder)
+    across(tmp_path / "server", direct(tmp_path / "sites", names, *keys), names, *keys)
+    assert not same(folder, tmp_path / "server")
+    (bundle,) = export(checked(load([f"run={folder}", "client=hospital_0", "onnx=true"], "export")))
+    facts = read_bundle(bundle).facts
+    assert facts["packages"].keys() == {"monai", "dynamic_network_architectures"}
+    network.load_state_dict(one, strict=False)
+    image = torch.randn(1, 1, *facts["patch_size"])
+    with torch.no_grad():
+        kept, trained = read_bundle(bundle).network()(image), network.eval()(image)
+    torch.testing.assert_close(kept, trained, rtol=1e-6, atol=1e-6)
+    scan = min(cohort_root.rglob("imagesTr/*.nii.gz"))
+    keys = [f"bundle={bundle}", f"input={scan}", f"output={tmp_path / 'masks'}"]
+    predict(checked(load(keys, "predict")))
+    run_by_monai(bundle, scan, tmp_path / "monai", monkeypatch)
+    assert same_files(tmp_path / "monai", tmp_path / "masks")
+
+
 def test_patterns_that_leave_nothing_to_share_are_refused(planned):
     with pytest.raises(ConfigError, match="so FedPer would share nothing"):
         data_and_task(described([*planned, 'model.personal=["*_*", "*skip_layers.*"]']))
-    with pytest.raises(ConfigError, match="a residual encoder has no network"):
-        data_and_task(described([*planned, "data.planning.residual=M"]))
     with pytest.raises(ConfigError, match="model=planned is the network of a plan"):
         data_and_task(described([*planned, "data.planning=null", "data.batch_size=2",
                                  "data.patch_size=[16,16,8]"]))  # fmt: skip

@@ -380,7 +380,7 @@ def test_personal_can_be_overridden():
         (lambda: make_task("regression", l2=-1.0), "must not be negative"),
         (lambda: make_task("regression", selection=["rsme", "min"]), "did you mean rmse"),
         (lambda: make_task("segmentation", regions=[]), "names of its regions"),
-        (lambda: make_task("segmentation", overlap=1.0), "must lie in"),
+        (lambda: make_task("segmentation", overlap=1.0), r"must be in \[0, 1\)"),
     ],
 )
 def test_bad_options(build, words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from medfed.common.errors import ConfigError
@@ -14,9 +15,14 @@ FIXTURE = json.loads(Path(__file__).with_name("nnunet_plans.json").read_text("ut
 CASES = FIXTURE["fingerprints"]
 
 
+def fingerprint(spacings, shapes):
+    mm, voxels = np.array(spacings, dtype=float), np.array(shapes, dtype=float)
+    return Fingerprint(mm, voxels, mm * voxels)
+
+
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one["name"].replace(" ", "_"))
 def test_plans_are_nnunets(one):
-    cases = Fingerprint.of(one["spacings"], one["shapes"])
+    cases = fingerprint(one["spacings"], one["shapes"])
     for wanted in one["plans"]:
         planner = Planner(one["channels"], one["labels"], wanted["residual"], wanted["memory_gb"])
         got = planner.plan(cases, wanted["configuration"]).record()
@@ -44,10 +50,10 @@ def test_the_fixture_holds_what_it_claims():
 
 
 def test_what_has_no_plan_is_refused():
-    slices = Fingerprint.of([[1.0, 1.0, 1.0]], [[1, 64, 64]])
+    slices = fingerprint([[1.0, 1.0, 1.0]], [[1, 64, 64]])
     with pytest.raises(ConfigError, match="single slices"):
         Planner(1, 2).plan(slices, "3d_fullres")
-    small = Fingerprint.of([[1.0, 1.0, 1.0]], [[32, 32, 32]])
+    small = fingerprint([[1.0, 1.0, 1.0]], [[32, 32, 32]])
     with pytest.raises(ConfigError, match="no plan of low resolution"):
         Planner(1, 2).plan(small, "3d_lowres")
     with pytest.raises(ConfigError, match="memory_gb=1e-06 is too small"):
@@ -55,7 +61,7 @@ def test_what_has_no_plan_is_refused():
 
 
 def test_what_the_user_sets_wins_and_the_rest_fits_it():
-    cases = Fingerprint.of([[5.0, 0.8, 0.8]] * 9, [[60, 300, 300]] * 9)
+    cases = fingerprint([[5.0, 0.8, 0.8]] * 9, [[60, 300, 300]] * 9)
     plan = Planner(1, 2, spacing=[4.0, 1.0, 1.0], patch_size=[16, 64, 32], batch_size=7).plan(
         cases, "3d_fullres"
     )

@@ -158,6 +158,7 @@ def packages_of(plain: Any) -> dict[str, str]:
     modules = [import_module(_found(str(n[_TARGET])).__module__) for n in _nodes(plain)]
     held = [value for module in modules for value in vars(module).values()]
     names = [str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in held]
+    names += [type(layer).__module__ for layer in build_network(plain).modules()]
     tops = {name.partition(".")[0] for name in [*names, *(m.__name__ for m in modules)]}
     known = _distributions()
     distributions = {known[top][0] for top in tops & {*known}} - {"torch", "numpy", "medfed"}

@@ -150,7 +150,8 @@ def planned_unet(
         A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``; in training a list.
 
     Raises:
-        ConfigError: If there is no plan, or it has a residual encoder or fewer than three stages.
+        ConfigError: If there is no plan, it has fewer than three stages, or the package of its
+            residual encoder is not installed.
 
     Example:
         >>> import torch
@@ -164,11 +165,6 @@ def planned_unet(
             "model=planned is the network of a plan, and these data have none; choose "
             "experiment=nnunet, or another model."
         )
-    if plan.get("residual") is not None:
-        raise ConfigError(
-            "A plan with a residual encoder has no network in medfed yet; leave "
-            "data.planning.residual at null, or choose another model."
-        )
     strides = [tuple(stride) for stride in plan["strides"]]
     if len(strides) < 3:
         raise ConfigError(
@@ -176,6 +172,10 @@ def planned_unet(
             "data.planning.memory_gb, or a data.patch_size of 16 or more along two axes."
         )
     coarser = len(strides) - 3
+    deep_supervision = deep_supervision and coarser > 0
+    if plan.get("residual") is not None:
+        sizes = spatial_dims, in_channels, out_channels
+        return _residual_unet(*sizes, plan, deep_supervision, dropout)
     network: nn.Module = PlannedUNet(
         spatial_dims,
         in_channels,
@@ -186,7 +186,46 @@ def planned_unet(
         filters=list(plan["features"]),
         dropout=dropout or None,
         norm_name=("INSTANCE", {"affine": True}),
-        deep_supervision=deep_supervision and coarser > 0,
+        deep_supervision=deep_supervision,
         deep_supr_num=max(1, coarser),
     )
     return network
+
+
+def _residual_unet(
+    dims: int, channels: int, outputs: int, plan: Mapping[str, Any], deep: bool, dropout: float
+) -> nn.Module:
+    """nnU-Net's own class, so that the weights have its names; it answers as PlannedUNet does."""
+    try:
+        from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
+    except ImportError as error:
+        raise ConfigError(
+            "A residual encoder needs the package dynamic-network-architectures: pip install "
+            "'medfed[resenc]'."
+        ) from error
+    stages = plan["kernel_sizes"], plan["strides"], plan["blocks"]
+    network: nn.Module = ResidualEncoderUNet(
+        *(channels, len(plan["features"]), plan["features"], getattr(nn, f"Conv{dims}d"), *stages),
+        *(outputs, plan["decoder_blocks"]),
+        conv_bias=True,
+        norm_op=getattr(nn, f"InstanceNorm{dims}d"),
+        norm_op_kwargs={"eps": 1e-5, "affine": True},
+        dropout_op=nn.Dropout if dropout else None,
+        dropout_op_kwargs={"p": dropout},
+        nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True},
+        deep_supervision=deep,
+    )
+    network.apply(ResidualEncoderUNet.initialize)
+    decoder: Any = network.decoder
+    heads = decoder.seg_layers  # the coarsest first
+    for stage in range(1 if deep else len(heads) - 1):
+        heads[stage] = nn.Identity()  # it would not be trained
+    if deep:
+        decoder.register_forward_hook(_trained_heads)
+    return network
+
+
+def _trained_heads(decoder: nn.Module, _: Any, outputs: list[Tensor]) -> Tensor | list[Tensor]:
+    # The coarsest, of the weight 0, comes from no layer.
+    return outputs[:-1] if decoder.training else outputs[0]
