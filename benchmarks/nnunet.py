@@ -30,6 +30,7 @@ from medfed.datamodules.base import FederatedDataModule
 
 UNET = ("experiment=organs_pfednet", "data.spacing=null", "augment=light")
 PLANNED = ("experiment=nnunet",)
+ADAM = ("optimizer=adam", "optimizer.lr=0.003", "scheduler=constant")  # as of the U-Net
 
 
 def stacked(folder: Path, out: Path) -> tuple[str, ...]:
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.1, help="GB that plans may take")
     parser.add_argument("--features", type=int, default=8)
     parser.add_argument("--residual", nargs="*", default=[], help="M, L or XL: ResEnc beside it")
+    parser.add_argument("--only", nargs="*", default=[], help="networks, as the table names them")
     parser.add_argument("--methods", nargs="*", default=["fedavg"])
     parser.add_argument("--more", nargs="*", default=[], help="overrides of all runs")
     given = parser.parse_args()
@@ -120,10 +122,12 @@ def main() -> None:
             for d in given.dims
             for name, of in {
                 "planned": (),
+                "planned, Adam": ADAM,
                 **{f"ResEnc {r}": (f"data.planning.residual={r}",) for r in given.residual},
             }.items()
         }
         networks["U-Net, 2-D"] = UNET
+        networks = {name: of for name, of in networks.items() if name in (given.only or networks)}
         print("| method | network | seed | Dice | CPU seconds |\n|---|---|---:|---:|---:|")
         for method in given.methods:
             for name, of in networks.items():

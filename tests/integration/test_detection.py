@@ -1,4 +1,4 @@
-"""Nodules in whole scans: a run, continued, compared, across sites; a client without lesions."""
+"""Nodules in whole scans: a run, continued and compared; a client without lesions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from medfed.records.folder import Run
 from medfed.reports.tasks import resampled_of
 from medfed.run.assembly import read_data, task_for
 from tests.integration.runs import outcome, resume, run
-from tests.sites.hospitals import across, direct, same
 
 QUICK = (
     *("experiment=luna16_detection", "rounds=2", "local.steps=2", "evaluation.every=1"),
@@ -36,7 +35,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_run_continues_after_its_first_round(trained):
-    """As if it had been killed in the second: the same bits. Sites repeat the whole run below."""
+    """As if it had been killed in the second: the same bits."""
     folder, keys, _ = trained
     again = folder / "again"
     shutil.copytree(folder / "run", again)
@@ -87,14 +86,6 @@ def test_the_heads_are_personal_and_all_lesions_count(trained):
         assert (folder / "run" / "pictures" / f"{name}.png").stat().st_size > 5000
     resampled = resampled_of(Run(folder / "run"), "lesion_cpm", list(summary["clients"]))
     assert resampled.shape[0] == 1000
-
-
-def test_sites_train_what_the_simulation_trains(trained, tmp_path):
-    folder, keys, _ = trained
-    names = ["hospital_0", "hospital_1"]
-    sites = direct(tmp_path / "sites", names, *keys)
-    across(tmp_path / "across", sites, names, *keys)
-    assert same(folder / "run", tmp_path / "across") == []
 
 
 def test_a_client_without_lesions_trains_and_says_so(trained, tmp_path, caplog):

@@ -17,20 +17,26 @@ from PIL import Image
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.common.files import sha256
 from medfed.common.untrusted import read_rows
-from medfed.config.compose import load
+from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.datamodules.ct_scans import ScanSpec, read_scan
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.metadata import check_facts
 from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.main import export, predict
+from medfed.delivery.main import export, keep_bundle, predict
 from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run
+from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.run import coordinate
+from medfed.sites.site_folder import hospital
 from tests.datamodules.volume_files import write_series
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.integration.runs import run
 from tests.integration.test_detection import QUICK
+from tests.sites.direct import Direct
+from tests.sites.hospitals import QUICK as TERMS
+from tests.sites.hospitals import same
 
 HEADER = "seriesuid,coordX,coordY,coordZ,probability\n"
 PLACE = ("coordX", "coordY", "coordZ")
@@ -277,3 +283,36 @@ def test_evaluate_compare_and_report_know_lesions(exported, tmp_path):
     report_runs(str(copy), tmp_path / "report", figures=False, quiet=True)
     page = (tmp_path / "report" / "report.html").read_text()
     assert "lesion cpm, larger is better" in page
+
+
+def test_the_detector_that_a_site_keeps_finds_what_the_simulation_found(exported, tmp_path):
+    """Each site has a folder of its own scans alone."""
+    folder, scans = exported
+    source = scans["hospital_0"].parents[1]
+    centres = json.loads((source / "centres.json").read_text())
+    for scan in source.glob("subset*/*"):
+        own = tmp_path / centres[scan.stem] / "LUNA16" / scan.parent.name
+        own.mkdir(parents=True, exist_ok=True)
+        (own / scan.name).symlink_to(scan)
+    files = {}
+    for name in scans:
+        shutil.copy(source / "annotations.csv", tmp_path / name / "LUNA16")
+        path = tmp_path / name / "site.yaml"
+        path.write_text(f"site: {name}\ndata: {{path: LUNA16, reader: {{missing: skip}}}}\n")
+        files[name] = SiteFile.read(path)
+    # As of generated scans; own ones have augment=light by default.
+    agreed, alone, _ = Agreed.of([*QUICK, "threads=1", "augment=none"], tuple(scans))
+    sites = Direct({name: hospital(agreed, file, keep_bundle) for name, file in files.items()})
+    server = [*agreed.overrides, *alone, "data.path=null", f"folder={tmp_path / 'server'}"]
+    coordinate(described(server), sites, agreed.sites, TERMS)
+    assert not same(folder, tmp_path / "server")
+    for client, scan in scans.items():
+        (bundle,) = (tmp_path / client / "medfed").glob(f"*/bundle/{client}")
+        find(exported, client, bundle=bundle, input=scan, output=tmp_path / "out" / client)
+        find(exported, client, input=scan, output=tmp_path / "whole" / client)
+        kept, whole = (tmp_path / of / client / "detections.csv" for of in ("out", "whole"))
+        assert kept.read_bytes() == whole.read_bytes()
+        own = (bundle.parents[1] / "detections.csv").read_text().splitlines()
+        every = (folder / "detections.csv").read_text().splitlines()
+        assert own == [every[0], *(row for row in every if row.startswith(scan.stem))]
+        assert len(own) > 6

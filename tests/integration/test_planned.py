@@ -149,6 +149,8 @@ def test_a_residual_encoder_is_trained_continued_exported_and_across_sites(
 def test_patterns_that_leave_nothing_to_share_are_refused(planned):
     with pytest.raises(ConfigError, match="so FedPer would share nothing"):
         data_and_task(described([*planned, 'model.personal=["*_*", "*skip_layers.*"]']))
+    adam = described([*planned, "optimizer=adam"]).model.optimizer
+    assert {"momentum", "nesterov"} & {*adam} == set()  # nnU-Net's, of its own optimizer alone
     with pytest.raises(ConfigError, match="model=planned is the network of a plan"):
         data_and_task(described([*planned, "data.planning=null", "data.batch_size=2",
                                  "data.patch_size=[16,16,8]"]))  # fmt: skip
