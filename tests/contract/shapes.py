@@ -33,7 +33,7 @@ class Shape(NamedTuple):
         messages: Direction, kind and vector of each part that travels.
         personal: Whether none, a part or all of the model is personal.
         phases: How many phases each round has.
-        declared: What the method declares that its harness depends on.
+        engine: What the method declares that training depends on.
         onboarding: The functions of its own by which clients are onboarded.
     """
 
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
     messages: frozenset[tuple[str, str, str]]
     personal: str
     phases: tuple[int, ...]
-    declared: tuple[bool, ...]
+    engine: tuple[bool, ...]
     onboarding: tuple[Hashable, ...]
 
 
@@ -75,10 +75,7 @@ def shape(name: str) -> Shape:
         ),
         "none" if not split.personal else "part" if split.shared else "all",
         tuple(len(method.phases(number)) for number in range(ROUNDS)),
-        (
-            *(method.mixes, method.pools, method.fresh_optimizer),
-            *(method.card.full_cohort, any(v != "personal" for v in method.card.client)),
-        ),
+        (method.mixes, method.pools, method.fresh_optimizer),
         tuple(
             getattr(type(rules), rule)
             for rule, function in vars(OnboardingRules).items()
@@ -117,7 +114,7 @@ def one_of_each(*fields: str) -> list[str]:
     return [name for name in NAMES if name not in inside or name in first.values()]
 
 
-STATES = one_of_each("clients", "personal", "phases", "declared")
-MESSAGES = one_of_each("messages", "personal", "phases", "declared")
+STATES = one_of_each("clients", "personal", "phases", "engine")
+MESSAGES = one_of_each("messages", "personal", "phases", "engine")
 PARTS = one_of_each("messages")  # what codecs remember
 ONBOARDINGS = one_of_each("clients", "personal", "onboarding")

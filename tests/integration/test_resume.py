@@ -25,15 +25,19 @@ OVERRIDES = [
 ]
 
 
-def start(folder: Path, *more: str) -> Started:
-    words = (*OVERRIDES, *more, f"hydra.run.dir={folder}")
-    return Started(TRAIN, *words, together=True)
+def start(folder: Path, *more: str) -> list[Started]:
+    """Starts a run's only process, or both."""
+    words = (TRAIN, *OVERRIDES, *more, f"hydra.run.dir={folder}")
+    return (
+        ranks(*words, together=True) if "trainer=ddp" in more else [Started(*words, together=True)]
+    )
 
 
-def finish(process: Started) -> str:
-    text = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, text
-    return text
+def finish(processes: list[Started]) -> str:
+    """Returns what the first has printed."""
+    texts = [process.communicate(timeout=200)[0] for process in processes]
+    assert not any(process.returncode for process in processes), texts
+    return texts[0]
 
 
 def outcome(folder: Path) -> dict:
@@ -46,17 +50,19 @@ def outcome(folder: Path) -> dict:
     }
 
 
-def kill_after(process: Started, folder: Path, rounds: int, delay: float) -> None:
+def kill_after(processes: list[Started], folder: Path, rounds: int, delay: float) -> None:
     """Sends SIGKILL to all processes of a run, a moment after it has written some checkpoints."""
     deadline = time.monotonic() + 150
     while len(list((folder / "checkpoints").glob("round_*.sha256"))) < rounds:
-        if process.poll() is not None or time.monotonic() > deadline:
+        if processes[0].poll() is not None or time.monotonic() > deadline:
             break
         time.sleep(0.01)
     time.sleep(delay)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +76,12 @@ def straight(tmp_path_factory) -> dict:
 def test_killed_and_resumed_equals_straight(trainer, straight, tmp_path):
     folder = tmp_path / "run"
     rng = random.Random(trainer)
-    process = start(folder, f"trainer={trainer}")
-    kill_after(process, folder, rounds=2, delay=rng.uniform(0, 0.2))
+    kill_after(start(folder, f"trainer={trainer}"), folder, rounds=2, delay=rng.uniform(0, 0.2))
     assert not (folder / "summary.json").exists()
     # A torn file: the newest checkpoint loses its tail, as after a power cut.
     newest = sorted((folder / "checkpoints").glob("round_*.ckpt"))[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    again = (TRAIN, *OVERRIDES, f"trainer={trainer}", f"hydra.run.dir={folder}", f"resume={folder}")
-    if trainer == "ddp":
-        first, second = ranks(*again, together=True)
-        text = finish(first)
-        finish(second)
-    else:
-        text = finish(Started(*again, together=True))
+    text = finish(start(folder, f"trainer={trainer}", f"resume={folder}"))
     assert "is damaged or unfinished" in text
     assert outcome(folder) == straight
 
@@ -90,7 +89,7 @@ def test_killed_and_resumed_equals_straight(trainer, straight, tmp_path):
 def test_a_changed_configuration_is_refused(tmp_path):
     folder = tmp_path / "run"
     finish(start(folder, "rounds=1"))
-    process = start(folder, "rounds=1", f"resume={folder}", "algorithm.strength=0.7")
+    (process,) = start(folder, "rounds=1", f"resume={folder}", "algorithm.strength=0.7")
     text = process.communicate()[0]
     assert process.returncode == 1
     assert "algorithm.strength: 0.05 -> 0.7" in text.splitlines()[-1]

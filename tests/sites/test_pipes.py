@@ -96,7 +96,7 @@ def test_a_frozen_site_is_left_out_and_comes_back(tmp_path: Path):
     pipes = Pipes({c: partial(site, tmp_path / "sites", c, *overrides) for c in names})
     transport, folder = Freezing(pipes, names[1]), tmp_path / "server"
     # It is waited for in vain for as long as a request may take: long enough on a busy machine.
-    impatient = Terms(quorum=0.5, timeout=10, hello=120, grace=0.1, probe=30, patience=60)
+    impatient = Terms(quorum=0.5, timeout=5, hello=120, grace=0.1, probe=30, patience=60)
     try:
         across(folder, transport, names, *overrides, terms=impatient)
     finally:
