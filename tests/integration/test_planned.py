@@ -107,13 +107,16 @@ def test_who_joins_later_has_the_plan_and_who_starts_from_it_is_told(straight, p
 
 
 def test_a_residual_encoder_is_trained_continued_exported_and_across_sites(
-    planned, cohort_root, tmp_path, monkeypatch
+    planned, cohort_root, tmp_path, monkeypatch, capsys
 ):
     """nnU-Net's own network, whose weights have several names each and count once."""
     pytest.importorskip("dynamic_network_architectures", reason="needs medfed[resenc]")
-    keys, names = (*planned, "data.planning.residual=M"), ["hospital_0", "hospital_1"]
-    folder = tmp_path / "run"
+    keys = (*planned, "data.planning.residual=M", "data.normalize=zscore")
+    folder, names = tmp_path / "run", ["hospital_0", "hospital_1"]
     _, experiment = run(folder, *keys)
+    said = capsys.readouterr().out
+    assert "3d_fullres, ResEnc M" in said
+    assert "Set by you, not planned: data.normalize=zscore." in said
     network = experiment.task.network
     one, other = (read_tensors(folder / "models" / f"{name}.safetensors") for name in names)
     assert one.keys() == float_entries(network).keys()
