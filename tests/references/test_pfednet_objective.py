@@ -67,12 +67,12 @@ def optimum(norm: float) -> float:
 FAST, SGD = partial(torch.optim.SGD, lr=0.3), partial(torch.optim.SGD, lr=0.05)
 HEAVY = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 CASES = {  # steps, optimizer, samples per batch, rounds, options
-    "E=1": (1, FAST, 100, 150, {}),
-    "E=10": (10, SGD, 100, 60, {}),
-    "E=10, momentum": (10, HEAVY, 100, 60, {}),
-    "E=10, literal": (10, SGD, 100, 250, {"z_step": "literal"}),
-    "E=10, p=1": (10, SGD, 100, 60, {"p": 1.0}),
-    "E=10, p=inf": (10, SGD, 100, 100, {"p": np.inf}),
+    "E=1": (1, FAST, 100, 60, {}),
+    "E=10": (10, SGD, 100, 40, {}),
+    "E=10, momentum": (10, HEAVY, 100, 40, {}),
+    "E=10, literal": (10, SGD, 100, 140, {"z_step": "literal"}),
+    "E=10, p=1": (10, SGD, 100, 40, {"p": 1.0}),
+    "E=10, p=inf": (10, SGD, 100, 60, {"p": np.inf}),
 }
 
 
@@ -129,5 +129,5 @@ def test_clients_with_other_numbers_of_steps_share_the_objective():
 
 def test_adams_steps_are_measured_along_the_gradient():
     """No theorem, but near: a proximal weight of N E eta would be far off."""
-    z = ends(5, partial(torch.optim.Adam, lr=0.01), 100, 120)
+    z = ends(5, partial(torch.optim.Adam, lr=0.01), 100, 60)
     assert objective(z, 2.0) - optimum(2.0) < 2e-2
