@@ -10,11 +10,11 @@ import torch
 from medfed.common.tensors import weighted_mean
 from medfed.federation import federation
 from tests.contract.harness import algorithm, lightning
-from tests.contract.shapes import MESSAGES
+from tests.contract.shapes import PARTS
 from tests.sites.toy_sites import NAMES, ROUNDS, coordinated, fit, lossy, toy_sites
 
 
-@pytest.mark.parametrize("name", [n for n in MESSAGES if not algorithm(n).pools])
+@pytest.mark.parametrize("name", [n for n in PARTS if not algorithm(n).pools])
 def test_they_give_the_same_bits(name, tmp_path: Path, monkeypatch):
     """Also with codecs that remember, whose memory must advance once."""
     expected, _ = lightning(name, rounds=ROUNDS, **lossy())

@@ -12,7 +12,7 @@ from medfed.run.federating import federate
 from medfed.sites.policy import patients_of_message
 from tests.integration.runs import CLINICAL, imaging
 
-ROUNDS = 6
+ROUNDS = 4
 BASE = (*CLINICAL, "model=mlp")
 METHODS = {
     "fedavg": (),
