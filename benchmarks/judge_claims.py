@@ -36,10 +36,9 @@ from medfed.benchmark.runner import Progress, found_groups
 from medfed.benchmark.suite import SIZES, read_yaml, wanted_of
 from medfed.benchmark.tasks import number, overlap_of, values_of
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.common.files import write_json
+from medfed.common.files import filled, write_json
 from medfed.common.schemas import fit_keys
 from medfed.common.scores import mean_of_known
-from medfed.common.templates import filled
 from medfed.functional.statistics import LEVEL, difference, holm
 
 KINDS = {

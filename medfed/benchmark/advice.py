@@ -28,9 +28,8 @@ from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
 from medfed.common.console import file_names, in_markdown, say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, MedfedError, few
-from medfed.common.files import digest, write_json, write_text, writing
+from medfed.common.files import digest, filled, write_json, write_text, writing
 from medfed.common.seeding import derive_seed
-from medfed.common.templates import filled
 from medfed.config.check import several
 from medfed.config.compose import described
 from medfed.config.description import RunDescription, written

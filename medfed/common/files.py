@@ -1,4 +1,4 @@
-"""Writes files and folders atomically; checksums, locks, and folders for results.
+"""Writes files and folders atomically; checksums, locks, templates, and folders for results.
 
 A file or folder is complete or does not exist, even if a process is killed. A new folder replaces
 an older one without a moment in which both are lost.
@@ -31,9 +31,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from medfed.common.errors import ConfigError, MedfedError, WriteError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
@@ -509,3 +512,35 @@ def _tidy(folder: Path) -> None:
 
 def _beside(folder: Path, ending: str) -> Path:
     return folder.with_name(f".{folder.name}.{ending}")
+
+
+@functools.cache  # an environment keeps what it has compiled
+def text_templates(folder: Path) -> Environment:
+    """Returns the environment of the templates of a folder; it escapes nothing.
+
+    Args:
+        folder: The folder.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: few commands write
+
+    blocks = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
+    loader = FileSystemLoader(folder)
+    return Environment(loader=loader, undefined=StrictUndefined, **blocks)  # type: ignore[arg-type]
+
+
+def filled(template: Path, **words: Any) -> str:
+    """Returns the text of a template.
+
+    Args:
+        template: The file.
+        words: What it names.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "hello")
+        ...     _ = path.write_text("Hello, {{ name }}.")
+        ...     filled(path, name="va")
+        'Hello, va.'
+    """
+    return text_templates(template.parent).get_template(template.name).render(words)

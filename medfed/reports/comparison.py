@@ -18,9 +18,8 @@ from rich.console import Console
 from medfed.common.console import in_markdown, say, shown, size, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
-from medfed.common.files import csv_text, write_text, writing
+from medfed.common.files import csv_text, filled, write_text, writing
 from medfed.common.scores import interval, number, smaller_is_better
-from medfed.common.templates import filled
 from medfed.reports import subsets, sweeps, task_pictures
 from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.report import TEMPLATES, print_tables

@@ -20,9 +20,8 @@ from rich.console import Console
 from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.errors import ConfigError, few
 from medfed.common.figures import save_figures
-from medfed.common.files import csv_text, write_json, write_text, writing
+from medfed.common.files import csv_text, filled, write_json, write_text, writing
 from medfed.common.scores import label_of
-from medfed.common.templates import filled
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
 from medfed.records.folder import Run, RunFolder

@@ -25,8 +25,7 @@ from medfed.functional.detection import lesion_scores
 from medfed.functional.scores import case_class_scores, finding_scores, outcome_scores
 from medfed.functional.statistics import RESAMPLES, Difference, difference, patients_anew
 from medfed.functional.survival import survival_scores
-from medfed.records.folder import Run
-from medfed.records.predictions import read_predictions
+from medfed.records.folder import Run, read_predictions
 from medfed.reports.runs import Runs
 
 Floats = NDArray[np.float64]

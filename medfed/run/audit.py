@@ -26,10 +26,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from medfed.common.checks import check_count, check_positive
 from medfed.common.console import Steps, say, shown, wide_console
 from medfed.common.errors import ConfigError
-from medfed.common.files import write_json, write_text, writing
+from medfed.common.files import filled, write_json, write_text, writing
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.common.templates import filled
 from medfed.common.tensors import Tensors, flatten, select
 from medfed.config.description import RunDescription
 from medfed.datamodules.client_data import ClientData

@@ -23,7 +23,7 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.functional.detection import ALARM, HIT, SCAN, lesion_curve
 from medfed.functional.scores import ALARMS, Floats, sensitivities
 from medfed.functional.survival import SURVIVAL, kaplan_meier
-from medfed.records.predictions import read_predictions
+from medfed.records.folder import read_predictions
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import Examined, joined
 from medfed.run.memberships import Memberships, leaf_order, matched

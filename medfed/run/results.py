@@ -21,8 +21,7 @@ from medfed.common import scores
 from medfed.common.console import cell, evenly, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.common.figures import save_figures
-from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.templates import filled
+from medfed.common.files import csv_text, filled, write_json, write_text
 from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
 from medfed.federation.entries import joined
@@ -32,8 +31,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.functional.grids import on_grid
 from medfed.models.networks.adapters import merged
 from medfed.models.segmentation_meter import slice_with_most
-from medfed.records.folder import RunFolder, save_tensors
-from medfed.records.predictions import save_prediction
+from medfed.records.folder import RunFolder, save_prediction, save_tensors
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import doubts, findings, over_clients
 from medfed.run.loggers import end_logging

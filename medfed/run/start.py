@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from medfed.common.console import say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, few
-from medfed.common.files import write_json
+from medfed.common.files import filled, write_json
 from medfed.common.seeding import torch_rng
-from medfed.common.templates import filled
 from medfed.common.tensors import Tensors, first_non_finite
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.compose import build

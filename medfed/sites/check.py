@@ -20,8 +20,8 @@ from rich.console import Console
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.errors import ConfigError, few
+from medfed.common.files import filled
 from medfed.common.floors import LEAST
-from medfed.common.templates import filled
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.descriptions import described

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from medfed import __version__
-from medfed.common import schemas, templates, untrusted
+from medfed.common import schemas, untrusted
 from medfed.common.console import levels, shown
 from medfed.common.errors import CodecError, ConfigError, MedfedError, SiteError
-from medfed.common.files import make_private, write_json, write_text
+from medfed.common.files import filled, make_private, write_json, write_text
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
@@ -478,7 +478,7 @@ def service_files(name: str) -> dict[str, str]:
     """
     files = (TEMPLATES / n for n in ("medfed.service", "Dockerfile"))
     words = {"name": name, "low": name.lower(), "version": __version__}
-    unit, image = (templates.filled(file, **words) for file in files)
+    unit, image = (filled(file, **words) for file in files)
     return {f"medfed-{name}.service": unit, "Dockerfile": image}
 
 
@@ -547,7 +547,7 @@ def make_kits(
     write_text(folder / "project.yml", description.as_yaml(content))
     for site in sites:
         example = kits / site / "local" / f"{SITE_FILE}.example"
-        write_text(example, templates.filled(TEMPLATES / example.name, site=site))
+        write_text(example, filled(TEMPLATES / example.name, site=site))
     for name in (server, *sites):
         for file, text in service_files(name).items():
             write_text(kits / name / "service" / file, text)
@@ -557,5 +557,5 @@ def make_kits(
     end = date.today() + timedelta(days=CERTIFICATES)
     words = {"kits": kits, "server": server, "port": port, "sites": sites, "admin": ADMIN}
     words |= {"phrases": phrases, "days": CERTIFICATES, "end": end}
-    print(templates.filled(TEMPLATES / "kits.txt", **words), end="")
+    print(filled(TEMPLATES / "kits.txt", **words), end="")
     return kits

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from medfed.common.errors import ConfigError, SiteError
-from medfed.common.templates import filled
+from medfed.common.files import filled
 from medfed.common.untrusted import read_json
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle

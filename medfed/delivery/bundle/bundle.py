@@ -37,9 +37,15 @@ from torch import Tensor, nn
 
 from medfed.common.console import in_markdown, shown
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
+from medfed.common.files import (
+    replacing_folder,
+    restore_folder,
+    sha256,
+    text_templates,
+    write_json,
+    writing,
+)
 from medfed.common.schemas import parse_json
-from medfed.common.templates import text_templates
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle import metadata, onnx_file, scripts, weights
 from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own

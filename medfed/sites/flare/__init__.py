@@ -16,8 +16,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from medfed.common.files import write_json
-from medfed.common.templates import filled
+from medfed.common.files import filled, write_json
 
 SITE = "medfed.commands.hospital"
 PREFIXES = ("medfed.sites.flare", SITE, "nvflare.collab.runtime")

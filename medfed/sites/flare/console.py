@@ -22,8 +22,7 @@ from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from medfed.common.errors import ConfigError, SiteError, first_line
-from medfed.common.files import make_private, write_json, write_text
-from medfed.common.templates import filled
+from medfed.common.files import filled, make_private, write_json, write_text
 from medfed.sites.flare import LOST, PREFIXES
 
 
