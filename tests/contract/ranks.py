@@ -43,8 +43,8 @@ def moving(
     return {client: (owners[client] + 1) % ranks for client in work}
 
 
-def main(out: Path, ranks: int, names: list[str], coded: list[str]) -> None:
-    """Runs straight and resumed; those of ``coded`` with lossy codecs."""
+def main(out: Path, ranks: int, half_of: list[str], all_of: list[str], coded: list[str]) -> None:
+    """Runs methods with half cohorts, with all clients and resumed, and with lossy codecs."""
     torch.set_num_threads(1)
     results = {}
 
@@ -53,19 +53,20 @@ def main(out: Path, ranks: int, names: list[str], coded: list[str]) -> None:
         where = out / name / folder if folder else None
         return lightning(name, where, trainer={"devices": ranks, "strategy": strategy}, **settings)
 
-    for name in names:
-        for label, cohort in (("all", None), ("half", half())):
-            runtime.assign = assign if label == "all" else moving  # type: ignore[attr-defined]
-            module, evaluation = run(name, "all" if label == "all" else "", cohort=cohort)
-            first = assign(
-                {c: local.expected_work for c, local in module.federation.clients.items()}, 2
-            )
-            assert label == "all" or module.owners != first, "no client has moved"
-            results[f"{name}/{label}"] = outcome(module) | {
-                "history": evaluation.history,
-                "losses": evaluation.losses,
-            }
-        runtime.assign = assign  # type: ignore[attr-defined]
+    def whole(module: FederatedModule, evaluation: Any) -> dict[str, Any]:
+        return outcome(module) | {"history": evaluation.history, "losses": evaluation.losses}
+
+    runtime.assign = moving  # type: ignore[attr-defined]
+    for name in half_of:
+        module, evaluation = run(name, cohort=half())
+        first = assign(
+            {c: local.expected_work for c, local in module.federation.clients.items()}, 2
+        )
+        assert module.owners != first, "no client has moved"
+        results[f"{name}/half"] = whole(module, evaluation)
+    runtime.assign = assign  # type: ignore[attr-defined]
+    for name in all_of:
+        results[f"{name}/all"] = whole(*run(name, "all", cohort=None))
         begun = out / name / "all" / "round_00001.ckpt"  # the last two are kept
         results[f"{name}/resumed"] = outcome(run(name, "resumed", resume=begun)[0])
     for name in coded:

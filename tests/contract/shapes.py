@@ -117,4 +117,5 @@ def one_of_each(*fields: str) -> list[str]:
 STATES = one_of_each("clients", "personal", "phases", "engine")
 MESSAGES = one_of_each("messages", "personal", "phases", "engine")
 PARTS = one_of_each("messages")  # what codecs remember
+ENGINES = one_of_each("personal", "phases", "engine")  # what training does
 ONBOARDINGS = one_of_each("clients", "personal", "onboarding")

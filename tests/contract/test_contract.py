@@ -12,6 +12,8 @@ import torch
 from medfed.common.scores import Record
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort, HasCenters
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
@@ -58,6 +60,20 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return (*lightning(name, folder, cohort=half()), folder)
 
     return run
+
+
+@cache
+def plain(name: str) -> Federation:
+    """A method in the plain loop; tests only read it."""
+    return run_reference(federation(name)[1], ROUNDS)
+
+
+@cache
+def heard(name: str, policy: str) -> tuple[Federation, LocalTrainer, list[Message]]:
+    """Two rounds under a policy for buffers, and what clients have sent; tests only read it."""
+    channel = Recording()
+    _, fed, local = federation(name, channel=channel, buffers=policy)
+    return run_reference(fed, 2), local, channel.sent
 
 
 @each_method
@@ -123,10 +139,9 @@ def test_a_checkpoint_is_written_every_round(name, tmp_path: Path):
 
 @each_method
 def test_serialised_messages_change_nothing(name):
-    _, plain, _ = federation(name)
     _, serial, _ = federation(name, channel=Serialising())
-    assert run_reference(plain, ROUNDS).digests() == run_reference(serial, ROUNDS).digests()
-    assert plain.ledger.to_csv() == serial.ledger.to_csv()
+    assert run_reference(serial, ROUNDS).digests() == plain(name).digests()
+    assert serial.ledger.to_csv() == plain(name).ledger.to_csv()
 
 
 @each_method
@@ -156,25 +171,23 @@ def test_clients_outside_the_cohort_are_untouched(name):
 @each_method
 def test_only_declared_parts_leave_a_client(name):
     for policy in POLICIES:
-        channel = Recording()
-        _, fed, local = federation(name, channel=channel, buffers=policy)
-        run_reference(fed, 2)
+        fed, local, sent = heard(name, policy)
         split = local.split
         allowed = {"shared": set(split.shared), "personal": set(split.parameters("personal"))}
-        for message in channel.sent:
+        for message in sent:
             assert set(message.parts) <= set(fed.algorithm.leaves)
             for part in {"shared", "personal"} & set(message.parts):
                 assert set(message.parts[part]) == allowed[part], policy
         if split.policy != "averaged":
-            sent = {n for m in channel.sent for part in m.parts.values() for n in part}
-            assert not sent & split.buffers, policy
+            names = {n for m in sent for part in m.parts.values() for n in part}
+            assert not names & split.buffers, policy
 
 
 @each_method
 def test_frozen_buffers_never_change(name):
-    _, fed, local = federation(name, buffers="frozen")
-    start = {n: local.model.initial()[n] for n in local.split.buffers}
-    run_reference(fed, 2)
+    fed, local, _ = heard(name, "frozen")
+    untouched = federation(name, buffers="frozen")[2].model.initial()
+    start = {n: untouched[n] for n in local.split.buffers}
     for client in fed.ids:
         model = fed.personal_model(client)
         assert all(torch.equal(model[n], start[n]) for n in start)
@@ -182,8 +195,7 @@ def test_frozen_buffers_never_change(name):
 
 @each_method
 def test_yields_match_phases(name):
-    _, fed, _ = federation(name)
-    run_reference(fed, 2)
+    fed = plain(name)
     for number in range(2):
         current = [e.phase for e in fed.ledger.entries if e.round == number]
         assert list(dict.fromkeys(current)) == [
@@ -230,9 +242,7 @@ def test_who_mixes_and_nobody_else_has_memberships(name):
 
 @each_state
 def test_the_ledger_survives_its_state(name):
-    _, fed, _ = federation(name)
-    run_reference(fed, 1)
-    again = Ledger()
+    fed, again = plain(name), Ledger()
     again.load_state_dict(fed.ledger.state_dict())
     assert again.to_csv() == fed.ledger.to_csv()
 

@@ -107,7 +107,7 @@ def test_who_joins_later_has_the_plan_and_who_starts_from_it_is_told(straight, p
 
 
 def test_a_residual_encoder_is_trained_continued_exported_and_across_sites(
-    planned, cohort_root, tmp_path, monkeypatch, capsys
+    planned, tmp_path, monkeypatch, capsys
 ):
     """nnU-Net's own network, whose weights have several names each and count once."""
     pytest.importorskip("dynamic_network_architectures", reason="needs medfed[resenc]")
@@ -142,7 +142,7 @@ def test_a_residual_encoder_is_trained_continued_exported_and_across_sites(
     with torch.no_grad():
         kept, trained = read_bundle(bundle).network()(image), network.eval()(image)
     torch.testing.assert_close(kept, trained, rtol=1e-6, atol=1e-6)
-    scan = min(cohort_root.rglob("imagesTr/*.nii.gz"))
+    scan = min(experiment.data.scans.path.rglob("imagesTr/*.nii.gz"))  # other tests made others
     keys = [f"bundle={bundle}", f"input={scan}", f"output={tmp_path / 'masks'}"]
     predict(checked(load(keys, "predict")))
     run_by_monai(bundle, scan, tmp_path / "monai", monkeypatch)
