@@ -95,8 +95,17 @@ SMALL: dict[str, tuple[str, ...]] = {
     "digits": CNN,
     "finetune_bundle": (*OTHERS, "init.weights=brats_bundles/hospital_0"),
     "heart": ("data.path=heart",),
+    "luna16_detection": (
+        *(*FEW, *PARTS, "data.generated.shape=[64,64,24]", "data.batch_size=4"),
+        *("data.patches_per_patient=4", "model.network.channels=[4,8]"),
+    ),
     "luna16": (*NODULES, "model.network.block_config=[1,1]"),
     "medmnist": ("data.root=cohorts", "data.generated.images=[60,30,30]"),
+    "nnunet": (
+        *("data.root=cohorts", "data.generated.hospitals=2", "data.generated.patients=4"),
+        *("data.generated.shape=[44,40,12]", "data.val_fraction=0.25", "data.test_fraction=0.25"),
+        *("data.planning.memory_gb=0.02", "data.planning.features=4"),
+    ),
     "organs": (*ORGANS, "data.spacing=[9.0,9.0]"),
     "qupel_brats": HEADS,
     "qupel_digits": CNN,
