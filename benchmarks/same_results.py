@@ -7,8 +7,8 @@
 Every experiment, method and codec trains two rounds of two steps on small generated data; every
 command runs on what they leave. Each file that a command writes, its output and its errors become a
 text without times, versions, absolute paths and names of modules, which is hashed. Tensors and
-pixels are hashed as such. Two trees are compared on one machine, in one environment. It takes three
-CPU minutes.
+pixels are hashed as such. Two trees are compared on one machine, in one environment. It takes some
+minutes.
 
 Left out, because they cost too much or need more than one process: sweeps (-m), several ranks,
 `medfed deploy` beyond its dry run, DICOM, ONNX but for one network, loggers, GPUs.
