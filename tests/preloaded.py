@@ -13,6 +13,8 @@ from tests import composing
 
 composing.install()
 cpu_target.target_context.refresh()
+if not torch.accelerator.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed  # as in tests/conftest.py
 # A fork has none of its parent's threads.
 torch.set_num_threads(1)
 gc.freeze()  # no fork searches through all that was imported

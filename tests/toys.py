@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytorch_lightning as pl
@@ -115,6 +115,11 @@ def toy_data(
     return data
 
 
+@cache  # one object for equal settings, as what its steps come to is remembered by object
+def sgd(lr: float, momentum: float) -> partial[torch.optim.SGD]:
+    return partial(torch.optim.SGD, lr=lr, momentum=momentum)
+
+
 def toy_federation(
     algorithm: Algorithm,
     task: pl.LightningModule | None = None,
@@ -140,7 +145,7 @@ def toy_federation(
         task.network,
         task.loss,
         split,
-        partial(torch.optim.SGD, lr=lr, momentum=momentum),
+        sgd(lr, momentum),
         rounds=rounds,
         budget=LocalBudget(
             steps,
