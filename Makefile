@@ -8,7 +8,7 @@ SITES := $(VENV)/.installed-sites
 # Where this is set, each of the many processes of the tests compiles PyTorch and MONAI anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo federation test test-sites docs lint format setup clean
+.PHONY: demo federation test test-long test-sites docs lint format setup clean
 
 setup: $(STAMP)
 
@@ -37,7 +37,11 @@ federation: $(SITES)
 	$(BIN)/python scripts/federation.py $(if $(DATA),--data $(DATA))
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not long' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The notebooks, and each script in benchmarks/ at its smallest size: before a release.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long
 
 test-sites: $(SITES)
 	$(BIN)/python -m pytest -m sites tests/sites

@@ -17,6 +17,7 @@ from tests.integration.test_bad_data import write_heart
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

@@ -158,6 +158,7 @@ def test_a_fresh_run_of_the_first_example_scores_what_is_stored(tmp_path):
     assert run.summary["federation"]["balanced_accuracy"]["mean"] == pytest.approx(stored, abs=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's own
 def test_the_notebooks_print_what_they_store_and_leave_nothing_behind(tmp_path, monkeypatch):
     """One after the other in one kernel, which forgets all names in between."""
