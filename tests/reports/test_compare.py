@@ -160,7 +160,7 @@ def test_what_is_no_better_than_a_constant_is_told(runs, tmp_path, capsys):
     federation = summary["federation"]
     federation["auroc"]["mean"] = 0.5
     changed(runs / "local_0", tmp_path / "local", federation=federation)
-    compare_runs([str(runs / "fedavg_0"), str(tmp_path / "local")], tmp_path / "out")
+    compare_runs([str(runs / "fedavg_0"), str(tmp_path / "local")], tmp_path / "out", kind="none")
     told = "No better than constant (0.5000) by mean auroc: local."
     assert told in capsys.readouterr().out
     assert told in (tmp_path / "out" / "comparison.md").read_text()
@@ -176,7 +176,7 @@ def test_runs_of_before_compare_without_them(runs, tmp_path):
         for metric in ("sensitivity", "specificity", "f1", "brier"):
             del values[metric]
     (old / "summary.json").write_text(json.dumps(summary))
-    comparison = compare_runs([str(runs / "fedavg_0"), str(old)], tmp_path / "out")
+    comparison = compare_runs([str(runs / "fedavg_0"), str(old)], tmp_path / "out", kind="none")
     assert comparison.constants == ()
     assert "brier" not in comparison.others
     table = read_csv(tmp_path / "out" / "comparison.csv")
@@ -187,17 +187,17 @@ def test_runs_of_before_compare_without_them(runs, tmp_path):
 def test_the_default_place_is_the_folder_of_the_runs(runs, tmp_path):
     for name in ("fedavg_0", "local_0"):
         shutil.copytree(runs / name, tmp_path / name)
-    compare_runs([str(tmp_path / "fedavg_0"), str(tmp_path / "local_0")])
+    compare_runs([str(tmp_path / "fedavg_0"), str(tmp_path / "local_0")], kind="none")
     assert (tmp_path / "comparison.csv").is_file()
 
 
-@pytest.mark.parametrize("name", ["comparison.md", "comparison.csv", "clients.png"])
-def test_a_users_file_is_not_overwritten(name, runs, tmp_path):
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(ConfigError, match=f"{name} is there and no comparison has written it"):
-        compare_runs(str(runs), tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == [name]
-    (tmp_path / name).unlink()
+def test_a_users_file_is_not_overwritten(runs, tmp_path):
+    for name in ("comparison.md", "comparison.csv", "clients.png"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(ConfigError, match=f"{name} is there and no comparison has written it"):
+            compare_runs(str(runs), tmp_path)
+        assert [p.name for p in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
     for _ in range(2):  # its own it replaces
         compare_runs(str(runs), tmp_path)
 
@@ -257,7 +257,9 @@ def test_a_failed_client_is_in_the_means_and_named(runs, tmp_path):
     failed = changed(
         runs / "local_0", tmp_path / "local", clients=clients, federation=over_clients(clients)
     )
-    comparison = compare_runs([str(runs / "fedavg_0"), str(failed)], tmp_path / "out", "loss")
+    comparison = compare_runs(
+        [str(runs / "fedavg_0"), str(failed)], tmp_path / "out", "loss", kind="none"
+    )
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert float(table["loss", "mean", "local"]["value"]) == math.inf
     assert table["loss", "mean", "fedavg"]["best"] == "1"
@@ -277,7 +279,7 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
         "forward_passes": dict.fromkeys(clients, 3),
     }
     dear = changed(runs / "local_0", tmp_path / "local", **passes)
-    comparison = compare_runs([str(runs / "fedavg_0"), str(dear)], tmp_path / "out")
+    comparison = compare_runs([str(runs / "fedavg_0"), str(dear)], tmp_path / "out", kind="none")
     notes = " ".join(comparison.report.notes)
     assert "Equal budgets: 2 gradient steps per client." in notes
     assert (
