@@ -39,7 +39,7 @@ federation: $(SITES)
 test: $(STAMP)
 	$(BIN)/python -m pytest -m 'not long' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# The notebooks, and each script in benchmarks/ at its smallest size: before a release.
+# The notebooks, each script in benchmarks/ at its smallest size, each model with each experiment.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -m long
 

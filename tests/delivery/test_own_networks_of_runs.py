@@ -20,7 +20,7 @@ from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.run.train import train
 from tests.delivery.hospitals import run_by_monai
-from tests.integration.test_own_networks import METHODS, Tied, composed
+from tests.integration.test_own_networks import METHODS, Tied, composed, each
 from tests.toys import assert_alike
 
 CASES = {
@@ -35,7 +35,7 @@ OWN = f"from torch import Tensor, nn\n\n\n{inspect.getsource(Tied)}"
 
 
 @pytest.mark.filterwarnings("ignore")  # of MONAI's own making
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", each((name,) for name in CASES))
 def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
     if name == "swin_unetr":
         pytest.importorskip("einops")

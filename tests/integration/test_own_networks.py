@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -124,7 +125,13 @@ def module(name: str, root: Path, *overrides: str) -> FederatedModule:
     return FederatedModule(task, *federate(config, data_of(name, root), task))
 
 
-@pytest.mark.parametrize(("name", "method"), PAIRS)
+def each(cases: Iterable[tuple[str, ...]]) -> list[object]:
+    """Cases of networks; the one that takes longest is for ``make test-long``."""
+    marks = {"swin_unetr": [pytest.mark.long]}
+    return [pytest.param(*case, marks=marks.get(case[0], [])) for case in cases]
+
+
+@pytest.mark.parametrize(("name", "method"), each(PAIRS))
 def test_two_rounds_and_resumed_to_the_bit(name: str, method: str, root: Path) -> None:
     run = module(name, root, *METHODS[method])
     before = {c: v.weights for c, v in run.federation.clients.items()}
@@ -144,7 +151,7 @@ def test_two_rounds_and_resumed_to_the_bit(name: str, method: str, root: Path) -
         assert any(not torch.equal(t, before[client][n]) for n, t in model.items())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", each((name,) for name in NETWORKS))
 def test_fedper_is_not_fedavg(name: str, root: Path) -> None:
     found = []
     for method in ("fedper", "fedavg"):

@@ -1,5 +1,7 @@
-"""Every experiment builds and trains a step with its model; the first with the same data does so
-with every model of its task, new ones included, and so does the first whose method mixes models.
+"""Every experiment builds and trains a step with its model.
+
+In ``make test-long`` the first with the same data also does so with every model of its task, new
+ones included, and so does the first whose method mixes models.
 """
 
 from __future__ import annotations
@@ -147,38 +149,61 @@ def root(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cohorts")
 
 
-@pytest.mark.parametrize("experiment", sorted({*experiment_yamls()} - {*PUBLISHED_LAYOUTS}))
-def test_every_model_of_the_task_trains(
+each_experiment = pytest.mark.parametrize(
+    "experiment", sorted({*experiment_yamls()} - {*PUBLISHED_LAYOUTS})
+)
+
+
+@pytest.fixture
+def small(
     experiment: str, made: dict, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> tuple[DictConfig, FederatedDataModule]:
+    """An experiment with little data, and these."""
     # The step itself is the trial.
     monkeypatch.setattr("medfed.run.assembly.try_model", lambda task, data: None)
     name, own = (chosen(experiment)[group] for group in ("data", "model"))
-    small = (*QUICK, *SMALL.get(name, ()), *made.get(name, ()))
-    small += (f"data.root={root}",) if name in SMALL else ()
-    small += PLANNED if own == "planned" else ()
-    config = load([f"experiment={experiment}", *small])
+    keys = (*QUICK, *SMALL.get(name, ()), *made.get(name, ()))
+    keys += (f"data.root={root}",) if name in SMALL else ()
+    keys += PLANNED if own == "planned" else ()
+    config = load([f"experiment={experiment}", *keys])
     config.init = load([]).init  # an experiment that starts from weights has none here
-    data = read(OmegaConf.to_yaml(config.data, resolve=True), describe(config))
+    return config, read(OmegaConf.to_yaml(config.data, resolve=True), describe(config))
+
+
+def takes_a_step(
+    config: DictConfig, data: FederatedDataModule, experiment: str, model: str
+) -> None:
+    take_model(config, experiment, model)
+    try:
+        described, task = task_for(describe(config), data)
+        federation, _ = federate(described, data, task)
+        client = federation.clients[federation.ids[0]]
+        client.begin(0, "fit", 0)
+        before = client.weights
+        after = client.train(before, steps=1)
+    except Exception as error:
+        raise AssertionError(f"experiment={experiment} model={model}: {error}") from error
+    assert client.loss is not None
+    assert math.isfinite(client.loss), model
+    assert any(not torch.equal(t, after[n]) for n, t in before.items()), model
+
+
+@each_experiment
+def test_its_own_model_trains(experiment: str, small: tuple) -> None:
+    takes_a_step(*small, experiment, chosen(experiment)["model"])
+
+
+@pytest.mark.long
+@each_experiment
+def test_every_model_of_the_task_trains(experiment: str, small: tuple) -> None:
+    name, own = (chosen(experiment)[group] for group in ("data", "model"))
     kind = (name, chosen(experiment)["algorithm"] == "ppfl", family(own))
     others = [] if kind in _tried else [m for m in model_yamls() if family(m) is family(own)]
     others = [m for m in others if "planned" not in (m, own)]  # a plan is of its data
     others = [m for m in others if m != "poisson"]  # for counts, which no experiment has
     _tried.add(kind)
-    for model in (own, *(m for m in others if m != own)):
-        take_model(config, experiment, model)
-        try:
-            described, task = task_for(describe(config), data)
-            federation, _ = federate(described, data, task)
-            client = federation.clients[federation.ids[0]]
-            client.begin(0, "fit", 0)
-            before = client.weights
-            after = client.train(before, steps=1)
-        except Exception as error:
-            raise AssertionError(f"experiment={experiment} model={model}: {error}") from error
-        assert client.loss is not None
-        assert math.isfinite(client.loss), model
-        assert any(not torch.equal(t, after[n]) for n, t in before.items()), model
+    for model in others:
+        takes_a_step(*small, experiment, model)
 
 
 @pytest.mark.parametrize(
