@@ -39,6 +39,7 @@ def rounds(client, numbers, weights):
     return weights
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # PyTorch's own
 def test_compiled_steps_are_the_same_but_for_rounding(caplog, monkeypatch):
     from torch._inductor import config
