@@ -5,18 +5,20 @@
 prints them from ``docs/evidence.json``, which holds what was computed with the hashes of its cells.
 To compute it again (some hours of a core)::
 
-    medfed benchmark methods=[finetune,ditto,pfednet] suite=stroke paths.stroke=TABLE variants=all
-        out=OUT
-    medfed benchmark methods=[finetune,fedbn,fedper,ditto,pfednet] suite=retina_centres
-        paths.retina_centres=FOLDER arms=true out=RETINA
-    medfed benchmark methods=[finetune,fedbn,fedper,ditto,pfednet] suite=lgg paths.lgg=FOLDER
-        out=LGG
+    medfed benchmark suite=stroke paths.stroke=TABLE variants=all arms=true out=OUT
+    medfed benchmark suite=stroke_survival paths.stroke_survival=TABLE out=SURVIVAL
+    medfed benchmark suite=heart paths.heart=FOLDER methods=[BASELINES] arms=true out=HEART
+    python benchmarks/flamby_brca.py FOLDER --table BRCA.csv
+    medfed benchmark suite=tcga_brca paths.tcga_brca=BRCA.csv out=BRCA
+    medfed benchmark suite=retina_centres paths.retina_centres=FOLDER arms=true out=RETINA
+    medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
-    python benchmarks/evidence.py --collect OUT RETINA LGG --table /path/to/ist.csv
+    python benchmarks/evidence.py --collect OUT SURVIVAL HEART BRCA RETINA LGG --table TABLE
     python benchmarks/evidence.py --collect-advice ADVICE
 
-``--advice`` counts how often a pilot's advice is right: it deals hospitals of 60 to 500 patients
-into federations of five, asks ``medfed advise`` in each, and then trains on all who are not tested.
+BASELINES are the methods of ``suite=stroke``. ``--advice`` counts how often a pilot's advice is
+right: it deals hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in
+each, and then trains on all who are not tested.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from scipy.stats import spearmanr
 
 from medfed.functional.statistics import difference, splits_needed
@@ -155,8 +158,8 @@ def task_of(folder: Path, other: str = "") -> Task:
     """
     results = {method.name: finals(method) for method in sorted(folder.iterdir())}
     splits = max(map(len, results.values()))
-    arms = {name for pair in PAIRS.values() for name in pair} - {"pfednet"}
-    arms |= {name for name in results if name.endswith(LONGER)}
+    suite = yaml.safe_load((ROOT / f"configs/suites/{folder.parent.name}.yaml").read_text("utf-8"))
+    arms = {*suite.get("arms", ()), "qupel"}  # QuPeL is tuned for its arms
     whole = {n: each for n, each in results.items() if len(each) == splits and n not in arms}
     first = next(iter(whole.values()))
     metric, mode = (other, "min") if other else first[0]["metric"]
@@ -165,7 +168,10 @@ def task_of(folder: Path, other: str = "") -> Task:
     overlap = [sum(c["test"] for c in n) / sum(c["train"] + c["val"] for c in n) for n in counts]
     task = Task(folder.parent.name, folder.name, metric, mode == "min", clients)
     for name in sorted({*results} - {*whole} - arms):
-        task.left_out[name] = f"`{name}` is left out: {len(results[name])} of {splits} splits."
+        cells = [json.loads(file.read_text()) for file in (folder / name).glob("final_*.json")]
+        why = {cell["result"].get("error", "") for cell in cells} - {""}
+        counted = f"{len(results[name])} of {splits} splits."
+        task.left_out[name] = f"`{name}` is left out: {' '.join(sorted(why)) or counted}"
     task.overlap = float(np.mean(overlap))
     sign = -1 if task.falls else 1
     for name, each in whole.items():
@@ -207,6 +213,7 @@ def plainly(folder: Path) -> dict[str, Any]:
     if thrice:
         once = {name: each.means.tolist() for name, each in task.scores.items()}
         facts |= {"thrice": thrice, "once": once}
+    facts["arms"] = arms_of(folder)
     return {**facts, "overlap": task.overlap, "methods": methods}
 
 
@@ -223,7 +230,6 @@ def collect(outs: Sequence[Path], table: Path) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "hospitals": {h: f for h, f in sorted(facts.items()) if h in kept},
-        "arms": arms_of(outs[0]),
         "cells": {place: key for out in outs for place, key in cells_of(out).items()},
         "cpu_seconds": sum(map(seconds_of, outs)),
     }
@@ -282,11 +288,11 @@ def of_probabilities(name: str, task: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+LAMBDA = "pfednet_lambda_"
 PAIRS = {
-    "λ as tuned − λ = 0 (personal layers apart)": ("pfednet", "pfednet_lambda_0"),
-    "λ as tuned − λ = 1 (one layer for all)": ("pfednet", "pfednet_lambda_1"),
     "CER (γ = 1) − STC alone": ("pfednet_stc_cer_1", "pfednet_stc"),
     "QuPeL of 2 bits − of 32 bits": ("qupel_2", "qupel_32"),
+    "QuPeL of 3 bits − of 32 bits": ("qupel_3", "qupel_32"),
 }
 
 
@@ -310,25 +316,33 @@ def of_rounds(task: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def arms_of(out: Path) -> dict[str, list[list[float]]]:
+def arms_of(folder: Path) -> dict[str, list[list[float]]]:
     """Mean over hospitals and bytes up, by split, of what the paired questions name."""
+    named = {name for pair in PAIRS.values() for name in pair}
     found: dict[str, list[list[float]]] = {}
-    for name in {name for pair in PAIRS.values() for name in pair}:
-        results = finals(out / "cells" / "stroke" / "hospitals" / name)
-        for mean, result in zip(means_of(results), results, strict=True):
-            found.setdefault(name, []).append([mean, result["bytes"]["up"]])
-    return found
+    for place in sorted(folder.iterdir()):
+        if place.name in named or place.name.startswith((LAMBDA, "pfednet")):
+            results = finals(place)
+            for mean, result in zip(means_of(results), results, strict=True):
+                found.setdefault(place.name, []).append([mean, result["bytes"]["up"]])
+    return found if len(found) > 1 else {}  # pFedNet alone answers no question
 
 
-def of_arms(arms: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
-    """A line per paired question, five folds of the same patients."""
-    lines = ["| pFedNet and QuPeL on strokes | difference of AUROC | bytes up |", "|---|---|---:|"]
-    for what, (one, other) in PAIRS.items():
+def of_arms(name: str, task: Mapping[str, Any]) -> list[str]:
+    """A line per paired question."""
+    lines = [f"| {name} | difference of {task['metric']} | bytes up |", "|---|---|---:|"]
+    arms = task["arms"]
+    paths = {
+        f"pFedNet with λ = {arm.removeprefix(LAMBDA)} − as tuned": (arm, "pfednet")
+        for arm in arms
+        if arm.startswith(LAMBDA)
+    }
+    for what, (one, other) in {**paths, **PAIRS}.items():
         if one in arms and other in arms and len(arms[one]) == len(arms[other]) > 1:
             (a, sent), (b, before) = (np.array(arms[name]).T for name in (one, other))
-            found = difference((a - b).tolist(), overlap=0.25)
-            ratio = sent.mean() / before.mean() - 1
-            lines.append(f"| {what} | {interval(found._asdict())} | {ratio:+.0%} |")
+            found = difference((a - b).tolist(), task["overlap"])
+            ratio = f"{sent.mean() / before.mean() - 1:+.0%}" if before.any() else ""
+            lines.append(f"| {what} | {interval(found._asdict())} | {ratio} |")
     return lines
 
 
@@ -383,9 +397,9 @@ def pages(stored: Mapping[str, Any]) -> list[str]:
                 lines += [*of_probabilities(name, task), ""]
             if "local" in task.get("thrice", ()):
                 lines += [*of_rounds(task), ""]
+            if task["arms"]:
+                lines += [*of_arms(name, task), ""]
         lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
-        if len(arms := of_arms(benchmark["arms"])) > 2:
-            lines += [*arms, ""]
     if advice := stored.get("advice"):
         lines += [*of_advice(advice), ""]
     seconds = stored.get("benchmark", {}).get("cpu_seconds", 0.0)
