@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 SITES := $(VENV)/.installed-sites
+LONG := $(VENV)/.installed-long
 # Where this is set, each of the many processes of the tests compiles PyTorch and MONAI anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -26,6 +27,10 @@ $(SITES): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[sites]'
 	touch $@
 
+$(LONG): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[mlflow]' 'nbclient>=0.10' 'ipykernel>=6.29'
+	touch $@
+
 demo: $(STAMP)
 	rm -rf outputs/demo
 	$(BIN)/medfed train -m experiment=brats_pfednet algorithm=pfednet,fedavg,local \
@@ -36,12 +41,16 @@ demo: $(STAMP)
 federation: $(SITES)
 	$(BIN)/python scripts/federation.py $(if $(DATA),--data $(DATA))
 
+# Rewriting asserts takes each worker 10 s, so only what fails runs again with it, to say why.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not long' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not long' -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--assert=plain || { $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; exit 1; }
 
-# The notebooks, each script in benchmarks/ at its smallest size, each model with each experiment.
-test-long: $(STAMP)
+# The notebooks, each script in benchmarks/ at its smallest size, each model with each experiment,
+# and mlflow.
+test-long: $(LONG)
 	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest tests/integration/test_loggers.py -k mlflow
 
 test-sites: $(SITES)
 	$(BIN)/python -m pytest -m sites tests/sites

@@ -11,7 +11,9 @@ To compute it again (some hours of a core)::
     python benchmarks/flamby_brca.py FOLDER --table BRCA.csv
     medfed benchmark suite=tcga_brca paths.tcga_brca=BRCA.csv out=BRCA
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER arms=true out=RETINA
-    medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
+    medfed benchmark suite=lgg paths.lgg=FOLDER out=LGG
+    python benchmarks/evidence.py --complete FOLDER --out LIST.csv
+    medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv arms=true out=COMPLETE
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
     python benchmarks/evidence.py --collect OUT SURVIVAL HEART BRCA RETINA LGG --table TABLE
     python benchmarks/evidence.py --collect-advice ADVICE
@@ -36,6 +38,7 @@ from typing import Any
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
+from PIL import Image
 from scipy.stats import spearmanr
 
 from medfed.functional.statistics import difference, splits_needed
@@ -118,6 +121,32 @@ def advise_one(task: tuple[int, list[str], Path, Path]) -> None:
         "cpu_seconds": seconds_of(place),
     }
     (place / "verdicts.json").write_text(json.dumps(kept))
+
+
+def complete(folder: Path, to: Path) -> int:
+    """Lists the pictures of the patients of whom no contrast is missing.
+
+    Where a contrast was not taken, the data set's authors put FLAIR, the second channel, in its
+    place.
+
+    Returns:
+        How many patients are left out.
+    """
+    with (folder / "images.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    lacking = set()
+    for row in rows:
+        with Image.open(folder / row["image"]) as picture:
+            before, flair, after = np.moveaxis(np.asarray(picture), -1, 0)
+        if np.array_equal(before, flair) or np.array_equal(after, flair):
+            lacking.add(row["patient"])
+    with to.open("x", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            if row["patient"] not in lacking:
+                writer.writerow(row | {k: folder / row[k] for k in ("image", "mask")})
+    return len(lacking)
 
 
 def cells_of(out: Path) -> dict[str, str]:
@@ -419,7 +448,11 @@ def main() -> None:
     parser.add_argument("--collect", type=Path, nargs="+", help="folders of benchmarks")
     parser.add_argument("--table", type=Path, help="with --collect: the table of the hospitals")
     parser.add_argument("--collect-advice", type=Path, help="folder of --advice")
+    parser.add_argument("--complete", type=Path, help="the gliomas' folder; lists whole patients")
     options = parser.parse_args()
+    if options.complete:
+        print(complete(options.complete.resolve(), options.out), "patients are left out")
+        return
     if options.advice:
         run_advice(options.advice.resolve(), options.out.resolve(), options.workers)
         return
