@@ -247,10 +247,7 @@ def sentences_of(dials: Mapping[str, Any]) -> list[str]:
 
 
 def findings(
-    progress: Sequence[Progress],
-    size: str,
-    notes: Sequence[str] = (),
-    target: float | None = None,
+    progress: Sequence[Progress], size: str, notes: Sequence[str] = (), target: float | None = None
 ) -> Report:
     """Judges all tasks of a benchmark.
 

@@ -30,7 +30,3 @@ def main(config: Section) -> None:
 
     measured = audit(folder, config.shadows, config.minutes, config.rounds, config.tolerance)
     write_audit(measured, out)
-
-
-if __name__ == "__main__":
-    main()

@@ -31,7 +31,3 @@ def main(config: RunDescription) -> None:
         data.plan()
         descriptions = [described(data, client, int(config.values.least)) for client in data.plans]
     write_look(descriptions, Path(config.folder))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,7 @@ name is code. A configuration may build only:
 - the optimizers, layers, losses, metrics, networks and transforms of libraries (:data:`LIBRARIES`).
   The place of the definition and the base class decide, because ``torch.optim.sgd.torch.load`` is
   spelled like an optimizer but is none;
-- what modules define in a folder that the user names by ``plugins=FOLDER``, or in a module that a
-  program registers by :func:`register`.
+- what modules define in a folder that the user names by ``plugins=FOLDER``.
 
 The spelling of a name is checked without importing anything. The object behind the name is checked
 before the first object is built.
@@ -168,29 +167,6 @@ _NOT = re.compile(
     r"|\.(Transchex|MultiModal|CellSamWrapper|TorchVisionFCModel|TextEncoder)$"
 )
 _KEY = "_target_"
-_registered: set[str] = set()
-
-
-def register(module: str) -> None:
-    """Lets configurations build what a module defines, as ``plugins=FOLDER`` does for a folder.
-
-    This is for programs and tests; on the command line name a folder by ``plugins=``.
-
-    Args:
-        module: The module's dotted name, such as ``my_package.my_file``. It includes submodules.
-
-    Example:
-        >>> check_targets({"cohort": {"_target_": "my_package.cohorts.Weekly"}})
-        Traceback (most recent call last):
-        ...
-        medfed.common.errors.ConfigError: cohort._target_=my_package.cohorts.Weekly is nothing \
-that a configuration may build; name what the shipped configs name, an optimizer, a layer, a \
-network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
-you add by plugins=FOLDER.
-        >>> register("my_package.cohorts")
-        >>> check_targets({"cohort": {"_target_": "my_package.cohorts.Weekly"}})
-    """
-    _registered.add(module)
 
 
 @cache
@@ -239,12 +215,7 @@ def _is_spelled_well(target: object) -> bool:
         return True
     if target.startswith("medfed."):
         return False  # also if a plugin folder holds the package itself
-    known = target.startswith(tuple(LIBRARIES)) or _is_registered(target.rpartition(".")[0])
-    return known or is_plugin(target)
-
-
-def _is_registered(module: str) -> bool:
-    return any(f"{module}.".startswith(f"{name}.") for name in _registered)
+    return target.startswith(tuple(LIBRARIES)) or is_plugin(target)
 
 
 def _check_found(key: str, node: Mapping[Any, Any]) -> None:
@@ -262,12 +233,10 @@ def _check_found(key: str, node: Mapping[Any, Any]) -> None:
     if not callable(thing) or not isinstance(module, str) or not isinstance(name, str):
         raise _refusal(key, target)
     rule = next((rule for start, rule in LIBRARIES.items() if target.startswith(start)), None)
-    if rule is None:
-        if not (_is_registered(module) or is_plugin(f"{module}.{name}")):
-            raise _refusal(key, target)
-    elif not _is_of_library(thing, f"{module}.{name}", *rule):
+    defined = f"{module}.{name}"
+    if not (_is_of_library(thing, defined, *rule) if rule else is_plugin(defined)):
         raise _refusal(key, target)
-    elif _fetches(thing, node):
+    if rule and _fetches(thing, node):
         raise ConfigError(
             f"{key}={target} would fetch or load trained weights; set its pretrained to false."
         )

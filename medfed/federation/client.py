@@ -52,6 +52,12 @@ class Forward(Protocol):
             features: Whether features are asked for.
         """
 
+    def at(self, inputs: Tensor) -> Tensor:
+        """Returns the outputs of other inputs, (n, ...), under the live weights.
+
+        They pass in evaluation mode and can be differentiated.
+        """
+
 
 BatchPenalty = Callable[[Batch, Mapping[str, Tensor], Forward], Tensor]
 Direction = Callable[[Mapping[str, Tensor], GradientAt], Tensors]

@@ -38,7 +38,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, subtract
 from medfed.federation.algorithm import ServerRound
 from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client, GradientAt
+from medfed.federation.client import AfterStep, Client, GradientAt
 from medfed.federation.split import NORMALIZATION, ParameterSplit, float_entries
 from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
@@ -97,21 +97,19 @@ class HeteroFL(FedAvg):
 
     def broadcast(self, server: State, client: str) -> Message:
         """The client's entries of the shared part, and the place of its width."""
-        width = list(server["num_samples"]).index(client) % len(self.widths)
-        shapes = self.shapes[width]
+        told = self.width_of(server, client)
+        shapes = self.shapes[int(told["width"])]
         parts = {n: corner(t, shapes[n]).clone() for n, t in server["shared"].items()}
-        return Message("deliver", {"shared": parts}, {"width": float(width)})
+        return Message("deliver", {"shared": parts}, told)
+
+    def width_of(self, server: State, client: str) -> dict[str, float]:
+        """Tells a client the place of its width."""
+        return {"width": float(list(server["num_samples"]).index(client) % len(self.widths))}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains the client's entries; all others stay 0."""
         shapes = self.shapes[int(message.scalars["width"])]
-
-        def narrow(weights: Mapping[str, Tensor], _: GradientAt) -> None:
-            for name, tensor in weights.items():
-                if tensor.shape != shapes[name]:
-                    tensor.copy_(alone(tensor, shapes[name]))
-
-        end = client.train(self.personal_model(client, message), after_step=narrow)
+        end = client.train(self.personal_model(client, message), after_step=narrow(shapes))
         shared, client.state["personal"] = client.split.split(end)
         shared = {n: corner(t, shapes[n]).clone() for n, t in shared.items()}
         update = subtract(shared, message.parts["shared"])
@@ -149,6 +147,21 @@ def alone(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     kept = torch.zeros_like(tensor)
     corner(kept, shape).copy_(corner(tensor, shape))
     return kept
+
+
+def narrow(shapes: Shapes) -> AfterStep:
+    """Returns an ``after_step`` that puts missing entries back to 0.
+
+    Args:
+        shapes: Of the client's entries.
+    """
+
+    def restore(weights: Mapping[str, Tensor], _: GradientAt) -> None:
+        for name, tensor in weights.items():
+            if tensor.shape != shapes[name]:
+                tensor.copy_(alone(tensor, shapes[name]))
+
+    return restore
 
 
 def leading(network: nn.Module, width: float) -> Shapes:

@@ -216,10 +216,7 @@ def to_markdown(comparison: Comparison, finding: Finding) -> str:
 
 
 def compare_runs(
-    runs: str | Sequence[str],
-    out: Path | None = None,
-    metric: str | None = None,
-    kind: str = "png",
+    runs: str | Sequence[str], out: Path | None = None, metric: str | None = None, kind: str = "png"
 ) -> Comparison:
     """Compares runs, prints the table and writes ``comparison.csv``, ``.md`` and pictures.
 

@@ -214,9 +214,7 @@ def _kind(client: ClientData) -> str:
     if len(shape := client.train["label"].shape) > 1:
         if len(shape) == 2:
             return "survival" if is_survival(label_of(client.train).numpy()) else "findings"
-        if len(shape) == 3:
-            return "boxes"
-        return "regions"
+        return "boxes" if len(shape) == 3 else "regions"
     return "outcome" if label_of(client.train).is_floating_point() else "classes"
 
 

@@ -124,9 +124,7 @@ class Caller:
                 if number == 0:  # a late reply to another request
                     continue
                 return "its reply belongs to another request"
-            if reply.status == "ok":
-                return reply
-            return refusal(reply)
+            return reply if reply.status == "ok" else refusal(reply)
         return SILENT
 
     def everyone(self, requests: Mapping[str, Request]) -> dict[str, Reply]:

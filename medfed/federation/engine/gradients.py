@@ -325,6 +325,10 @@ class WatchedForward:
         self.loss = loss
         return None if self.term is None else self.term(batch, self.trained, self)
 
+    def at(self, inputs: Tensor) -> Tensor:
+        """See :class:`medfed.federation.client.Forward`."""
+        return self._passed(self.trained, (inputs,), {})
+
     def __call__(self, weights: Mapping[str, Tensor], *, features: bool = False) -> Tensor:
         """See :class:`medfed.federation.client.Forward`."""
         seen = self._seen if weights is self.trained else self._under(weights)
@@ -341,20 +345,26 @@ class WatchedForward:
     def _under(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Passes the batch through the network with other weights, in evaluation mode."""
         # The head's hooks write to _seen: the live pass's record is kept aside.
-        flags = {m: m.training for m in self.network.modules()}
         live, self._seen = self._seen, {}
         hooks = list(self._watch_heads())
-        args, kwargs = self._inputs
-        self.network.eval()
         try:
-            with torch.no_grad(), self.gradients.precision():
-                output = functional_call(self.network, dict(weights), args, kwargs)
-            self.gradients.forward_passes += 1
+            with torch.no_grad():
+                output = self._passed(weights, *self._inputs)
             return {**self._seen, "outputs": output}
         finally:
             self._seen = live
             for hook in hooks:
                 hook.remove()
+
+    def _passed(self, weights: Mapping[str, Tensor], args: Any, kwargs: Any) -> Tensor:
+        """Passes inputs through the network, in evaluation mode."""
+        flags = {m: m.training for m in self.network.modules()}
+        self.network.eval()
+        self.gradients.forward_passes += 1
+        try:
+            with self.gradients.precision():
+                return functional_call(self.network, dict(weights), args, kwargs)
+        finally:
             for module, flag in flags.items():
                 module.training = flag
 

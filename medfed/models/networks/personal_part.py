@@ -3,7 +3,7 @@
 The personal part is also the part that canonical models have several times.
 
 Networks of MONAI and torchvision are recognised by the path of their class, without imports: for
-segmentation the decoder and output are personal, for classification the head.
+segmentation the decoder and output are personal, for classification the head (personal.yaml).
 
 For an unknown network, the layers next to its outputs are personal. They are found from
 each output back along the graph of a forward pass, up to the first layer with a weight of two or
@@ -17,14 +17,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
-from medfed.federation.split import NORMALIZATION, aliases, match, nothing_personal
+from medfed.federation.split import NORMALIZATION, aliases, match, nothing_personal, training_mode
 from medfed.models.networks.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
@@ -55,11 +57,8 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
         >>> nearest(net, lambda network, x: [network(x)], torch.ones(4, 2))
         ('2.*', '3.*')
     """
-    network = copy.deepcopy(network).requires_grad_(True).train()
-    for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            module.eval()
-    with torch.enable_grad(), seeded():
+    network = copy.deepcopy(network).requires_grad_(True)
+    with training_mode(network, "frozen"), torch.enable_grad(), seeded():
         image = image.detach().clone().requires_grad_(True)
         answers = outputs(network, image)
     leaves = {id(p): n for n, p in network.named_parameters()}
@@ -143,40 +142,8 @@ def _pattern(network: nn.Module, name: str) -> str:
     return name if larger or not layer else f"{layer}.*"
 
 
-_MONAI, _VISION = "monai.networks.nets", "torchvision.models"
-PERSONAL = {
-    f"{_MONAI}.segresnet.SegResNet": ("up_layers.*", "up_samples.*", "conv_final.*"),
-    f"{_MONAI}.segresnet_ds.SegResNetDS": ("up_layers*",),  # of SegResNetDS2 also up_layers_auto
-    f"{_MONAI}.dynunet.DynUNet": ("upsamples.*", "output_block.*", "deep_supervision_heads.*"),
-    f"{_MONAI}.unetr.UNETR": ("decoder*", "out.*"),
-    f"{_MONAI}.swin_unetr.SwinUNETR": ("decoder*", "out.*"),
-    f"{_MONAI}.basic_unet.BasicUNet": ("upcat_*", "final_conv.*"),
-    f"{_MONAI}.basic_unetplusplus.BasicUNetPlusPlus": ("upcat_*", "final_conv_*"),
-    # Each level is Sequential(0 down, 1 SkipConnection(submodule = next level), 2 up).
-    f"{_MONAI}.unet.UNet": ("model.2.*", "*.submodule.2.*"),
-    f"{_MONAI}.attentionunet.AttentionUnet": (
-        *("model.2.*", "*attention.*"),
-        *("*upconv.*", "*merge.*"),
-    ),
-    f"{_MONAI}.vnet.VNet": ("up_tr*", "out_tr.*"),
-    f"{_MONAI}.flexible_unet.FlexibleUNet": ("decoder.*", "segmentation_head.*"),
-    f"{_MONAI}.densenet.DenseNet": ("class_layers.*",),
-    f"{_MONAI}.resnet.ResNet": ("fc.*",),
-    f"{_MONAI}.senet.SENet": ("last_linear.*",),
-    f"{_MONAI}.efficientnet.EfficientNet": ("_fc.*",),
-    f"{_MONAI}.vit.ViT": ("classification_head.*",),
-    # Not decoder.*: the decoder of nnU-Net's networks holds their encoder, too.
-    **{
-        f"dynamic_network_architectures.architectures.unet.{name}": (
-            *("decoder.stages.*", "decoder.transpconvs.*", "decoder.seg_layers.*"),
-        )
-        for name in ("PlainConvUNet", "ResidualEncoderUNet")
-    },
-    f"{_VISION}.densenet.DenseNet": ("classifier.*",),
-    f"{_VISION}.resnet.ResNet": ("fc.*",),
-    f"{_VISION}.efficientnet.EfficientNet": ("classifier.*",),
-    f"{_VISION}.vision_transformer.VisionTransformer": ("heads.*",),
-}
+_TABLE = Path(__file__).with_name("personal.yaml")
+PERSONAL = {k: tuple(v) for k, v in yaml.safe_load(_TABLE.read_text("utf-8")).items()}
 
 
 def known_personal(network: nn.Module) -> tuple[str, ...]:
