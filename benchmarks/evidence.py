@@ -11,16 +11,17 @@ To compute it again (some hours of a core)::
     python benchmarks/flamby_brca.py FOLDER --table BRCA.csv
     medfed benchmark suite=tcga_brca paths.tcga_brca=BRCA.csv out=BRCA
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER arms=true out=RETINA
-    medfed benchmark suite=lgg paths.lgg=FOLDER out=LGG
+    medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
     python benchmarks/evidence.py --complete FOLDER --out LIST.csv
     medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv arms=true out=COMPLETE
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
-    python benchmarks/evidence.py --collect OUT SURVIVAL HEART BRCA RETINA LGG --table TABLE
+    python benchmarks/evidence.py --table TABLE --collect OUT SURVIVAL HEART ... COMPLETE
     python benchmarks/evidence.py --collect-advice ADVICE
 
 BASELINES are the methods of ``suite=stroke``. ``--advice`` counts how often a pilot's advice is
 right: it deals hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in
-each, and then trains on all who are not tested.
+each, and then trains on all who are not tested. ``--collect`` leaves other stored tasks as they
+are; of a task that is stored with more methods it takes the arms alone.
 """
 
 from __future__ import annotations
@@ -246,11 +247,23 @@ def plainly(folder: Path) -> dict[str, Any]:
     return {**facts, "overlap": task.overlap, "methods": methods}
 
 
-def collect(outs: Sequence[Path], table: Path) -> dict[str, Any]:
-    """What is kept of benchmarks: tasks, hashes, seconds, and facts about the hospitals."""
+def collect(outs: Sequence[Path], table: Path, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of benchmarks: tasks, hashes, seconds, and facts about the hospitals.
+
+    Args:
+        outs: Their folders.
+        table: Of the stroke trial.
+        before: What was kept so far. Its seconds count, also those of tasks measured again.
+    """
     folders = [f for out in outs for f in sorted((out / "cells").glob("*/*"))]
     ready = [folder for folder in folders if any(folder.glob("fedavg/final_*.json"))]
-    tasks = {f"{f.parent.name}/{f.name}": plainly(f) for f in ready}
+    tasks, cells = dict(before.get("tasks", {})), dict(before.get("cells", {}))
+    for name, task in ((f"{f.parent.name}/{f.name}", plainly(f)) for f in ready):
+        if name in tasks and {*task["methods"]} < {*tasks[name]["methods"]}:
+            tasks[name]["arms"] |= task["arms"]
+        else:
+            tasks[name] = task
+            cells = {place: key for place, key in cells.items() if not place.startswith(f"{name}/")}
     by_hospital = defaultdict(list)
     for row in rows_of(table):
         by_hospital[row["HOSPNUM"]].append(row["OCCODE"] in "12")
@@ -259,8 +272,8 @@ def collect(outs: Sequence[Path], table: Path) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "hospitals": {h: f for h, f in sorted(facts.items()) if h in kept},
-        "cells": {place: key for out in outs for place, key in cells_of(out).items()},
-        "cpu_seconds": sum(map(seconds_of, outs)),
+        "cells": cells | {place: key for out in outs for place, key in cells_of(out).items()},
+        "cpu_seconds": before.get("cpu_seconds", 0.0) + sum(map(seconds_of, outs)),
     }
 
 
@@ -322,6 +335,8 @@ PAIRS = {
     "CER (γ = 1) − STC alone": ("pfednet_stc_cer_1", "pfednet_stc"),
     "QuPeL of 2 bits − of 32 bits": ("qupel_2", "qupel_32"),
     "QuPeL of 3 bits − of 32 bits": ("qupel_3", "qupel_32"),
+    "PPFL with memberships that stay equal − learned": ("ppfl_equal", "ppfl"),
+    "PPFL by the largest membership − by the mixture": ("ppfl_hard", "ppfl"),
 }
 
 
@@ -458,7 +473,8 @@ def main() -> None:
         return
     stored = json.loads(STORE.read_text()) if STORE.is_file() else {}
     if options.collect:
-        stored["benchmark"] = collect(options.collect, options.table)
+        before = stored.get("benchmark", {})
+        stored["benchmark"] = collect(options.collect, options.table, before)
     if options.collect_advice:
         stored["advice"] = collect_advice(options.collect_advice)
     if options.collect or options.collect_advice:
