@@ -135,6 +135,7 @@ class _Command:
 
     def answer_one(self, config: DictConfig) -> Any:
         """Runs the command for one combination of a sweep."""
+        gc.collect()  # objects that refer to each other hold the data of the last one
         overrides = as_typed(HydraConfig.get().overrides.task)
         return self.answer(self.read(source_of(config), overrides))
 

@@ -105,6 +105,5 @@ class FedMD(KeepsModel, HeteroFL):
             return self.strength * smooth_l1_loss(z, aim["outputs"]) if aim else 0 * z.sum()
 
         start = {n: alone(t, shapes[n]) for n, t in client.state["model"].items()}
-        end = client.train(start, batch_penalty=distil, after_step=narrow(shapes))
-        client.state["model"] = end
+        client.state["model"] = client.train(start, batch_penalty=distil, after_step=narrow(shapes))
         return Message("fit", {"outputs": answers})

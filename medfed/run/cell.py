@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import tempfile
@@ -44,6 +45,7 @@ def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -
         model has failed in ``failed``.
     """
     began = time.process_time()
+    gc.collect()  # objects that refer to each other hold the data of the last cell
     with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
         try:
             description = describe({**config, "logger": NO_LOGGER, "progress": False})
