@@ -56,10 +56,17 @@ sizes:
 def test_every_suite_composes(name, tmp_path):
     """All variants and sizes at once: an unknown key or option of any would be refused."""
     suite = suites()[name]
+    kinds = [*suite.variants.values()]
+    others = [k for k in kinds if any(o.startswith("model=") for o in k.overrides)]  # other keys
+    for together in ([k for k in kinds if k not in others], *([k] for k in others)):
+        composes(replace(suite, variants={str(n): k for n, k in enumerate(together)}), tmp_path)
+
+
+def composes(suite, tmp_path):
     every = [
         o for part in (*suite.sizes.values(), *suite.variants.values()) for o in part.overrides
     ]
-    whole = replace(suite, variants={"all": Variant(tuple(every))})
+    name, whole = suite.name, replace(suite, variants={"all": Variant(tuple(every))})
     methods = {name: chosen_methods(["fedavg"], [], ["fedavg"])[1:2]}
     places = {name: str(tmp_path)} if suite.path else {}
     (group,), told = groups([whole], methods, "small", "all", places)

@@ -363,7 +363,7 @@ class WatchedForward:
         self.gradients.forward_passes += 1
         try:
             with self.gradients.precision():
-                return functional_call(self.network, dict(weights), args, kwargs)
+                return functional_call(self.network, dict(weights), args, kwargs)  # type: ignore[no-any-return]
         finally:
             for module, flag in flags.items():
                 module.training = flag
