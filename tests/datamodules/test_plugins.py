@@ -13,12 +13,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from medfed.config.allowed import register
 from medfed.config.compose import build, load
 from medfed.datamodules.partitions.base import Dealt, Partition, Traits
 from medfed.datamodules.readers.base import Patient, VolumeReader
 from medfed.datamodules.readers.samples import ImageSet, Samples
 from medfed.datamodules.readers.table import Table
+from tests.registered import register
 
 HERE = "tests.datamodules.test_plugins"
 register(HERE)

@@ -87,7 +87,7 @@ def test_learned_centres_survive(tmp_path, caplog):
     expected = network(pictures())
     found = OnnxNetwork(integers.folder / ONNX)(pictures())
     apart = float(((found - expected).abs().max() / expected.abs().max()).detach())
-    assert 1e-4 < apart < 0.2  # integers, and no others than those of this network
+    assert 1e-4 < apart < 0.2, apart  # integers, and no others than those of this network
     assert b"QuantizeLinear" in (integers.folder / ONNX).read_bytes()
 
 

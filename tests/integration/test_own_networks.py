@@ -13,7 +13,6 @@ import torch
 from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
-from medfed.config.allowed import register
 from medfed.config.compose import load
 from medfed.config.description import checked, describe
 from medfed.datamodules.base import FederatedDataModule
@@ -26,6 +25,7 @@ from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
 from medfed.run.train import train
 from tests.integration.runs import IMAGING
+from tests.registered import register
 from tests.toys import assert_alike
 
 QUICK = (

@@ -15,7 +15,6 @@ from omegaconf import open_dict
 from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, MedfedError
-from medfed.config.allowed import register
 from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.models.classification import ClassificationTask
@@ -26,6 +25,7 @@ from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
 from tests.federation.test_tied_weights import dynunet
 from tests.integration.runs import IMAGING, data_and_task
+from tests.registered import register
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 DIGITS = ("experiment=digits_pfednet", "folder=none", "logger=none", "progress=false")

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from medfed.common.errors import ConfigError
-from medfed.config.allowed import register
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
@@ -19,6 +18,7 @@ from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.run.train import train
+from tests.registered import register
 
 YAML = """
 _target_: tests.run.test_own_task.MarginTask
