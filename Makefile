@@ -44,7 +44,8 @@ federation: $(SITES)
 # Rewriting asserts takes each worker 10 s, so only what fails runs again with it, to say why.
 test: $(STAMP)
 	$(BIN)/python -m pytest -m 'not long' -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		--assert=plain || { $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; exit 1; }
+		--assert=plain || { $(BIN)/python -m pytest -m 'not long' --last-failed \
+		--last-failed-no-failures none; exit 1; }
 
 # The notebooks, each script in benchmarks/ at its smallest size, each model with each experiment,
 # and mlflow.

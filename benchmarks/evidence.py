@@ -13,7 +13,7 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER arms=true out=RETINA
     medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
     python benchmarks/evidence.py --complete FOLDER --out LIST.csv
-    medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv arms=true out=COMPLETE
+    medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv methods=[finetune] out=COMPLETE
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
     python benchmarks/evidence.py --table TABLE --collect OUT SURVIVAL HEART ... COMPLETE
     python benchmarks/evidence.py --collect-advice ADVICE

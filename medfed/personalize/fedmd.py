@@ -16,8 +16,9 @@ Li, Wang: FedMD: Heterogenous federated learning via model distillation, 2019, A
 Deviations:
 - The paper leaves the distance open. Squares alone made a U-Net diverge; h has a bounded slope.
 - The paper first fits z_j and then the client's data; here each step does both.
-- A client sends its outputs before its last step, which spares a pass.
-- x_j pass in evaluation mode. Normal inputs resemble standardised tables more than images.
+- A client sends the outputs that it had before its last step, which spares a pass.
+- The network is in evaluation mode for x_j. Normal inputs resemble standardised tables, and hardly
+  images.
 - The networks differ in width, as in HeteroFL.
 """
 
@@ -100,7 +101,7 @@ class FedMD(KeepsModel, HeteroFL):
             x = torch.randn(shape, generator=torch_rng(self.seed, "common inputs"))
             z = forward.at(x.to(batch["image"]))
             if not isinstance(z, Tensor):
-                raise ConfigError("FedMD compares outputs, and these are no tensor.")
+                raise ConfigError("FedMD cannot compare boxes; choose another algorithm.")
             answers["outputs"] = z.detach().clone()
             return self.strength * smooth_l1_loss(z, aim["outputs"]) if aim else 0 * z.sum()
 
