@@ -72,7 +72,7 @@ class FedMD(KeepsModel, HeteroFL):
         besides="a pass of the common inputs a step",
         server={"outputs": "inputs"},
         client={"model": 1},
-        note="networks may differ in width; outputs travel instead of weights",
+        note="outputs travel instead of weights; the common inputs are noise, which suits tables",
         tune={"strength": Range(0.01, 10.0)},
         touches="outputs",
     )
@@ -101,7 +101,7 @@ class FedMD(KeepsModel, HeteroFL):
             x = torch.randn(shape, generator=torch_rng(self.seed, "common inputs"))
             z = forward.at(x.to(batch["image"]))
             if not isinstance(z, Tensor):
-                raise ConfigError("FedMD cannot compare boxes; choose another algorithm.")
+                raise ConfigError("FedMD needs a network of one output; choose another algorithm.")
             answers["outputs"] = z.detach().clone()
             return self.strength * smooth_l1_loss(z, aim["outputs"]) if aim else 0 * z.sum()
 
