@@ -16,6 +16,7 @@ warm up, and the median counts. Of a GPU the share of time in which it computes 
 
     python benchmarks/gpu.py                                # on a GPU
     python benchmarks/gpu.py --networks unet_3d --clients 1 20 --sides bare medfed
+    python benchmarks/gpu.py --processes 1 2 4              # federations at a time on one GPU
     python benchmarks/gpu.py --device cpu --size tiny       # tries it; no figures of a GPU
     python benchmarks/gpu.py --hashes                       # one rank and two: equal weights?
 """
@@ -23,6 +24,7 @@ warm up, and the median counts. Of a GPU the share of time in which it computes 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -240,14 +243,60 @@ def table(args: argparse.Namespace, device: torch.device) -> None:
                 del run
 
 
+def one_of_many(
+    ready: threading.Barrier, seconds: SimpleQueue[float], name: str, args: argparse.Namespace
+) -> None:
+    """Trains in a process of its own; puts the seconds that its rounds took."""
+    torch.set_num_threads(1)
+    device = torch.device(args.device)
+    run = federated(name, args.size, args.clients[0], args.steps, device)
+    run()
+    finish(device)
+    ready.wait(600)
+    begin = time.perf_counter()
+    for _ in range(args.repeats):
+        run()
+    finish(device)
+    seconds.put(time.perf_counter() - begin)
+
+
+def together(args: argparse.Namespace) -> None:
+    """Prints samples per second of several federations that train at a time on one device."""
+    print("| network | processes | samples per second, all | of one |\n|---|---:|---:|---:|")
+    context = multiprocessing.get_context("spawn")
+    for name in args.networks:
+        first = None
+        for many in args.processes:
+            ready, seconds = context.Barrier(many), context.SimpleQueue()
+            working = [
+                context.Process(target=one_of_many, args=(ready, seconds, name, args), daemon=True)
+                for _ in range(many)
+            ]
+            for process in working:
+                process.start()
+            for process in working:
+                process.join()
+            if any(process.exitcode for process in working):
+                sys.exit(1)
+            longest = max(seconds.get() for _ in working)
+            samples = many * args.repeats * args.clients[0] * args.steps
+            rate = samples * SHAPES[name][args.size].batch / longest
+            first = first or rate
+            print(f"| {name} | {many} | {rate:,.1f} | {rate / first:.2f} |", flush=True)
+
+
 def weights_of(folder: Path, ranks: int, device: torch.device) -> str:
     """Trains a small run on so many ranks; returns a hash of what its server keeps."""
     trainer = "gpu" if device.type == "cuda" else "cpu" if ranks == 1 else "ddp"
     words = (
         *("experiment=digits_pfednet", "algorithm=fedavg", "rounds=2"),
-        *("logger=none", "progress=false", f"trainer={trainer}", f"trainer.devices={ranks}"),
+        *("logger=none", "progress=false", f"trainer={trainer}", f"folder={folder}"),
     )
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), *words, f"folder={folder}"]
+    if device.type == "cuda" and torch.cuda.device_count() < ranks:
+        words = (*words, f"trainer.strategy.ranks_per_device={ranks}")
+    elif ranks > 1:
+        words = (*words, f"trainer.devices={ranks}")
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     last = max((folder / "checkpoints").glob("round_*.ckpt"))
     saved = read_checkpoint(last, map_location="cpu")
@@ -256,10 +305,7 @@ def weights_of(folder: Path, ranks: int, device: torch.device) -> str:
 
 
 def hashes(device: torch.device) -> None:
-    """Says whether one rank and two leave equal bits."""
-    if device.type == "cuda" and torch.cuda.device_count() < 2:
-        print("Two ranks need two GPUs; here is one.")
-        return
+    """Says whether one rank and two leave equal bits; of one GPU two ranks share it."""
     with tempfile.TemporaryDirectory() as folder:
         one, two = (weights_of(Path(folder) / str(n), n, device) for n in (1, 2))
     print(f"server on one rank {one[:16]}, on two {two[:16]}: equal {one == two}")
@@ -274,6 +320,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16, help="per client and round")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--size", default="full", choices=["full", "tiny"])
+    parser.add_argument("--processes", nargs="+", type=int, help="federations at a time")
     parser.add_argument("--hashes", action="store_true")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -284,7 +331,12 @@ def main() -> None:
         print(f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}")
     else:
         print("On the CPU, to try the benchmark: these are no figures of a GPU.")
-    hashes(device) if args.hashes else table(args, device)
+    if args.hashes:
+        hashes(device)
+    elif args.processes:
+        together(args)
+    else:
+        table(args, device)
 
 
 if __name__ == "__main__":

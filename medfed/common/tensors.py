@@ -217,7 +217,8 @@ def onto(tensor: Tensor, device: torch.device) -> Tensor:
         tensor([1.])
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        # An expanded tensor, such as a batch's channel masks, can only be pinned as a copy.
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from medfed.common.tensors import to_device
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import LocalBudget
 from medfed.federation.federation import Federation
@@ -60,6 +61,14 @@ def test_a_gpu_trains_as_a_cpu(name, optimizer):
                 assert value.is_cuda
                 expected = cpu.personal_model(client)[entry]
                 torch.testing.assert_close(value.cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_with_channel_masks_reaches_the_gpu():
+    mask = torch.tensor([True, False]).expand(3, -1)
+    batch = to_device({"channels": mask, "case": "a"}, torch.device("cuda"))
+    assert batch["channels"].is_cuda
+    assert batch["case"] == "a"
+    assert torch.equal(batch["channels"].cpu(), mask)
 
 
 def test_main_memory_holds_states_between_turns():
