@@ -288,7 +288,7 @@ def together(args: argparse.Namespace) -> None:
 def weights_of(folder: Path, ranks: int, device: torch.device) -> str:
     """Trains a small run on so many ranks; returns a hash of what its server keeps."""
     trainer = "gpu" if device.type == "cuda" else "cpu" if ranks == 1 else "ddp"
-    words = (
+    words: tuple[str, ...] = (
         *("experiment=digits_pfednet", "algorithm=fedavg", "rounds=2"),
         *("logger=none", "progress=false", f"trainer={trainer}", f"folder={folder}"),
     )
