@@ -193,8 +193,10 @@ def graph_laplacian(n: int, edges: Tensor) -> Tensor:
         >>> graph_laplacian(2, torch.tensor([[0, 1]])).tolist()
         [[1.0, -1.0], [-1.0, 1.0]]
     """
-    q = incidence(n, edges)
-    return q @ q.T
+    ends = torch.cat([edges, edges.flip(1)]).unbind(1)
+    ones = torch.ones(2 * len(edges), dtype=torch.float64)
+    adjacency = torch.zeros(n, n, dtype=torch.float64).index_put_(ends, ones, accumulate=True)
+    return torch.diag(adjacency.sum(1)) - adjacency
 
 
 def incidence(n: int, edges: Tensor) -> Tensor:
@@ -205,17 +207,15 @@ def incidence(n: int, edges: Tensor) -> Tensor:
         edges: ``(M, 2)`` long tensor.
 
     Returns:
-        ``(n, M)`` float64 tensor.
+        ``(n, M)`` sparse float64 tensor.
 
     Example:
-        >>> incidence(2, torch.tensor([[0, 1]])).tolist()
+        >>> incidence(2, torch.tensor([[0, 1]])).to_dense().tolist()
         [[1.0], [-1.0]]
     """
-    q = torch.zeros(n, edges.shape[0], dtype=torch.float64)
-    columns = torch.arange(edges.shape[0])
-    q[edges[:, 0], columns] = 1.0
-    q[edges[:, 1], columns] = -1.0
-    return q
+    ends = torch.stack([edges.T, torch.arange(len(edges)).expand(2, -1)]).reshape(2, -1)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(len(edges))
+    return torch.sparse_coo_tensor(ends, signs, (n, len(edges)), check_invariants=True)
 
 
 def connected_components(n: int, edges: Tensor) -> Tensor:

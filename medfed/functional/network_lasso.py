@@ -331,11 +331,11 @@ def consensus(v: Tensor, mass: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     n = v.shape[0]
     label = connected_components(n, edges)
     same = (label.unsqueeze(0) == label.unsqueeze(1)).double()
-    average = same / same.sum(1, keepdim=True)
     weighted = same * mass
     center = (weighted / weighted.sum(1, keepdim=True)).to(v) @ v
-    inverse = torch.linalg.inv(graph_laplacian(n, edges) + average)
-    return center, (incidence(n, edges).T @ inverse * mass).to(v) @ (v - center)
+    matrix = graph_laplacian(n, edges) + same / same.sum(1, keepdim=True)
+    pull = torch.cholesky_inverse(torch.linalg.cholesky(matrix)) * mass
+    return center, incidence(n, edges).T.to(v) @ (pull.to(v) @ (v - center))
 
 
 def initial_rho(n: int, edges: Tensor) -> float:

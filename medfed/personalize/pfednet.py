@@ -295,7 +295,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def broadcast(self, server: State, client: str) -> Message:
         """Returns the values of x and of its z that the client lacks."""
-        return Message("deliver", self._lacking(server, _places(server)[client]))
+        return Message("deliver", self._lacking(server, [*server["num_samples"]].index(client)))
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """Takes a sketch; returns x and the mean of the nearest neighbours' z.

@@ -22,7 +22,7 @@ class TorchSteps(AdmmSteps):
         self.tau = (self.weight / self.rho).to(self.v)
         self.heads, self.tails = self.edges.to(self.v.device).unbind(1)
         # A product, as index_add_ adds in no fixed order on an accelerator.
-        self.ends = incidence(self.v.shape[0], self.edges).to(self.v)
+        self.ends = incidence(self.v.shape[0], self.edges).to_dense().to(self.v)
         self.column = self.mass.to(self.v).unsqueeze(1)
 
     def rescale(self, rho):
