@@ -390,6 +390,36 @@ def of_arms(name: str, task: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+CLAIMS: dict[str, tuple[str, str, float]] = {
+    "pFedNet is better than training alone": ("pfednet", "local", 0.0),
+    "pFedNet is better than FedAvg": ("pfednet", "fedavg", 0.0),
+    "pFedNet as tuned is better than with λ = 0": ("pfednet", "pfednet_lambda_0", 0.0),
+    "pFedNet as tuned is better than with λ = 1": ("pfednet", "pfednet_lambda_1", 0.0),
+    "CER on top of STC is at most 0.01 worse": ("pfednet_stc_cer_1", "pfednet_stc", -0.01),
+    "QuPeL of 2 bits is at most 0.02 worse than of 32": ("qupel_2", "qupel_32", -0.02),
+    "PPFL's learned memberships are better than equal ones": ("ppfl", "ppfl_equal", 0.0),
+}
+
+
+def of_claims(tasks: Mapping[str, Any]) -> list[str]:
+    """A line per claim of a paper and task: the difference, held against the claim's bound."""
+    lines = ["| the papers' claim | task | difference | claim |", "|---|---|---|---|"]
+    for claim, (one, other, bound) in CLAIMS.items():
+        for name, task in tasks.items():
+            arms, methods = task["arms"], task["methods"]
+            gap: Mapping[str, float] | None = None
+            if one in arms and other in arms:
+                a, b = (np.array(arms[arm])[:, 0] for arm in (one, other))
+                gap = difference((a - b).tolist(), task["overlap"])._asdict()
+            elif one in methods and other in methods:
+                gap = methods[one]["against"].get(other)
+            if gap:
+                holds = "yes" if gap["low"] > bound else "no" if gap["high"] < bound else ""
+                row = (claim, name, interval(gap), holds or "cannot tell")
+                lines.append(f"| {' | '.join(row)} |")
+    return lines
+
+
 def of_hospitals(task: Mapping[str, Any], facts: Mapping[str, Sequence[float]]) -> list[str]:
     """Whether FedAvg's gain over alone goes with a hospital's size or its share of outcomes."""
     gains = task["methods"]["fedavg"]["harmed"]["gains"]
@@ -443,6 +473,7 @@ def pages(stored: Mapping[str, Any]) -> list[str]:
                 lines += [*of_rounds(task), ""]
             if task["arms"]:
                 lines += [*of_arms(name, task), ""]
+        lines += [*of_claims(tasks), ""]
         lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
     if advice := stored.get("advice"):
         lines += [*of_advice(advice), ""]
