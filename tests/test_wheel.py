@@ -101,6 +101,7 @@ def test_help_fits_a_screen(installed):
     assert "digits_pfednet" in installed._run([script, "train", "--help"])
 
 
+@pytest.mark.long
 def test_from_training_to_prediction(installed):
     # A sweep of two methods, as the README's; two ranks are in the test below.
     told = installed.medfed(

@@ -21,6 +21,7 @@ FILES = (
 )
 
 
+@pytest.mark.long
 def test_plugins_meet_the_contracts(tmp_path):
     """And ``-k`` leaves out all others. The ranks take too long for a second time here."""
     for page in NAMES:

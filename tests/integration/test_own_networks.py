@@ -126,8 +126,8 @@ def module(name: str, root: Path, *overrides: str) -> FederatedModule:
 
 
 def each(cases: Iterable[tuple[str, ...]]) -> list[object]:
-    """Cases of networks; the one that takes longest is for ``make test-long``."""
-    marks = {"swin_unetr": [pytest.mark.long]}
+    """Cases of networks; the two that take longest are for ``make test-long``."""
+    marks = {name: [pytest.mark.long] for name in ("swin_unetr", "dynunet")}
     return [pytest.param(*case, marks=marks.get(case[0], [])) for case in cases]
 
 

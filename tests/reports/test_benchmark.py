@@ -138,6 +138,7 @@ def test_arms_are_measured_beside_and_are_no_methods_of_the_table(done, plugins,
     assert written(out)["table.csv"] == before["table.csv"]
 
 
+@pytest.mark.long
 def test_killed_at_random_the_report_is_the_same(done, plugins, tmp_path):
     straight, _ = done
     out, script = tmp_path / "out", tmp_path / "killed.py"
