@@ -11,6 +11,9 @@ To compute it again (some hours of a core)::
     python benchmarks/flamby_brca.py FOLDER --table BRCA.csv
     medfed benchmark suite=tcga_brca paths.tcga_brca=BRCA.csv out=BRCA
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER arms=true out=RETINA
+    medfed benchmark suite=retina_centres paths.retina_centres=FOLDER methods=[finetune,pfednet] \
+        variants=[papers_network] out=UNET
+    medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedmd] variants=hospitals out=FEDMD
     medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
     python benchmarks/evidence.py --complete FOLDER --out LIST.csv
     medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv methods=[finetune] out=COMPLETE
@@ -21,7 +24,8 @@ To compute it again (some hours of a core)::
 BASELINES are the methods of ``suite=stroke``. ``--advice`` counts how often a pilot's advice is
 right: it deals hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in
 each, and then trains on all who are not tested. ``--collect`` leaves other stored tasks as they
-are; of a task that is stored with more methods it takes the arms alone.
+are. Of a task that is stored with more methods it takes the arms alone, and further methods if all
+scores that both have are equal.
 """
 
 from __future__ import annotations
@@ -259,8 +263,12 @@ def collect(outs: Sequence[Path], table: Path, before: Mapping[str, Any]) -> dic
     ready = [folder for folder in folders if any(folder.glob("fedavg/final_*.json"))]
     tasks, cells = dict(before.get("tasks", {})), dict(before.get("cells", {}))
     for name, task in ((f"{f.parent.name}/{f.name}", plainly(f)) for f in ready):
-        if name in tasks and {*task["methods"]} < {*tasks[name]["methods"]}:
+        known = tasks.get(name, {"methods": {}})["methods"]
+        common = [(known[m], one) for m, one in task["methods"].items() if m in known]
+        if {*task["methods"]} < {*known}:
             tasks[name]["arms"] |= task["arms"]
+        elif {*known} - {*task["methods"]} and all(a["mean"] == b["mean"] for a, b in common):
+            tasks[name]["methods"] |= {m: o for m, o in task["methods"].items() if m not in known}
         else:
             tasks[name] = task
             cells = {place: key for place, key in cells.items() if not place.startswith(f"{name}/")}
