@@ -194,8 +194,8 @@ def graph_laplacian(n: int, edges: Tensor) -> Tensor:
         [[1.0, -1.0], [-1.0, 1.0]]
     """
     ends = torch.cat([edges, edges.flip(1)]).unbind(1)
-    ones = torch.ones(2 * len(edges), dtype=torch.float64)
-    adjacency = torch.zeros(n, n, dtype=torch.float64).index_put_(ends, ones, accumulate=True)
+    one = torch.ones((), dtype=torch.float64)
+    adjacency = torch.zeros(n, n, dtype=torch.float64).index_put_(ends, one, accumulate=True)
     return torch.diag(adjacency.sum(1)) - adjacency
 
 

@@ -104,33 +104,32 @@ def check_scad(section: str, rho: float, a: float, smoothing: float) -> None:
     check_positive(f"{section}.smoothing", smoothing)
 
 
-def shrink_scad(n: float, strength: float, rho: float, a: float, smoothing: float) -> float:
-    """The factor s of argmin_t P(|t|) + (rho/2) |t - d|^2 = s d, for a vector d of length n.
+def shrink_scad(n: Tensor, strength: float, rho: float, a: float, smoothing: float) -> Tensor:
+    """The factor s of argmin_t P(|t|) + (rho/2) |t - d|^2 = s d, for vectors d of length n.
 
     Source: Yu, Liu, Wang, Sun 2024 (FPFC), the theta step of Algorithm 1. P is SCAD: its slope is
     ``strength`` up to there, falls to 0 at ``a * strength``, and near 0 it is a parabola.
 
     Args:
-        n: Length of d.
+        n: Lengths, of any shape.
         strength: lambda.
         rho: Weight of the distance, above 1 / (a - 1).
         a: Above 2.
         smoothing: xi, up to which the penalty is a parabola; positive.
 
     Returns:
-        In [0, 1].
+        A factor in [0, 1] for each.
 
     Example:
-        >>> [round(shrink_scad(n, 1.0, 1.0, 3.7, 1e-4), 4) for n in (0.5, 2.0, 3.0, 4.0)]
-        [0.0001, 0.5, 0.8627, 1.0]
+        >>> factors = shrink_scad(torch.tensor([0.5, 2.0, 3.0, 4.0]), 1.0, 1.0, 3.7, 1e-4)
+        >>> [f"{factor:.4f}" for factor in factors]
+        ['0.0001', '0.5000', '0.8627', '1.0000']
     """
-    if n <= smoothing + strength / rho:
-        return smoothing * rho / (strength + smoothing * rho)
-    if n <= strength + strength / rho:
-        return 1 - strength / (rho * n)
-    if n <= a * strength:
-        return (1 - a * strength / ((a - 1) * rho * n)) / (1 - 1 / ((a - 1) * rho))
-    return 1.0
+    curve = (a - 1) * rho
+    factor = torch.where(n <= a * strength, (1 - a * strength / (curve * n)) / (1 - 1 / curve), 1.0)
+    factor = torch.where(n <= strength + strength / rho, 1 - strength / (rho * n), factor)
+    flat = smoothing * rho / (strength + smoothing * rho)
+    return torch.where(n <= smoothing + strength / rho, flat, factor)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Annotated, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, cut, flatten, layout_of
@@ -110,27 +110,29 @@ class FPFC(AnchoredMethod):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Updates the models, then theta and v of all pairs with a client of the cohort."""
         server = yield from super().round(server, cohort, round)
-        flat = {c: flatten(model) for c, model in models_of(server).items()}
+        models, (rows, ends) = models_of(server), pairs_of(server)
+        flat, present = rows_of(models.values()), {*cohort}
         theta, v = (server["pairs"][name].clone() for name in ("theta", "v"))
-        for row, one, other in pairs_of(server):
-            if one in cohort or other in cohort:
-                delta = flat[one] - flat[other] + v[row] / self.rho
-                theta[row] = self.shrink(float(delta.norm())) * delta
-                v[row] = self.rho * (delta - theta[row])  # v + rho (w_i - w_j - theta)
+        meets = torch.tensor([c in present for c in models])[ends].any(1)
+        # In pieces, so that large models need little beside theta and v.
+        for part in meets.nonzero().flatten().split(max(1, 2**20 // max(1, flat.shape[1]))):
+            row, (i, j) = rows[part], ends[part].unbind(1)
+            delta = flat[i] - flat[j] + v[row] / self.rho
+            theta[row] = self.shrink(delta.norm(dim=1)).unsqueeze(1) * delta
+            v[row] = self.rho * (delta - theta[row])  # v + rho (w_i - w_j - theta)
         return {**server, "pairs": {"theta": theta, "v": v}}
 
-    def shrink(self, length: float) -> float:
-        """The factor of delta that solves argmin P_a(|theta|) + (rho/2) |theta - delta|^2."""
+    def shrink(self, length: Tensor) -> Tensor:
+        """The factors of delta that solve argmin P_a(|theta|) + (rho/2) |theta - delta|^2."""
         return shrink_scad(length, self.strength, self.rho, self.a, self.smoothing)
 
     def clusters(self, server: State) -> dict[str, int]:
         """Returns the cluster, from 0, of every client that has taken part."""
-        names = list(models_of(server))
-        fused = server["pairs"]["theta"].norm(dim=1) <= self.smoothing * (1 + 1e-4)
+        models, (rows, ends) = models_of(server), pairs_of(server)
+        fused = server["pairs"]["theta"].norm(dim=1)[rows] <= self.smoothing * (1 + 1e-4)
         # Clusters are the connected components of the fused pairs.
-        pairs = [pair for row, *pair in pairs_of(server) if fused[row]]
-        edges = graph.edges_from_names([*pairs, *([c] for c in names)], names)
-        return dict(zip(names, graph.connected_components(len(names), edges).tolist(), strict=True))
+        labels = graph.connected_components(len(models), ends[fused.cpu()])
+        return dict(zip(models, labels.tolist(), strict=True))
 
     def anchor_of(self, server: State, model: Tensors) -> Tensors:
         """The mean of the cluster nearest to the onboarded client's model."""
@@ -145,7 +147,9 @@ class FPFC(AnchoredMethod):
         return {"clusters": draw_clusters(self.clusters(server), torch.cdist(rows, rows), title)}
 
 
-def pairs_of(server: State) -> list[tuple[int, str, str]]:
-    """Returns the rows of theta and v, and their pairs, if both clients have taken part."""
-    pairs, models = combinations(server["num_samples"], 2), models_of(server)
-    return [(row, i, j) for row, (i, j) in enumerate(pairs) if i in models and j in models]
+def pairs_of(server: State) -> tuple[Tensor, Tensor]:
+    """Returns the rows of theta and v whose clients have taken part, and both places in models."""
+    known = torch.tensor([f"model/{c}" in server for c in server["num_samples"]])
+    ends = graph.complete_edges(len(known))
+    rows = known[ends].all(1).nonzero().flatten()
+    return rows, (known.cumsum(0) - 1)[ends[rows]]
