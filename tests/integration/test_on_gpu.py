@@ -19,6 +19,7 @@ from tests.sweeps import sweep
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),  # of operations that have no deterministic kernel
 ]
 RUNS = {
     "patients of a table": (*CLINICAL, "experiment=clinical_pfednet"),
