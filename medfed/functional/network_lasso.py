@@ -334,6 +334,7 @@ def consensus(v: Tensor, mass: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     weighted = same * mass
     center = (weighted / weighted.sum(1, keepdim=True)).to(v) @ v
     matrix = graph_laplacian(n, edges) + same / same.sum(1, keepdim=True)
+    # The points first, then the edges: a product over all edges and nodes would cost far more.
     pull = torch.cholesky_inverse(torch.linalg.cholesky(matrix)) * mass
     return center, incidence(n, edges).T.to(v) @ (pull.to(v) @ (v - center))
 

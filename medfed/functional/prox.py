@@ -105,20 +105,20 @@ def check_scad(section: str, rho: float, a: float, smoothing: float) -> None:
 
 
 def shrink_scad(n: Tensor, strength: float, rho: float, a: float, smoothing: float) -> Tensor:
-    """The factor s of argmin_t P(|t|) + (rho/2) |t - d|^2 = s d, for vectors d of length n.
+    """The factor s by which s d = argmin_t P(|t|) + (rho/2) |t - d|^2, for vectors d of length n.
 
     Source: Yu, Liu, Wang, Sun 2024 (FPFC), the theta step of Algorithm 1. P is SCAD: its slope is
     ``strength`` up to there, falls to 0 at ``a * strength``, and near 0 it is a parabola.
 
     Args:
-        n: Lengths, of any shape.
+        n: The lengths of vectors, a tensor of any shape.
         strength: lambda.
         rho: Weight of the distance, above 1 / (a - 1).
         a: Above 2.
         smoothing: xi, up to which the penalty is a parabola; positive.
 
     Returns:
-        A factor in [0, 1] for each.
+        The factors, in [0, 1], in the shape of ``n``.
 
     Example:
         >>> factors = shrink_scad(torch.tensor([0.5, 2.0, 3.0, 4.0]), 1.0, 1.0, 3.7, 1e-4)

@@ -148,7 +148,7 @@ class FPFC(AnchoredMethod):
 
 
 def pairs_of(server: State) -> tuple[Tensor, Tensor]:
-    """Returns the rows of theta and v whose clients have taken part, and both places in models."""
+    """Returns the rows of theta and v whose two clients have taken part, and these in models_of."""
     known = torch.tensor([f"model/{c}" in server for c in server["num_samples"]])
     ends = graph.complete_edges(len(known))
     rows = known[ends].all(1).nonzero().flatten()

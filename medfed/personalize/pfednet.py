@@ -295,6 +295,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def broadcast(self, server: State, client: str) -> Message:
         """Returns the values of x and of its z that the client lacks."""
+        # One place is found sooner than the table of all, which each client would build anew.
         return Message("deliver", self._lacking(server, [*server["num_samples"]].index(client)))
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
