@@ -20,6 +20,8 @@ from torch import Tensor
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, weighted_mean
 
+_ROWS = 1024  # of a matrix of all pairs that are in memory together
+
 
 def undirected_edges(pairs: Tensor) -> Tensor:
     """Orders the ends of every pair, sorts the pairs and drops duplicates.
@@ -67,14 +69,23 @@ def knn_edges(sketches: Tensor, k: int) -> tuple[Tensor, Tensor]:
         raise ConfigError(f"k is {k}, but each of {n} clients has 1 to {n - 1} neighbours.")
     if not bool(torch.isfinite(sketches).all()):
         raise ValueError("A sketch holds NaN or infinity, so that it has no nearest neighbours.")
-    rows = sketches.detach().cpu().double()
+    rows, k = sketches.detach().cpu().double(), min(k, n - 1)
+    near = []
+    for first in range(0, n, _ROWS):
+        distance = _distances(rows[first : first + _ROWS].unsqueeze(0), rows.unsqueeze(0))[0]
+        distance.diagonal(first).fill_(torch.inf)
+        # The k-th distance, below it all, and of those that equal it the first ones.
+        last = distance.kthvalue(k, dim=1, keepdim=True).values if k else distance.new_zeros(n, 1)
+        below, equal = distance < last, distance == last
+        chosen = below | (equal & (equal.cumsum(1) <= k - below.sum(1, keepdim=True)))
+        near.append(chosen.nonzero() + torch.tensor([first, 0]))
+    edges = undirected_edges(torch.cat(near))
+    return edges, _distances(rows[edges[:, :1]], rows[edges[:, 1:]]).flatten()
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
     # By differences: the expanded square cancels when clients are close.
-    distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
-    others = distance + torch.diag(torch.full((n,), torch.inf, dtype=torch.float64))
-    nearest = others.argsort(dim=1, stable=True)[:, : min(k, n - 1)]
-    nodes = torch.arange(n).unsqueeze(1).expand_as(nearest)
-    edges = undirected_edges(torch.stack([nodes, nearest], dim=-1))
-    return edges, distance[edges[:, 0], edges[:, 1]]
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def complete_edges(n: int) -> Tensor:

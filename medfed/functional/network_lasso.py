@@ -41,6 +41,11 @@ CHECK_EVERY = 5
 """Iterations between two looks at the residuals, which cost about half an iteration."""
 
 _CACHE_BYTES = 64 * 1024
+_MANY = 64
+"""Nodes beyond which no matrix is inverted, as an inverse grows with their cube."""
+
+
+Array = np.ndarray[Any, Any]
 
 
 class ResidualNorms(NamedTuple):
@@ -56,6 +61,19 @@ class ResidualNorms(NamedTuple):
     """Norm of W."""
     pull: float
     """Norm of Omega Q^T."""
+
+
+def sparse_incidence(n: int, edges: Tensor) -> Any:
+    """SciPy's ``(N, M)`` matrix of the graph, for products with many columns.
+
+    Example:
+        >>> sparse_incidence(2, torch.tensor([[0, 1]])).toarray().tolist()
+        [[1.0], [-1.0]]
+    """
+    from scipy.sparse import csc_array
+
+    ends = incidence(n, edges).coalesce()
+    return csc_array((ends.values().numpy(), tuple(ends.indices().numpy())), ends.shape)
 
 
 @dataclass(eq=False)
@@ -81,7 +99,7 @@ class AdmmSteps:
     rho: float
 
     def __post_init__(self) -> None:
-        self.z = torch.empty_like(self.v)
+        self.z = self.v.clone()
         self._prepare()
 
     def rescale(self, rho: float) -> None:
@@ -115,14 +133,18 @@ class AdmmSteps:
         self._width = block_width(m, n, d, self.v.element_size())
         mass = self.mass.to(self.v.dtype).numpy()
         self._arrays = (self.a.numpy(), self.z.numpy(), self.v.numpy(), mass, self.edges.numpy())
-        self._inverse_array = self._inverse().to(self.v.dtype).numpy()
+        if n <= _MANY:
+            self._inverse_array = self._inverse().to(self.v.dtype).numpy()
+        else:
+            self._ends = sparse_incidence(n, self.edges).astype(mass.dtype)
+            self._degree = abs(self._ends).sum(1)[:, None]
         self._rho_scalar = self._arrays[0].dtype.type(self.rho)
         self._levels = np.zeros(m)
         # Row by row, so that no second (M, d) array in double precision comes about.
         norms = [torch.linalg.vector_norm(row, dtype=torch.float64) for row in self.a]
         self._update_cut(torch.stack(norms).square().numpy())
 
-    def _update_cut(self, squares: np.ndarray[Any, Any]) -> None:
+    def _update_cut(self, squares: Array) -> None:
         """Finds the number per row that splits the present ``a`` into W and U."""
         cut = self._tau
         if self._norm == 2:
@@ -137,9 +159,33 @@ class AdmmSteps:
 
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
+        if len(self.v) > _MANY:
+            self._update_cut(self._step_of_many())
+            return
         options = self._rho_scalar, self._cut, self._norm, self._width
         sums = self._kernels.admm_step(*self._arrays, self._inverse_array, *options)
         self._update_cut(sums.sum(axis=1))
+
+    def _step_of_many(self) -> Array:
+        """The same by sparse products; returns the squares of the rows' norms.
+
+        Three gradient steps stand for the solution of Z's linear system. ``scale`` is no smaller
+        than the system's matrix, so this is a proximal ADMM (Deng, Yin 2016), which converges to
+        the same solution.
+        """
+        ends, rho, rows = self._ends, self._rho_scalar, np.zeros(len(self.a))
+        cut, mass = self._cut[:, None], self._arrays[3][:, None]
+        scale = mass + 2 * rho * self._degree
+        for lo in range(0, self.v.shape[1], 256):
+            a, z, v = (x[:, lo : lo + 256] for x in self._arrays[:3])
+            inside = a * cut if self._norm == 2 else a.clip(-cut, cut)
+            dual = a - inside if self._norm == 0 else inside
+            rhs = mass * v + rho * (ends @ (a - 2 * dual))
+            for _ in range(3):
+                z += (rhs - mass * z - rho * (ends @ (ends.T @ z))) / scale
+            a[:] = dual + ends.T @ z
+            rows += np.square(a, dtype=np.float64).sum(1)
+        return rows
 
     def residuals(self) -> ResidualNorms:
         """The residuals of the present iterate."""
@@ -270,7 +316,7 @@ def solve_network_lasso(
         p: Norm of the differences: 1, 2 or ``math.inf``.
         mass: ``(N,)`` positive numbers, near 1 on average; ``None``: 1 for every node.
         state: Where an earlier solve on the same graph ended; ``v``, ``weight`` and p may differ.
-        rho: A fixed penalty; ``None`` starts from the graph's spectrum and balances the residuals.
+        rho: A fixed penalty; ``None`` starts from the mean degree and balances the residuals.
         tol: Tolerance of the residuals, relative to the spread of ``v``.
         max_iter: ADMM iterations at most; a warning is issued where they do not suffice.
 
@@ -282,7 +328,8 @@ def solve_network_lasso(
         ValueError: If ``v`` holds NaN or infinity.
 
     Example:
-        >>> solve_network_lasso(torch.tensor([[0.0], [4.0]]), [[0, 1]], weight=1.0).z.tolist()
+        >>> z = solve_network_lasso(torch.tensor([[0.0], [4.0]]), [[0, 1]], weight=1.0).z
+        >>> z.round(decimals=5).tolist()
         [[1.0], [3.0]]
         >>> v = torch.tensor([[0.0], [4.0], [5.0]], dtype=torch.float64)
         >>> edges = torch.tensor([[0, 1], [1, 2]])
@@ -308,50 +355,71 @@ def solve_network_lasso(
     return replace(solution, state=solution.state._replace(point=point))
 
 
-def consensus(v: Tensor, mass: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """The component means, and the smallest dual that would hold all points there.
-
-    mass (V - Z) = Omega Q^T at the optimum, each row of Omega in the dual ball of radius weight.
-    Where the smallest Omega that reaches the means fits, the means are the exact solution.
+def component_means(v: Tensor, mass: Tensor, component: Tensor) -> Tensor:
+    """The mean by mass of each point's component: the solution if the weights are large enough.
 
     Args:
         v: ``(N, d)`` tensor.
         mass: ``(N,)`` float64 tensor on the CPU.
+        component: ``(N,)``, as of :func:`medfed.functional.graph.connected_components`.
+
+    Example:
+        >>> v, ones = torch.tensor([[1.0], [5.0], [9.0]]), torch.ones(3, dtype=torch.float64)
+        >>> component_means(v, ones, torch.tensor([0, 0, 1])).tolist()
+        [[3.0], [3.0], [9.0]]
+    """
+    total = mass.new_zeros(int(component.max()) + 1).index_add_(0, component, mass)
+    share = (mass / total[component]).to(v).unsqueeze(1)
+    return v.new_zeros(len(total), v.shape[1]).index_add_(0, component, share * v)[component]
+
+
+def smallest_dual(pull: Tensor, edges: Tensor, component: Tensor) -> Tensor:
+    """The smallest Omega with Omega Q^T = ``pull``.
+
+    mass (V - Z) = Omega Q^T at the optimum, each row of Omega in the dual ball of radius weight.
+    Where the smallest Omega that reaches the component means fits, they are the exact solution.
+
+    Args:
+        pull: ``(N, d)`` tensor whose rows add to 0 in each component.
         edges: ``(M, 2)`` long tensor on the CPU.
+        component: ``(N,)``, as of :func:`medfed.functional.graph.connected_components`.
 
     Returns:
-        The means by mass ``(N, d)``, constant on each component, and Omega ``(M, d)``.
+        Omega ``(M, d)``.
 
     Example:
-        >>> ones = torch.ones(2, dtype=torch.float64)
-        >>> means, omega = consensus(torch.tensor([[1.0], [5.0]]), ones, torch.tensor([[0, 1]]))
-        >>> means.tolist(), omega.tolist()
-        ([[3.0], [3.0]], [[-2.0]])
+        >>> pull, edges = torch.tensor([[-2.0], [2.0]]), torch.tensor([[0, 1]])
+        >>> smallest_dual(pull, edges, torch.tensor([0, 0])).tolist()
+        [[-2.0]]
     """
-    n = v.shape[0]
-    label = connected_components(n, edges)
-    same = (label.unsqueeze(0) == label.unsqueeze(1)).double()
-    weighted = same * mass
-    center = (weighted / weighted.sum(1, keepdim=True)).to(v) @ v
-    matrix = graph_laplacian(n, edges) + same / same.sum(1, keepdim=True)
-    # The points first, then the edges: a product over all edges and nodes would cost far more.
-    pull = torch.cholesky_inverse(torch.linalg.cholesky(matrix)) * mass
-    return center, incidence(n, edges).T.to(v) @ (pull.to(v) @ (v - center))
+    n, d = pull.shape
+    if n <= _MANY:
+        same = (component.unsqueeze(0) == component.unsqueeze(1)).double()
+        matrix = graph_laplacian(n, edges) + same / same.sum(1, keepdim=True)
+        # The points first, then the edges: a product over all edges and nodes would cost far more.
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix)).to(pull)
+        return incidence(n, edges).T.to(pull) @ (inverse @ pull)
+    from scipy.sparse import diags_array
+    from scipy.sparse.linalg import splu
+
+    # One node of each component held at 0 makes the Laplacian regular. The order and the pivots
+    # are those for symmetric matrices, which leave far fewer entries.
+    first = np.zeros(n)
+    first[np.unique(component.numpy(), return_index=True)[1]] = 1
+    ends, how = sparse_incidence(n, edges), {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0}
+    factors = splu((diags_array(first) + ends @ ends.T).tocsc(), **how)
+    omega = pull.new_empty(len(edges), d)
+    for lo in range(0, d, 256):
+        z = factors.solve(pull[:, lo : lo + 256].double().numpy())
+        omega[:, lo : lo + 256] = torch.from_numpy(ends.T @ z).to(omega)
+    return omega
 
 
-def initial_rho(n: int, edges: Tensor) -> float:
-    """The penalty that balances the slowest and the fastest mode of the graph.
-
-    Modes of eigenvalue l contract by 1 / (1 + rho l) where edges are fused and by
-    rho l / (1 + rho l) where they are not; rho = 1 / sqrt(l_min l_max) is fair to both.
-
-    Example:
-        >>> initial_rho(2, torch.tensor([[0, 1]]))
-        0.5
-    """
-    spectrum = torch.linalg.eigvalsh(graph_laplacian(n, edges))
-    positive = spectrum[spectrum > 1e-9 * spectrum[-1]]
-    return round(float(1.0 / torch.sqrt(positive[0] * positive[-1])), 12)
+def _held(pull: Tensor, edges: Tensor, weight: Tensor, p: float) -> bool:
+    """Whether the edges of each point are together strong enough for what pulls at it."""
+    strength = weight.new_zeros(len(pull))
+    strength.index_add_(0, edges[:, 0], weight).index_add_(0, edges[:, 1], weight)
+    return bool((dual_norm(pull, p) <= strength).all())
 
 
 def _closed_form(v: Tensor, z: Tensor, point: Tensor, rho: float) -> LassoResult:
@@ -372,13 +440,21 @@ def _solve(
     max_iter: int,
 ) -> LassoResult:
     """Tries consensus, then ADMM; every weight is positive."""
-    center, force = consensus(points, mass, edges)
-    start = rho or (initial_rho(points.shape[0], edges) if state is None else float(state.rho))
-    if bool((dual_norm(force, p) <= weight).all()):
-        return _closed_form(v, center, force.div_(start), start)
+    component = connected_components(len(points), edges)
+    center = component_means(points, mass, component)
+    # The mean degree is near the mean of the graph's spectrum; the residuals then correct rho.
+    usual = len(points) / (2 * len(edges)) if state is None else float(state.rho)
+    start = rho or usual
     spread = _norm(points - center)
-    del center
+    pull, force = mass.to(points).unsqueeze(1) * (points - center), None
+    if len(points) <= _MANY or _held(pull, edges, weight, p):
+        force = smallest_dual(pull, edges, component)
+        if bool((dual_norm(force, p) <= weight).all()):
+            return _closed_form(v, center, force.div_(start), start)
+    del center, pull
     if state is None:
+        if force is None:
+            force = points.new_zeros(len(edges), points.shape[1])
         steps = AdmmSteps(points, mass, edges, weight, p, force.div_(start), start)
     else:
         del force

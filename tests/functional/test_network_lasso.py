@@ -11,12 +11,13 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.functional.graph import (
     complete_edges,
+    connected_components,
     incidence,
     ring_edges,
     star_edges,
     undirected_edges,
 )
-from medfed.functional.network_lasso import solve_network_lasso
+from medfed.functional.network_lasso import component_means, smallest_dual, solve_network_lasso
 from medfed.functional.prox import dual_norm
 from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
@@ -136,6 +137,49 @@ def test_weight_zero_is_the_input_exactly(p):
     z = network_lasso(v, ring_edges(6), 0.0, p)
     assert torch.equal(z, v)
     assert z.data_ptr() != v.data_ptr()
+
+
+@pytest.mark.parametrize("p", NORMS)
+def test_many_nodes_against_an_interior_point_solver(p):
+    """Above 64 nodes linear systems are solved by conjugate gradients."""
+    generator = torch.Generator().manual_seed(3)
+    edges, v = random_graph(generator, 80), data(80, 3)
+    weight = 0.5 * torch.rand(len(edges), generator=generator, dtype=torch.float64)
+    mass = 0.5 + torch.rand(80, generator=generator, dtype=torch.float64)
+    expected = reference(v, edges, weight, p, mass)
+    found = solve_network_lasso(v, edges, weight, p, mass=mass, tol=1e-9)
+    torch.testing.assert_close(found.z, expected, rtol=0, atol=2e-5)
+    warm = solve_network_lasso(v, edges, weight, p, mass=mass, tol=1e-9, state=found.state)
+    torch.testing.assert_close(warm.z, found.z, rtol=0, atol=1e-6)
+    assert warm.iterations < found.iterations
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_smallest_dual_of_many_nodes(dtype):
+    """Against the least-squares solution of NumPy, in a graph of several components."""
+    edges = torch.cat([ring_edges(60), 60 + star_edges(30), torch.tensor([[95, 99]])])
+    v = data(100, 70, dtype=dtype)
+    component = connected_components(100, edges)
+    pull = v - component_means(v, torch.ones(100, dtype=torch.float64), component)
+    expected = np.linalg.lstsq(
+        incidence(100, edges).to_dense().double().numpy(), pull.double().numpy()
+    )[0]
+    tol = 1e-4 if dtype == torch.float32 else 1e-10
+    np.testing.assert_allclose(smallest_dual(pull, edges, component), expected, rtol=0, atol=tol)
+
+
+@pytest.mark.parametrize("p", NORMS)
+def test_consensus_of_many_nodes(p):
+    """On a tree the least weight is known; on both sides of it the right path is taken."""
+    v, edges = data(80, 6), star_edges(80)
+    pull = v - v.mean(0)
+    least = float(dual_norm(smallest_dual(pull, edges, torch.zeros(80).long()), p).max())
+    above = solve_network_lasso(v, edges, 1.0001 * least, p)
+    assert above.iterations == 0
+    torch.testing.assert_close(above.z, v.mean(0).expand_as(v), rtol=0, atol=1e-12)
+    below = solve_network_lasso(v, edges, 0.9 * least, p)
+    assert below.iterations > 0
+    assert float(fusion(below.z, edges, p).max()) > 1e-2
 
 
 @sweep("p", NORMS)
