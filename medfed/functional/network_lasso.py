@@ -45,9 +45,6 @@ _MANY = 64
 """Nodes beyond which no matrix is inverted, as an inverse grows with their cube."""
 
 
-Array = np.ndarray[Any, Any]
-
-
 class ResidualNorms(NamedTuple):
     """The five norms in Boyd's stopping rule (Boyd et al. 2011, section 3.3)."""
 
@@ -63,22 +60,12 @@ class ResidualNorms(NamedTuple):
     """Norm of Omega Q^T."""
 
 
-def sparse_incidence(n: int, edges: Tensor) -> Any:
-    """SciPy's ``(N, M)`` matrix of the graph, for products with many columns.
-
-    Example:
-        >>> sparse_incidence(2, torch.tensor([[0, 1]])).toarray().tolist()
-        [[1.0], [-1.0]]
-    """
-    from scipy.sparse import csc_array
-
-    ends = incidence(n, edges).coalesce()
-    return csc_array((ends.values().numpy(), tuple(ends.indices().numpy())), ends.shape)
-
-
 @dataclass(eq=False)
 class AdmmSteps:
     """The iterates of one problem in main memory, in one pass over ``a`` per iteration.
+
+    Three gradient steps stand for the solution of Z's linear system: this is a proximal ADMM (Deng,
+    Yin 2016), which converges to the same solution and is linear in the edges.
 
     Attributes:
         v: ``(N, d)`` floating tensor.
@@ -112,16 +99,6 @@ class AdmmSteps:
         self.rho = rho
         self._prepare()
 
-    def _inverse(self) -> Tensor:
-        """``(N, N)`` inverse of diag(mass) + rho L, in float64 and factored once per rho.
-
-        The explicit inverse is harmless: the matrix is positive definite with smallest
-        eigenvalue near 1, and one small product per block replaces two triangular solves.
-        """
-        laplacian = graph_laplacian(self.v.shape[0], self.edges)
-        matrix = torch.diag(self.mass) + self.rho * laplacian
-        return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-
     def _prepare(self) -> None:
         # Imported on first use: compiled code has no business in `import medfed`.
         from medfed.functional import kernels
@@ -133,18 +110,15 @@ class AdmmSteps:
         self._width = block_width(m, n, d, self.v.element_size())
         mass = self.mass.to(self.v.dtype).numpy()
         self._arrays = (self.a.numpy(), self.z.numpy(), self.v.numpy(), mass, self.edges.numpy())
-        if n <= _MANY:
-            self._inverse_array = self._inverse().to(self.v.dtype).numpy()
-        else:
-            self._ends = sparse_incidence(n, self.edges).astype(mass.dtype)
-            self._degree = abs(self._ends).sum(1)[:, None]
+        degree = np.bincount(self.edges.flatten().numpy(), minlength=n).astype(mass.dtype)
+        self._scale = 1 / (mass + 2 * mass.dtype.type(self.rho) * degree)
         self._rho_scalar = self._arrays[0].dtype.type(self.rho)
         self._levels = np.zeros(m)
         # Row by row, so that no second (M, d) array in double precision comes about.
         norms = [torch.linalg.vector_norm(row, dtype=torch.float64) for row in self.a]
         self._update_cut(torch.stack(norms).square().numpy())
 
-    def _update_cut(self, squares: Array) -> None:
+    def _update_cut(self, squares: np.ndarray[Any, Any]) -> None:
         """Finds the number per row that splits the present ``a`` into W and U."""
         cut = self._tau
         if self._norm == 2:
@@ -159,33 +133,9 @@ class AdmmSteps:
 
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
-        if len(self.v) > _MANY:
-            self._update_cut(self._step_of_many())
-            return
         options = self._rho_scalar, self._cut, self._norm, self._width
-        sums = self._kernels.admm_step(*self._arrays, self._inverse_array, *options)
+        sums = self._kernels.admm_step(*self._arrays, self._scale, *options)
         self._update_cut(sums.sum(axis=1))
-
-    def _step_of_many(self) -> Array:
-        """The same by sparse products; returns the squares of the rows' norms.
-
-        Three gradient steps stand for the solution of Z's linear system. ``scale`` is no smaller
-        than the system's matrix, so this is a proximal ADMM (Deng, Yin 2016), which converges to
-        the same solution.
-        """
-        ends, rho, rows = self._ends, self._rho_scalar, np.zeros(len(self.a))
-        cut, mass = self._cut[:, None], self._arrays[3][:, None]
-        scale = mass + 2 * rho * self._degree
-        for lo in range(0, self.v.shape[1], 256):
-            a, z, v = (x[:, lo : lo + 256] for x in self._arrays[:3])
-            inside = a * cut if self._norm == 2 else a.clip(-cut, cut)
-            dual = a - inside if self._norm == 0 else inside
-            rhs = mass * v + rho * (ends @ (a - 2 * dual))
-            for _ in range(3):
-                z += (rhs - mass * z - rho * (ends @ (ends.T @ z))) / scale
-            a[:] = dual + ends.T @ z
-            rows += np.square(a, dtype=np.float64).sum(1)
-        return rows
 
     def residuals(self) -> ResidualNorms:
         """The residuals of the present iterate."""
@@ -204,7 +154,7 @@ def block_width(edges: int, nodes: int, columns: int, itemsize: int) -> int:
         60
     """
     per_column = (2 * edges + 2 * nodes) * itemsize
-    fitting = max(16, min(1024, _CACHE_BYTES // max(per_column, 1)))
+    fitting = max(64, min(1024, _CACHE_BYTES // max(per_column, 1)))
     return max(1, min(columns, 1 << (fitting.bit_length() - 1)))
 
 
@@ -399,19 +349,21 @@ def smallest_dual(pull: Tensor, edges: Tensor, component: Tensor) -> Tensor:
         # The points first, then the edges: a product over all edges and nodes would cost far more.
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix)).to(pull)
         return incidence(n, edges).T.to(pull) @ (inverse @ pull)
-    from scipy.sparse import diags_array
+    from scipy.sparse import csc_array, diags_array
     from scipy.sparse.linalg import splu
 
     # One node of each component held at 0 makes the Laplacian regular. The order and the pivots
     # are those for symmetric matrices, which leave far fewer entries.
     first = np.zeros(n)
     first[np.unique(component.numpy(), return_index=True)[1]] = 1
-    ends, how = sparse_incidence(n, edges), {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0}
-    factors = splu((diags_array(first) + ends @ ends.T).tocsc(), **how)
+    ends = incidence(n, edges).coalesce()
+    sparse = csc_array((ends.values().numpy(), tuple(ends.indices().numpy())), ends.shape)
+    matrix = (diags_array(first) + sparse @ sparse.T).tocsc()
+    factors = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0)
     omega = pull.new_empty(len(edges), d)
     for lo in range(0, d, 256):
-        z = factors.solve(pull[:, lo : lo + 256].double().numpy())
-        omega[:, lo : lo + 256] = torch.from_numpy(ends.T @ z).to(omega)
+        z = torch.from_numpy(factors.solve(pull[:, lo : lo + 256].double().numpy()))
+        omega[:, lo : lo + 256] = (z[edges[:, 0]] - z[edges[:, 1]]).to(omega)
     return omega
 
 

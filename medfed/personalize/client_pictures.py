@@ -136,4 +136,5 @@ def draw_clusters(of: Mapping[str, int], rows: Tensor, title: str) -> Any:
     clients = list(of)
     order = sorted(range(len(clients)), key=lambda i: of[clients[i]])
     names = [f"{clients[i]} ({of[clients[i]] + 1})" for i in order]
-    return draw_matrix(names, rows[order][:, order], f"{title} (number of the cluster)")
+    told = "number of the cluster" if len(names) <= NAMED else "cluster by cluster"
+    return draw_matrix(names, rows[order][:, order], f"{title} ({told})")
