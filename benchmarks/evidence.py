@@ -14,7 +14,8 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER methods=[finetune,pfednet] \
         variants=[papers_network] out=UNET
     medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedmd] variants=hospitals out=FEDMD
-    medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
+    medfed benchmark suite=lgg paths.lgg=FOLDER out=LGG
+    medfed benchmark suite=lgg paths.lgg=FOLDER methods=[scaffold,pfednet,ppfl] arms=true out=ARMS
     python benchmarks/evidence.py --complete FOLDER --out LIST.csv
     medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv methods=[finetune] out=COMPLETE
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
@@ -24,8 +25,8 @@ To compute it again (some hours of a core)::
 BASELINES are the methods of ``suite=stroke``. ``--advice`` counts how often a pilot's advice is
 right: it deals hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in
 each, and then trains on all who are not tested. ``--collect`` leaves other stored tasks as they
-are. Of a task that is stored with more methods it takes the arms alone, and further methods if all
-scores that both have are equal.
+are. Of a task that is stored with more methods it takes the arms and further methods alone. On
+another CPU convolutions round differently: then a further method keeps its own references.
 """
 
 from __future__ import annotations
@@ -264,11 +265,16 @@ def collect(outs: Sequence[Path], table: Path, before: Mapping[str, Any]) -> dic
     tasks, cells = dict(before.get("tasks", {})), dict(before.get("cells", {}))
     for name, task in ((f"{f.parent.name}/{f.name}", plainly(f)) for f in ready):
         known = tasks.get(name, {"methods": {}})["methods"]
-        common = [(known[m], one) for m, one in task["methods"].items() if m in known]
-        if {*task["methods"]} < {*known}:
+        now = task["methods"]
+        if {*known} - {*now}:
+            further = {m: one for m, one in now.items() if m not in known}
+            if any(known[m]["mean"] != one["mean"] for m, one in now.items() if m in known):
+                beside = {m: now[m]["mean"]["mean"] for m in ("local", "fedavg")}
+                further = {m: {**one, "beside": beside} for m, one in further.items()}
+            tasks[name]["methods"] |= further
+            out = [line for line in tasks[name]["left_out"] if line.split("`")[1] not in further]
+            tasks[name]["left_out"] = out
             tasks[name]["arms"] |= task["arms"]
-        elif {*known} - {*task["methods"]} and all(a["mean"] == b["mean"] for a, b in common):
-            tasks[name]["methods"] |= {m: o for m, o in task["methods"].items() if m not in known}
         else:
             tasks[name] = task
             cells = {place: key for place, key in cells.items() if not place.startswith(f"{name}/")}
@@ -280,7 +286,7 @@ def collect(outs: Sequence[Path], table: Path, before: Mapping[str, Any]) -> dic
     return {
         "tasks": tasks,
         "hospitals": {h: f for h, f in sorted(facts.items()) if h in kept},
-        "cells": cells | {place: key for out in outs for place, key in cells_of(out).items()},
+        "cells": {place: key for out in outs for place, key in cells_of(out).items()} | cells,
         "cpu_seconds": before.get("cpu_seconds", 0.0) + sum(map(seconds_of, outs)),
     }
 
@@ -317,6 +323,10 @@ def of_methods(name: str, task: Mapping[str, Any]) -> list[str]:
         cells.append("" if rise is None else f"{rise['mean']:+.4f}" if rises else "no")
         cells.append("" if method == "local" else str(one["needed"] or "> 1000"))
         lines.append(f"| {' | '.join(cells)} |")
+    for method, one in methods.items():
+        if beside := one.get("beside"):
+            lines += ["", f"`{method}` was measured later, on another CPU, beside training alone"]
+            lines[-1] += f" ({beside['local']:.4f}) and FedAvg ({beside['fedavg']:.4f}) there."
     return lines
 
 

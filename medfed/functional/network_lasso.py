@@ -393,17 +393,20 @@ def _solve(
 ) -> LassoResult:
     """Tries consensus, then ADMM; every weight is positive."""
     component = connected_components(len(points), edges)
-    center = component_means(points, mass, component)
     # The mean degree is near the mean of the graph's spectrum; the residuals then correct rho.
     usual = len(points) / (2 * len(edges)) if state is None else float(state.rho)
-    start = rho or usual
-    spread = _norm(points - center)
-    pull, force = mass.to(points).unsqueeze(1) * (points - center), None
+    start, force = rho or usual, None
+    # In place, as each array of this size counts.
+    pull = component_means(points, mass, component)
+    torch.sub(points, pull, out=pull)
+    spread = _norm(pull)
+    pull.mul_(mass.to(points).unsqueeze(1))
     if len(points) <= _MANY or _held(pull, edges, weight, p):
         force = smallest_dual(pull, edges, component)
         if bool((dual_norm(force, p) <= weight).all()):
-            return _closed_form(v, center, force.div_(start), start)
-    del center, pull
+            z = component_means(points, mass, component)
+            return _closed_form(v, z, force.div_(start), start)
+    del pull
     if state is None:
         if force is None:
             force = points.new_zeros(len(edges), points.shape[1])
