@@ -207,6 +207,20 @@ def _dual_row(row: Array, out: Array, cut: float, norm: int) -> None:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _solve_block(inverse: Array, rhs: Array, z: Array) -> None:
+    """``z = inverse @ rhs`` for one block of columns."""
+    for i in range(rhs.shape[0]):
+        out = z[i]
+        for c in range(out.shape[0]):
+            out[c] = inverse[i, 0] * rhs[0, c]
+        for j in range(1, rhs.shape[0]):
+            factor = inverse[i, j]
+            row = rhs[j]
+            for c in range(out.shape[0]):
+                out[c] += factor * row[c]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _improve(
     mass: Array, scale: Array, edges: Array, rho: float, rhs: Array, z: Array, rest: Array
 ) -> None:
@@ -234,6 +248,7 @@ def admm_step(
     v: Array,
     mass: Array,
     edges: Array,
+    inverse: Array,
     scale: Array,
     rho: float,
     cut: Array,
@@ -248,6 +263,7 @@ def admm_step(
         v: ``(N, d)`` the point to stay close to.
         mass: ``(N,)`` how much each node's distance from it counts.
         edges: ``(M, 2)`` node indices.
+        inverse: ``(N, N)`` inverse of diag(mass) + rho L; empty where N is large.
         scale: ``(N,)`` 1 / (mass + 2 rho degree), no larger than 1 / the system's matrix.
         rho: Penalty, a scalar of the dtype of ``a``.
         cut: ``(M,)`` one number per row, see the module docstring.
@@ -274,7 +290,10 @@ def admm_step(
                 push = rho * (row[c] - u[c] - u[c])
                 head[c] += push
                 tail[c] -= push
-        _improve(mass, scale, edges, rho, rhs[:, :n], z[:, lo : lo + n], rest[:, :n])
+        if len(inverse):
+            _solve_block(inverse, rhs[:, :n], z[:, lo : lo + n])
+        else:
+            _improve(mass, scale, edges, rho, rhs[:, :n], z[:, lo : lo + n], rest[:, :n])
         for e in range(count):
             row, u, total = a[e, lo : lo + n], dual[e, :n], sums[e]
             head, tail = z[edges[e, 0], lo : lo + n], z[edges[e, 1], lo : lo + n]

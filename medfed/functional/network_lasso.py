@@ -41,8 +41,8 @@ CHECK_EVERY = 5
 """Iterations between two looks at the residuals, which cost about half an iteration."""
 
 _CACHE_BYTES = 64 * 1024
-_MANY = 64
-"""Nodes beyond which no matrix is inverted, as an inverse grows with their cube."""
+_MANY, _DENSE = 32, 1000
+"""Nodes beyond which iterations, and consensus, use no inverse: it grows with their cube."""
 
 
 class ResidualNorms(NamedTuple):
@@ -64,8 +64,8 @@ class ResidualNorms(NamedTuple):
 class AdmmSteps:
     """The iterates of one problem in main memory, in one pass over ``a`` per iteration.
 
-    Three gradient steps stand for the solution of Z's linear system: this is a proximal ADMM (Deng,
-    Yin 2016), which converges to the same solution and is linear in the edges.
+    In large graphs three gradient steps stand for the solution of Z's linear system: a proximal
+    ADMM (Deng, Yin 2016), which converges to the same solution and is linear in the edges.
 
     Attributes:
         v: ``(N, d)`` floating tensor.
@@ -99,6 +99,16 @@ class AdmmSteps:
         self.rho = rho
         self._prepare()
 
+    def _inverse(self) -> Tensor:
+        """``(N, N)`` inverse of diag(mass) + rho L, in float64 and factored once per rho.
+
+        The explicit inverse is harmless: the matrix is positive definite with smallest
+        eigenvalue near 1, and one small product per block replaces two triangular solves.
+        """
+        laplacian = graph_laplacian(self.v.shape[0], self.edges)
+        matrix = torch.diag(self.mass) + self.rho * laplacian
+        return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+
     def _prepare(self) -> None:
         # Imported on first use: compiled code has no business in `import medfed`.
         from medfed.functional import kernels
@@ -110,8 +120,10 @@ class AdmmSteps:
         self._width = block_width(m, n, d, self.v.element_size())
         mass = self.mass.to(self.v.dtype).numpy()
         self._arrays = (self.a.numpy(), self.z.numpy(), self.v.numpy(), mass, self.edges.numpy())
+        inverse = self._inverse() if n <= _MANY else self.v.new_empty(0, 0)
         degree = np.bincount(self.edges.flatten().numpy(), minlength=n).astype(mass.dtype)
-        self._scale = 1 / (mass + 2 * mass.dtype.type(self.rho) * degree)
+        scale = 1 / (mass + 2 * mass.dtype.type(self.rho) * degree)
+        self._system = inverse.to(self.v.dtype).numpy(), scale
         self._rho_scalar = self._arrays[0].dtype.type(self.rho)
         self._levels = np.zeros(m)
         # Row by row, so that no second (M, d) array in double precision comes about.
@@ -134,7 +146,7 @@ class AdmmSteps:
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
         options = self._rho_scalar, self._cut, self._norm, self._width
-        sums = self._kernels.admm_step(*self._arrays, self._scale, *options)
+        sums = self._kernels.admm_step(*self._arrays, *self._system, *options)
         self._update_cut(sums.sum(axis=1))
 
     def residuals(self) -> ResidualNorms:
@@ -343,7 +355,7 @@ def smallest_dual(pull: Tensor, edges: Tensor, component: Tensor) -> Tensor:
         [[-2.0]]
     """
     n, d = pull.shape
-    if n <= _MANY:
+    if n <= _DENSE:
         same = (component.unsqueeze(0) == component.unsqueeze(1)).double()
         matrix = graph_laplacian(n, edges) + same / same.sum(1, keepdim=True)
         # The points first, then the edges: a product over all edges and nodes would cost far more.
