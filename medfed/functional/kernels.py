@@ -264,7 +264,7 @@ def admm_step(
         mass: ``(N,)`` how much each node's distance from it counts.
         edges: ``(M, 2)`` node indices.
         inverse: ``(N, N)`` inverse of diag(mass) + rho L; empty where N is large.
-        scale: ``(N,)`` 1 / (mass + 2 rho degree), no larger than 1 / the system's matrix.
+        scale: ``(N,)`` 1 / (mass + 2 rho degree), the lengths of the gradient steps.
         rho: Penalty, a scalar of the dtype of ``a``.
         cut: ``(M,)`` one number per row, see the module docstring.
         norm: 1, 2 or 0 for infinity.
