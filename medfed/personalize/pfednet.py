@@ -37,7 +37,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from medfed.common.checks import check_not_negative, check_optional_count
+from medfed.common.checks import (
+    check_count,
+    check_not_negative,
+    check_optional_count,
+    check_positive,
+)
 from medfed.common.errors import ConfigError
 from medfed.common.floors import Statistic
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
@@ -93,9 +98,9 @@ class PFedNet(OnboardingRules, Algorithm):
     local_steps: Annotated[int | None, check_optional_count] = None
     z_step: Literal["scaled", "literal"] = "scaled"
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
-    rho: float | None = None
-    tolerance: float = 1e-6
-    max_iter: int = 500
+    rho: Annotated[float | None, check_positive] = None
+    tolerance: Annotated[float, check_positive] = 1e-6
+    max_iter: Annotated[int, check_count] = 500
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
     averaged: ClassVar[tuple[str, ...]] = ("shared",)
     card: ClassVar[Card] = gradients_only(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from medfed.common.errors import ConfigError
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.functional.graph import edge_similarity
@@ -97,3 +98,12 @@ def test_an_opening_sketch_does_not_shift_the_shares(monkeypatch):
         _, federation, _ = toy_federation(PFedNet(graph=graph), steps=5)
         run_reference(federation, 1)
         assert calls == [("shared", 2)] * 3 + [("personal", 3)] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rho": 0.0}, {"rho": -1.0}, {"tolerance": 0.0}, {"max_iter": 0}]
+)
+def test_an_admm_that_cannot_run_is_refused(wrong):
+    (key,) = wrong
+    with pytest.raises(ConfigError, match=rf"algorithm\.{key} must be"):
+        PFedNet(**wrong)
