@@ -7,6 +7,7 @@ counted. pFedNet, section "Similarity graph"; PPFL, W of its objective.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from medfed.functional.sketches import (
     label_sketch,
     sketch_vector,
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,11 @@ class SimilarityGraph:
         if len(known) < 2:
             none = torch.zeros(0, 2, dtype=torch.long)
             return {"edges": none, "distance": torch.zeros(0, dtype=torch.float64)}
+        if self.neighbours >= len(clients) == len(known):
+            _log.warning(
+                "algorithm.graph.neighbours=%d joins all %d clients: none has so many others.",
+                *(self.neighbours, len(clients)),
+            )
         edges, distance = graph.knn_edges(rows, min(self.neighbours, len(known) - 1))
         return {"edges": known[edges], "distance": distance}
 

@@ -108,6 +108,14 @@ def test_neighbours_are_the_nearest_by_brute_force():
         assert length == pytest.approx(distance[i, j], abs=1e-12)
 
 
+@pytest.mark.parametrize("neighbours", [2, 3])
+def test_more_neighbours_than_there_are_others_are_said(neighbours, caplog):
+    sketches = {c: torch.tensor([float(n)]) for n, c in enumerate(CLIENTS)}
+    built = SimilarityGraph(sketch="model", neighbours=neighbours).build(CLIENTS, sketches)
+    assert len(built["edges"]) == 3
+    assert ("neighbours=3 joins all 3 clients" in caplog.text) == (neighbours == 3)
+
+
 def test_clients_without_a_sketch_have_no_edge():
     sketches = {c: torch.tensor([float(i)]) for i, c in ((0, "a"), (9, "c"), (1, "d"))}
     built = SimilarityGraph(neighbours=1).build(list("abcd"), sketches)
