@@ -201,6 +201,17 @@ def test_an_experiment_takes_another_partition_whatever_it_sets_of_its_own():
         build(load([f"experiment={path.stem}", "partition=dirichlet"]).partition)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "flamby/sgd"])
+def test_another_optimizer_does_not_get_the_rate_of_an_experiments_own(optimizer):
+    """A rate of 0.3 suits SGD, and ruins Adam."""
+    for path in EXPERIMENTS:
+        text = path.read_text()
+        assert "\noptimizer:" not in text, f"{path.stem}: tuned.OPTIMIZER has its rate"
+        if "lr: 0.3" in text and f"/optimizer: {optimizer}" not in text:
+            rate = build(load([f"experiment={path.stem}", f"optimizer={optimizer}"]).optimizer)
+            assert rate.keywords["lr"] == {"adamw": 0.001, "flamby/sgd": 0.01}[optimizer]
+
+
 def test_canonical_models_of_a_table_start_apart(tmp_path):
     """Nobody needs to know of model.network.spread; other methods start from zeros, as before."""
     found = {n: load([*CLINICAL, f"algorithm={n}"]).model.network.spread for n in ("ppfl", "local")}
