@@ -14,8 +14,9 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER methods=[finetune,pfednet] \
         variants=[papers_network] out=UNET
     medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedmd] variants=hospitals out=FEDMD
-    medfed benchmark suite=lgg paths.lgg=FOLDER out=LGG
-    medfed benchmark suite=lgg paths.lgg=FOLDER methods=[scaffold,pfednet,ppfl] arms=true out=ARMS
+    medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
+    medfed benchmark suite=stroke_imbalance paths.stroke_imbalance=TABLE variants=all arms=true \
+        out=IMBALANCE
     python benchmarks/evidence.py --complete FOLDER --out LIST.csv
     medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv methods=[finetune] out=COMPLETE
     python benchmarks/evidence.py --advice /path/to/ist.csv --out ADVICE
@@ -38,7 +39,8 @@ import io
 import json
 import multiprocessing
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ from medfed.reports.verdicts import judge, plain
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "docs" / "evidence.json"
+FOUND = ROOT / "docs" / "benchmark" / "findings.json"
 METHODS = ("fedavg", "finetune")
 FEW = 5  # hospitals of a federation
 TARGET = 0.03  # the smallest difference of AUROC, concordance or Dice worth knowing
@@ -349,8 +352,9 @@ def of_probabilities(name: str, task: Mapping[str, Any]) -> list[str]:
 
 
 LAMBDA = "pfednet_lambda_"
+STC = "pfednet_stc"
+GAMMA = f"{STC}_cer_"
 PAIRS = {
-    "CER (γ = 1) − STC alone": ("pfednet_stc_cer_1", "pfednet_stc"),
     "QuPeL of 2 bits − of 32 bits": ("qupel_2", "qupel_32"),
     "QuPeL of 3 bits − of 32 bits": ("qupel_3", "qupel_32"),
     "PPFL with memberships that stay equal − learned": ("ppfl_equal", "ppfl"),
@@ -358,9 +362,9 @@ PAIRS = {
 }
 
 
-def means_of(results: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The mean over hospitals, by split."""
-    every = [[c[one["metric"][0]] for c in one["clients"].values()] for one in results]
+def means_of(results: Sequence[Mapping[str, Any]], metric: str = "") -> list[float]:
+    """The mean over hospitals, by split, of the task's metric or another."""
+    every = [[c[metric or one["metric"][0]] for c in one["clients"].values()] for one in results]
     return [float(np.mean([v for v in values if v is not None])) for values in every]
 
 
@@ -378,16 +382,45 @@ def of_rounds(task: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def arms_of(folder: Path) -> dict[str, list[list[float]]]:
-    """Mean over hospitals and bytes up, by split, of what the paired questions name."""
+Arm = Mapping[str, Sequence[float]]
+
+
+def arms_of(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Of what the paired questions name, by split: means over hospitals, bytes up and down.
+
+    Of probabilities there is the accuracy, too, as papers print it.
+    """
     named = {name for pair in PAIRS.values() for name in pair}
-    found: dict[str, list[list[float]]] = {}
+    found = {}
     for place in sorted(folder.iterdir()):
         if place.name in named or place.name.startswith((LAMBDA, "pfednet")):
             results = finals(place)
-            for mean, result in zip(means_of(results), results, strict=True):
-                found.setdefault(place.name, []).append([mean, result["bytes"]["up"]])
+            arm = {"mean": means_of(results)}
+            arm |= {way: [one["bytes"][way] for one in results] for way in ("up", "down")}
+            if all("brier" in c for one in results for c in one["clients"].values()):
+                arm["accuracy"] = means_of(results, "accuracy")
+            if results:
+                found[place.name] = arm
     return found if len(found) > 1 else {}  # pFedNet alone answers no question
+
+
+def gap_of(one: Arm, other: Arm, overlap: float, what: str = "mean") -> dict[str, float]:
+    """The paired difference of two arms, with its interval."""
+    gaps = np.subtract(one[what], other[what])
+    return dict(difference(gaps.tolist(), overlap)._asdict())
+
+
+def path_of(arms: Mapping[str, Arm], start: str) -> dict[str, str]:
+    """The arms whose names begin alike, by the values that follow, in growing order.
+
+    Example:
+        >>> path_of({"a_10": {}, "b": {}, "a_0.1_delta_2": {}}, "a_")
+        {'0.1': 'a_0.1_delta_2', '10': 'a_10'}
+    """
+    named = {
+        arm.removeprefix(start).partition("_")[0]: arm for arm in arms if arm.startswith(start)
+    }
+    return {value: named[value] for value in sorted(named, key=float)}
 
 
 def of_arms(name: str, task: Mapping[str, Any]) -> list[str]:
@@ -395,16 +428,41 @@ def of_arms(name: str, task: Mapping[str, Any]) -> list[str]:
     lines = [f"| {name} | difference of {task['metric']} | bytes up |", "|---|---|---:|"]
     arms = task["arms"]
     paths = {
-        f"pFedNet with λ = {arm.removeprefix(LAMBDA)} − as tuned": (arm, "pfednet")
-        for arm in arms
-        if arm.startswith(LAMBDA)
+        f"pFedNet with λ = {value} − as tuned": (arm, "pfednet")
+        for value, arm in path_of(arms, LAMBDA).items()
+    }
+    paths |= {
+        f"CER (γ = {value}) − STC alone": (arm, STC) for value, arm in path_of(arms, GAMMA).items()
     }
     for what, (one, other) in {**paths, **PAIRS}.items():
-        if one in arms and other in arms and len(arms[one]) == len(arms[other]) > 1:
-            (a, sent), (b, before) = (np.array(arms[name]).T for name in (one, other))
-            found = difference((a - b).tolist(), task["overlap"])
-            ratio = f"{sent.mean() / before.mean() - 1:+.0%}" if before.any() else ""
-            lines.append(f"| {what} | {interval(found._asdict())} | {ratio} |")
+        if one in arms and other in arms:
+            found = gap_of(arms[one], arms[other], task["overlap"])
+            sent, before = (np.mean(arms[arm]["up"]) for arm in (one, other))
+            ratio = f"{sent / before - 1:+.0%}" if before else ""
+            lines.append(f"| {what} | {interval(found)} | {ratio} |")
+    return lines
+
+
+def compression(task: Mapping[str, Any], way: str) -> dict[str, float]:
+    """By how much messages of pFedNet shrink, by CER's γ; ``0`` is STC alone."""
+    arms = task["arms"]
+    named = {"0": STC} | path_of(arms, GAMMA)
+    dense = np.mean(arms["pfednet"][way])
+    return {value: float(dense / np.mean(arms[arm][way])) for value, arm in named.items()}
+
+
+def of_compression(tasks: Mapping[str, Any]) -> list[str]:
+    """A line per task and γ: what it saves, and what it costs against messages as they are."""
+    head = "| pFedNet by STC with CER | γ | to hospitals | from hospitals | − uncompressed |"
+    lines = [head, "|---|---:|---:|---:|---|"]
+    for name, task in tasks.items():
+        arms = task["arms"]
+        if "down" in arms.get(STC, ()):
+            down, up = (compression(task, way) for way in ("down", "up"))
+            for value, arm in ({"0": STC} | path_of(arms, GAMMA)).items():
+                gap = gap_of(arms[arm], arms["pfednet"], task["overlap"])
+                times = f"{down[value]:.1f} times | {up[value]:.1f} times"
+                lines.append(f"| {name} | {value} | {times} | {interval(gap)} |")
     return lines
 
 
@@ -413,7 +471,13 @@ CLAIMS: dict[str, tuple[str, str, float]] = {
     "pFedNet is better than FedAvg": ("pfednet", "fedavg", 0.0),
     "pFedNet as tuned is better than with λ = 0": ("pfednet", "pfednet_lambda_0", 0.0),
     "pFedNet as tuned is better than with λ = 1": ("pfednet", "pfednet_lambda_1", 0.0),
-    "CER on top of STC is at most 0.01 worse": ("pfednet_stc_cer_1", "pfednet_stc", -0.01),
+    "Personal parts that the graph makes one (λ = 1) are better than parts apart (λ = 0)": (
+        "pfednet_lambda_1",
+        "pfednet_lambda_0",
+        0.0,
+    ),
+    "CER (γ = 1) on top of STC is at most 0.01 worse": ("pfednet_stc_cer_1", STC, -0.01),
+    "CER (γ = 10) on top of STC is at most 0.01 worse": ("pfednet_stc_cer_10", STC, -0.01),
     "QuPeL of 2 bits is at most 0.02 worse than of 32": ("qupel_2", "qupel_32", -0.02),
     "PPFL's learned memberships are better than equal ones": ("ppfl", "ppfl_equal", 0.0),
 }
@@ -422,19 +486,80 @@ CLAIMS: dict[str, tuple[str, str, float]] = {
 def of_claims(tasks: Mapping[str, Any]) -> list[str]:
     """A line per claim of a paper and task: the difference, held against the claim's bound."""
     lines = ["| the papers' claim | task | difference | claim |", "|---|---|---|---|"]
+    rows: list[tuple[str, str, Mapping[str, float], float]] = []
     for claim, (one, other, bound) in CLAIMS.items():
         for name, task in tasks.items():
             arms, methods = task["arms"], task["methods"]
-            gap: Mapping[str, float] | None = None
             if one in arms and other in arms:
-                a, b = (np.array(arms[arm])[:, 0] for arm in (one, other))
-                gap = difference((a - b).tolist(), task["overlap"])._asdict()
-            elif one in methods and other in methods:
-                gap = methods[one]["against"].get(other)
-            if gap:
-                holds = "yes" if gap["low"] > bound else "no" if gap["high"] < bound else ""
-                row = (claim, name, interval(gap), holds or "cannot tell")
-                lines.append(f"| {' | '.join(row)} |")
+                rows.append((claim, name, gap_of(arms[one], arms[other], task["overlap"]), bound))
+            elif one in methods and (gap := methods[one]["against"].get(other)):
+                rows.append((claim, name, gap, bound))
+    for claim, name, gap, bound in [*rows, *of_case_mix(tasks), *of_savings(tasks)]:
+        holds = "yes" if gap["low"] > bound else "no" if gap["high"] < bound else "cannot tell"
+        lines.append(f"| {' | '.join((claim, name, interval(gap), holds))} |")
+    return lines
+
+
+def of_case_mix(
+    tasks: Mapping[str, Any],
+) -> Iterator[tuple[str, str, Mapping[str, float], float]]:
+    """Accuracy over λ, as pFedNet plots it: λ = 0.01, which the paper advises, and the ends."""
+    name, even = "stroke_imbalance/delta_4", "stroke_imbalance/delta_1"
+    if name in tasks:
+        overlap = tasks[name]["overlap"]
+        path, alike = (path_of(tasks[task]["arms"], LAMBDA) for task in (name, even))
+        arms = {value: tasks[name]["arms"][arm] for value, arm in path.items()}
+        for what, words in (("mean", "AUROC"), ("accuracy", "accuracy")):
+            for end in "01":
+                gap = gap_of(arms["0.01"], arms[end], overlap, what)
+                yield f"λ = 0.01 has a better {words} than λ = {end}", name, gap, 0.0
+            cost = np.subtract(arms["0"][what], arms["1"][what])
+            for value, sign in (("0", -1), ("1", 1)):
+                cost += sign * np.array(tasks[even]["arms"][alike[value]][what])
+            gap = difference(cost.tolist(), overlap)._asdict()
+            claim = f"λ = 1 costs more {words} against λ = 0 where case mix differs than where not"
+            yield claim, name, gap, 0.0
+
+
+def of_savings(
+    tasks: Mapping[str, Any],
+) -> Iterator[tuple[str, str, Mapping[str, float], float]]:
+    """Compression over γ, as pFedNet plots it: the share of STC's bytes that CER saves."""
+    for value in ("1", "10"):
+        for way, words in (("down", "to"), ("up", "from")):
+            for name, task in tasks.items():
+                arms = task["arms"]
+                if way in arms.get(STC, ()) and f"{GAMMA}{value}" in arms:
+                    share = 1 - np.divide(arms[f"{GAMMA}{value}"][way], arms[STC][way])
+                    gap = difference(share.tolist(), task["overlap"])._asdict()
+                    claim = f"CER (γ = {value}) saves 7 % of STC's bytes {words} hospitals"
+                    yield claim, name, gap, 0.07
+
+
+GENERATED = ("luna16/delta_4", "brats/rotate")
+REAL = ("stroke/hospitals", "heart/centres", "retina_centres/hospitals", "lgg/hospitals")
+
+
+def of_orders(tasks: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """A line per pair of tasks: whether the means order their methods alike.
+
+    Args:
+        tasks: Of real hospitals.
+        found: Of the benchmark on generated data; its scores grow, too.
+    """
+    every = {name: found[name]["methods"] for name in GENERATED}
+    every |= {name: tasks[name]["methods"] for name in REAL}
+    lines = [
+        "| the methods' order on | and on | methods | rank correlation | p |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for one, other in combinations(every, 2):
+        shared = [m for m in every[one] if m in every[other] and not m.startswith("pooled")]
+        means = [[every[task][m]["mean"]["mean"] for m in shared] for task in (one, other)]
+        same = spearmanr(*means)
+        kinds = [f"{task} (generated)" if task in GENERATED else task for task in (one, other)]
+        row = (*kinds, str(len(shared)), f"{same.statistic:+.2f}", f"{same.pvalue:.3f}")
+        lines.append(f"| {' | '.join(row)} |")
     return lines
 
 
@@ -491,7 +616,9 @@ def pages(stored: Mapping[str, Any]) -> list[str]:
                 lines += [*of_rounds(task), ""]
             if task["arms"]:
                 lines += [*of_arms(name, task), ""]
-        lines += [*of_claims(tasks), ""]
+        lines += [*of_compression(tasks), "", *of_claims(tasks), ""]
+        found = json.loads(FOUND.read_text(encoding="utf-8"))["tasks"]
+        lines += [*of_orders(tasks, found), ""]
         lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
     if advice := stored.get("advice"):
         lines += [*of_advice(advice), ""]

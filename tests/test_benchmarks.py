@@ -55,6 +55,7 @@ ROOT = Path(__file__).resolve().parents[1]
             "--shadows 4 --figure FOLDER/frontier.png",
             "| fedavg | 3 | shared model | ",
         ),
+        ("pfednet_figures.py --out FOLDER", "pfednet_gamma.png"),
         ("inversion.py --messages 1 --iterations 5 --only noise", "| clip 1, noise 0.1 | "),
         ("privacy.py --steps 1 --networks logistic", "logistic        all"),
         ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
