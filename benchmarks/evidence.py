@@ -26,8 +26,8 @@ To compute it again (some hours of a core)::
 BASELINES are the methods of ``suite=stroke``. ``--advice`` counts how often a pilot's advice is
 right: it deals hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in
 each, and then trains on all who are not tested. ``--collect`` leaves other stored tasks as they
-are. Of a task that is stored with more methods it takes the arms and further methods alone. On
-another CPU convolutions round differently: then a further method keeps its own references.
+are. Of a task that is stored with more methods it takes the arms and further methods alone, and
+stops where the other methods' results differ, as convolutions round otherwise on another CPU.
 """
 
 from __future__ import annotations
@@ -272,8 +272,7 @@ def collect(outs: Sequence[Path], table: Path, before: Mapping[str, Any]) -> dic
         if {*known} - {*now}:
             further = {m: one for m, one in now.items() if m not in known}
             if any(known[m]["mean"] != one["mean"] for m, one in now.items() if m in known):
-                beside = {m: now[m]["mean"]["mean"] for m in ("local", "fedavg")}
-                further = {m: {**one, "beside": beside} for m, one in further.items()}
+                raise SystemExit(f"{name}: stored results differ; measure all methods on one CPU.")
             tasks[name]["methods"] |= further
             out = [line for line in tasks[name]["left_out"] if line.split("`")[1] not in further]
             tasks[name]["left_out"] = out
@@ -326,10 +325,6 @@ def of_methods(name: str, task: Mapping[str, Any]) -> list[str]:
         cells.append("" if rise is None else f"{rise['mean']:+.4f}" if rises else "no")
         cells.append("" if method == "local" else str(one["needed"] or "> 1000"))
         lines.append(f"| {' | '.join(cells)} |")
-    for method, one in methods.items():
-        if beside := one.get("beside"):
-            lines += ["", f"`{method}` was measured later, on another CPU, beside training alone"]
-            lines[-1] += f" ({beside['local']:.4f}) and FedAvg ({beside['fedavg']:.4f}) there."
     return lines
 
 
@@ -391,7 +386,7 @@ def arms_of(folder: Path) -> dict[str, dict[str, list[float]]]:
     Of probabilities there is the accuracy, too, as papers print it.
     """
     named = {name for pair in PAIRS.values() for name in pair}
-    found = {}
+    found: dict[str, dict[str, list[float]]] = {}
     for place in sorted(folder.iterdir()):
         if place.name in named or place.name.startswith((LAMBDA, "pfednet")):
             results = finals(place)
@@ -399,8 +394,9 @@ def arms_of(folder: Path) -> dict[str, dict[str, list[float]]]:
             arm |= {way: [one["bytes"][way] for one in results] for way in ("up", "down")}
             if all("brier" in c for one in results for c in one["clients"].values()):
                 arm["accuracy"] = means_of(results, "accuracy")
-            if results:
-                found[place.name] = arm
+            found[place.name] = arm
+    most = max((len(arm["mean"]) for arm in found.values()), default=0)
+    found = {name: arm for name, arm in found.items() if len(arm["mean"]) == most > 1}
     return found if len(found) > 1 else {}  # pFedNet alone answers no question
 
 
@@ -443,12 +439,17 @@ def of_arms(name: str, task: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def compressed(arms: Mapping[str, Arm]) -> dict[str, str]:
+    """The arms with STC by CER's γ; ``0`` is STC alone."""
+    return {"0": STC} | path_of(arms, GAMMA)
+
+
 def compression(task: Mapping[str, Any], way: str) -> dict[str, float]:
-    """By how much messages of pFedNet shrink, by CER's γ; ``0`` is STC alone."""
+    """How many times smaller compressed messages of pFedNet are, by CER's γ."""
     arms = task["arms"]
-    named = {"0": STC} | path_of(arms, GAMMA)
-    dense = np.mean(arms["pfednet"][way])
-    return {value: float(dense / np.mean(arms[arm][way])) for value, arm in named.items()}
+    plain_bytes = np.mean(arms["pfednet"][way])
+    named = compressed(arms).items()
+    return {value: float(plain_bytes / np.mean(arms[arm][way])) for value, arm in named}
 
 
 def of_compression(tasks: Mapping[str, Any]) -> list[str]:
@@ -459,7 +460,7 @@ def of_compression(tasks: Mapping[str, Any]) -> list[str]:
         arms = task["arms"]
         if "down" in arms.get(STC, ()):
             down, up = (compression(task, way) for way in ("down", "up"))
-            for value, arm in ({"0": STC} | path_of(arms, GAMMA)).items():
+            for value, arm in compressed(arms).items():
                 gap = gap_of(arms[arm], arms["pfednet"], task["overlap"])
                 times = f"{down[value]:.1f} times | {up[value]:.1f} times"
                 lines.append(f"| {name} | {value} | {times} | {interval(gap)} |")
@@ -471,7 +472,7 @@ CLAIMS: dict[str, tuple[str, str, float]] = {
     "pFedNet is better than FedAvg": ("pfednet", "fedavg", 0.0),
     "pFedNet as tuned is better than with λ = 0": ("pfednet", "pfednet_lambda_0", 0.0),
     "pFedNet as tuned is better than with λ = 1": ("pfednet", "pfednet_lambda_1", 0.0),
-    "Personal parts that the graph makes one (λ = 1) are better than parts apart (λ = 0)": (
+    "One personal part for all that the graph joins (λ = 1) is better than a part for each (λ = 0)": (
         "pfednet_lambda_1",
         "pfednet_lambda_0",
         0.0,
@@ -507,16 +508,17 @@ def of_case_mix(
     name, even = "stroke_imbalance/delta_4", "stroke_imbalance/delta_1"
     if name in tasks:
         overlap = tasks[name]["overlap"]
-        path, alike = (path_of(tasks[task]["arms"], LAMBDA) for task in (name, even))
-        arms = {value: tasks[name]["arms"][arm] for value, arm in path.items()}
+        differ, alike = (
+            {value: tasks[task]["arms"][arm] for value, arm in path.items()}
+            for task in (name, even)
+            for path in [path_of(tasks[task]["arms"], LAMBDA)]
+        )
         for what, words in (("mean", "AUROC"), ("accuracy", "accuracy")):
             for end in "01":
-                gap = gap_of(arms["0.01"], arms[end], overlap, what)
+                gap = gap_of(differ["0.01"], differ[end], overlap, what)
                 yield f"λ = 0.01 has a better {words} than λ = {end}", name, gap, 0.0
-            cost = np.subtract(arms["0"][what], arms["1"][what])
-            for value, sign in (("0", -1), ("1", 1)):
-                cost += sign * np.array(tasks[even]["arms"][alike[value]][what])
-            gap = difference(cost.tolist(), overlap)._asdict()
+            costs = [np.subtract(arms["0"][what], arms["1"][what]) for arms in (differ, alike)]
+            gap = difference((costs[0] - costs[1]).tolist(), overlap)._asdict()
             claim = f"λ = 1 costs more {words} against λ = 0 where case mix differs than where not"
             yield claim, name, gap, 0.0
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from evidence import (  # type: ignore[import-not-found]
-    GAMMA,
     LAMBDA,
-    STC,
     STORE,
+    compressed,
     compression,
     gap_of,
     path_of,
@@ -90,7 +89,7 @@ def of_gamma(tasks: Tasks) -> Figure:
     values: list[str] = []
     for n, (name, words) in enumerate(SENT.items()):
         task = tasks[name]
-        arms, path = task["arms"], {"0": STC} | path_of(task["arms"], GAMMA)
+        arms, path = task["arms"], compressed(task["arms"])
         values = list(path)
         at = [position + (n - 1) * 0.25 for position in range(len(values))]
         for axes, way in ((to, "down"), (back, "up")):

@@ -135,8 +135,8 @@ class SimilarityGraph:
             none = torch.zeros(0, 2, dtype=torch.long)
             return {"edges": none, "distance": torch.zeros(0, dtype=torch.float64)}
         if self.neighbours >= len(clients) == len(known):
-            words = "algorithm.graph.neighbours=%d joins all %d clients: none has so many others."
-            _log.warning(words, self.neighbours, len(clients))
+            words = "algorithm.graph.neighbours=%d joins all %d clients: each has only %d others."
+            _log.warning(words, self.neighbours, len(clients), len(clients) - 1)
         edges, distance = graph.knn_edges(rows, min(self.neighbours, len(known) - 1))
         return {"edges": known[edges], "distance": distance}
 
