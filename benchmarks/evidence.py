@@ -472,7 +472,7 @@ CLAIMS: dict[str, tuple[str, str, float]] = {
     "pFedNet is better than FedAvg": ("pfednet", "fedavg", 0.0),
     "pFedNet as tuned is better than with λ = 0": ("pfednet", "pfednet_lambda_0", 0.0),
     "pFedNet as tuned is better than with λ = 1": ("pfednet", "pfednet_lambda_1", 0.0),
-    "One personal part for all that the graph joins (λ = 1) is better than a part for each (λ = 0)": (
+    "One part for all that the graph joins (λ = 1) is better than a part for each (λ = 0)": (
         "pfednet_lambda_1",
         "pfednet_lambda_0",
         0.0,
