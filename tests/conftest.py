@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import sweeps, tiers
+
 # Before NumPy is imported, and for all processes: the workers of the tests take all cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples everywhere and each time, however busy the machine: what fails is a failure of
@@ -36,6 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="test each method with what is tested once for each shape of state else",
     )
+    parser.addoption(
+        "--tier",
+        choices=["all", "short", "rest"],
+        default="all",
+        help="the cases that are short or stand for a promise, or all others: tests/tiers.py",
+    )
+    parser.addoption(
+        "--seconds", type=Path, metavar="FILE", help="write which cases are short by their CPU time"
+    )
+    parser.addoption(
+        "--changed", metavar="COMMIT", help="only what a change since a commit can break"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,6 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.contract.names import EVERY_METHOD
 
         os.environ[EVERY_METHOD] = "1"
+    if config.getoption("seconds") and getattr(config.option, "dist", "no") == "no":
+        config.pluginmanager.register(tiers.Stopwatch(config.getoption("seconds")))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    record = config.getoption("seconds")
+    if record and not hasattr(config, "workerinput"):  # not in a worker: all of them are done
+        tiers.write(record, record.parent.glob(f"{record.name}.*.lines"))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -70,7 +92,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 LONGEST = ("test_contract.py", "test_wheel.py", "test_docs.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    sweeps.list_rows(metafunc, alone=bool(metafunc.config.option.keyword))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out: list[pytest.Item] = []
+    if since := config.getoption("changed"):
+        from tests import changed
+
+        files = changed.tests_of(changed.changed_files(since))
+        if files is not None:
+            paths = {changed.ROOT / path for path in files}
+            left_out += [item for item in items if item.path not in paths]
+            items[:] = [item for item in items if item.path in paths]
+    if (tier := config.getoption("tier")) != "all":
+        items[:], others = tiers.of_tier(items, tier)
+        left_out += others
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 

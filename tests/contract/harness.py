@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from medfed.config.compose import build
 from medfed.federation.algorithm import Algorithm, Cohort
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import (
     CommunicationLogger,
@@ -23,10 +24,12 @@ from medfed.federation.lightning.callbacks import (
 )
 from medfed.federation.lightning.checkpoint import RoundCheckpoint
 from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.reference import run_reference
 from medfed.federation.split import BufferPolicy
 from medfed.federation.wire.channel import CER, Channel, Link
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
+from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.models.networks.canonical import Canonical
 from tests.contract.names import algorithm_yamls, load_algorithm
@@ -56,6 +59,34 @@ class Serialising(Channel):
         parts = {p: {n: t.clone() for n, t in named.items()} for p, named in message.parts.items()}
         packet, memory = super().encode(dataclasses.replace(message, parts=parts), *where)
         return Packet.from_bytes(packet.to_bytes()), memory
+
+
+class Recording(Channel):
+    """Remembers all messages, with their direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[tuple[str, Message]] = []
+
+    def encode(self, message, direction, *where):
+        self.messages.append((direction, message))
+        return super().encode(message, direction, *where)
+
+
+class Recorded(NamedTuple):
+    """A federation that has run in the plain loop, and what travelled; tests only read it."""
+
+    federation: Federation
+    local: LocalTrainer
+    messages: list[tuple[str, Message]]
+
+
+@functools.cache
+def recorded(name: str, policy: BufferPolicy = "averaged") -> Recorded:
+    """Runs a method once under a policy for buffers, for all that is asserted of such a run."""
+    channel = Recording()
+    _, fed, local = federation(name, channel=channel, buffers=policy)
+    return Recorded(run_reference(fed, ROUNDS), local, channel.messages)
 
 
 @functools.cache
