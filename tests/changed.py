@@ -67,7 +67,7 @@ def _graph() -> grimp.ImportGraph:
 
 @cache
 def _importers(module: str) -> frozenset[str]:
-    """The modules that import a module, and itself; of what a configuration names, the composer's."""
+    """A module and those that import it; where a configuration names one, the composer's, too."""
     if module not in _graph().modules:  # it is gone, or is no module
         return frozenset({module})
     found = {module, *_graph().find_downstream_modules(module)}

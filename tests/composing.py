@@ -1,4 +1,4 @@
-"""Hydra composes thousands of configurations here, from the same files, so most of it is remembered.
+"""Hydra composes thousands of configurations here, so most of each is remembered.
 
 What overrides choose (options of groups) is composed by Hydra once and copied; what they set is
 then set in the copy. Whatever is not that simple, and each mistake, goes to Hydra itself.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-from collections.abc import Sequence
 
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser

@@ -149,6 +149,7 @@ def test_the_demo_s_table_is_that_of_its_runs():
         assert row == [round(score, 4) for score in scores] + [round(run["up"] / 1e6, 1)]
 
 
+@pytest.mark.promise("the first example")
 def test_a_fresh_run_of_the_first_example_scores_what_is_stored(tmp_path):
     run = medfed.train(
         "experiment=digits_conflict", "pictures.format=none", seed=0, folder=tmp_path / "run"

@@ -253,6 +253,7 @@ def further_ranks(process: Started) -> list[int]:
     return sorted(found & children())
 
 
+@pytest.mark.promise("a dead rank")
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep")
 def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(finished, tmp_path):
     folder = tmp_path / "run"

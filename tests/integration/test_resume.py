@@ -72,6 +72,7 @@ def straight(tmp_path_factory) -> dict:
     return outcome(folder)
 
 
+@pytest.mark.promise("resume after a kill")
 @pytest.mark.parametrize("trainer", ["cpu", "ddp"])
 def test_killed_and_resumed_equals_straight(trainer, straight, tmp_path):
     folder = tmp_path / "run"

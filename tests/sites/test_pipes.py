@@ -55,6 +55,7 @@ class Killing:
         return self.pipes.call(name, request, timeout)
 
 
+@pytest.mark.promise("a site")
 def test_a_killed_site_and_a_killed_coordinator(tmp_path: Path):
     _, experiment = run(tmp_path / "simulation", *OVERRIDES)
     names = list(experiment.data.clients)
