@@ -2,6 +2,8 @@
 
 import gc
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # each search through all that was imported would take half a second
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Runs each experiment once, and returns a copy of the folder that it leaves."""
+    from tests.integration.runs import run
+
+    made: dict[tuple[str, ...], Path] = {}
+
+    def copy_of(*overrides: str) -> Path:
+        folder = tmp_path_factory.mktemp("finished") / "run"
+        if overrides not in made:
+            run(folder, *overrides)
+            made[overrides] = Path(shutil.copytree(folder, folder.with_name("kept")))
+        else:
+            shutil.copytree(made[overrides], folder)
+        return folder
+
+    return copy_of

@@ -458,10 +458,8 @@ def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    run(folder, *SMALL)
-    return folder
+def undisturbed(finished_run) -> Path:
+    return finished_run(*SMALL)
 
 
 @pytest.mark.parametrize("writes", [None, 0, 1, 2, 3])

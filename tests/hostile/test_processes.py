@@ -109,10 +109,8 @@ def test_python_does_not_start_itself_anew(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    run(folder, *CLINICAL)
-    return folder
+def finished(finished_run):
+    return finished_run(*CLINICAL)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from medfed.config.description import describe
 from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.run import claim
 from medfed.run.claim import SameEverywhere
-from tests.integration.runs import CLINICAL, ROOT, outcome, run
+from tests.integration.runs import CLINICAL, ROOT, outcome
 from tests.processes import Started, free_port
 
 TRAIN = str(ROOT / "scripts" / "train.py")
@@ -26,10 +26,8 @@ SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "medfed", "SLURM_NODELIST": "
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    run(folder, *CLINICAL)
-    return outcome(folder)
+def alone(finished_run):
+    return outcome(finished_run(*CLINICAL))
 
 
 def ended(started: list[Started]) -> None:
