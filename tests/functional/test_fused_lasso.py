@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from benchmarks.fused_lasso import fused_lasso_admm
+from benchmarks.speed.fused_lasso import fused_lasso_admm
 from medfed.functional.kernels import _backward, _forward, solve_chain
 from medfed.functional.prox import fused_lasso
 from tests.sweeps import sweep
