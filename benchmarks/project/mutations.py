@@ -3,8 +3,8 @@
     python benchmarks/project/mutations.py                       # every family
     python benchmarks/project/mutations.py one_model --only 3    # the third mutation of one of them
 
-A family is a file in ``mutations``, beside this one: its tests, and a row ``[file, was, now]`` for
-each mutation, where ``was`` occurs once in the file. Each is applied alone, to a copy of the tree in a
+A family is a file in ``mutations``: its tests, and a row ``[file, was, now]`` for each mutation,
+where ``was`` occurs once in the file. Each is applied alone, to a copy of the tree in a
 temporary folder, and the family's tests run there until one fails. A mutation that survives, or
 that fits no line any more, makes the exit status 1.
 """
