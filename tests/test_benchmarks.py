@@ -75,10 +75,11 @@ ROOT = Path(__file__).resolve().parents[1]
         ("project/same_results.py --only ^methods.apfl$", "3 hashes"),
         ("speed/methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (
-            "speed/gpu.py --device cpu --size tiny --networks unet_2d --clients 2 --steps 2 "
-            "--repeats 1 --sides bare medfed",
-            "| unet_2d | 2 | medfed |",
+            "speed/gpu.py --device cpu --size tiny --networks unet_2d perceptron --clients 2 "
+            "--steps 2 --repeats 1 --sides bare indexed graph medfed fused",
+            "| perceptron | 2 | fused |",
         ),
+        ("speed/gpu.py --device cpu --size tiny --networks perceptron --bits", "deterministic"),
         (
             "speed/methods.py scaffold ppfl --network small_cnn --rounds 2 --steps 2 "
             "--batch-size 2",

@@ -1,30 +1,36 @@
 """Samples per second of a training step, from a bare loop to a federation.
 
-The sides, each on the same network, batch size, optimizer (fused SGD with momentum) and data:
+The sides, each on the same network, batch size, optimizer (SGD with momentum, fused on a GPU but for
+medfed's) and data:
 
 | side | what runs |
 |---|---|
 | bare | an eager loop over batches that are on the device already |
-| compiled | the same loop, the network compiled (`torch.compile`) |
+| indexed | the same, each batch by `index_select` from all samples, which are on the device |
+| graph | forward, loss, backward and step in one CUDA graph, its batches as those of indexed |
+| compiled | the bare loop, the network compiled (`torch.compile`) |
 | overhead | the same, `torch.compile(mode="reduce-overhead")`, PyTorch's own CUDA graphs |
-| medfed | a round of FedAvg; batches are made in main memory and copied |
+| medfed | a round of FedAvg by plain SGD; batches are made in main memory and copied |
+| fused | the same by fused SGD (`fused=True`) |
 
 A round of FedAvg has every client take `--steps` steps, with aggregation, messages and ledger; the
 bare sides take as many steps in one go. Each side runs in turn, `--repeats` times after one run to
 warm up, and the median counts. Of a GPU the share of time in which it computes is read from NVML
 (`pip install nvidia-ml-py`), or else summed over the profiler's kernels.
 
-    python benchmarks/speed/gpu.py                                # on a GPU
+    python benchmarks/speed/gpu.py                          # on a GPU
     python benchmarks/speed/gpu.py --networks unet_3d --clients 1 20 --sides bare medfed
-    python benchmarks/speed/gpu.py --processes 1 2 4              # federations at a time on one GPU
-    python benchmarks/speed/gpu.py --device cpu --size tiny       # tries it; no figures of a GPU
-    python benchmarks/speed/gpu.py --hashes                       # one rank and two: equal weights?
+    python benchmarks/speed/gpu.py --processes 1 2 4        # federations at a time on one GPU
+    python benchmarks/speed/gpu.py --device cpu --size tiny # tries it; no figures of a GPU
+    python benchmarks/speed/gpu.py --hashes                 # one rank and two: equal weights?
+    python benchmarks/speed/gpu.py --bits                   # twice, fused, in a graph: equal?
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -40,12 +46,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from medfed.common.tensors import digest
+from medfed.common.tensors import Tensors, digest
 from medfed.common.untrusted import read_checkpoint
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
+from medfed.federation.federation import Federation
 from medfed.federation.reference import assemble
 from medfed.federation.wire.packet import Packet
 from medfed.models.classification import ClassificationTask
@@ -57,8 +64,8 @@ from medfed.personalize.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parents[2]
 LR, MOMENTUM = 0.01, 0.9
-BARE = ("bare", "compiled", "overhead")
-SIDES = (*BARE, "medfed")
+BARE = ("bare", "indexed", "graph", "compiled", "overhead")
+SIDES = (*BARE, "medfed", "fused")
 
 
 class Shape(NamedTuple):
@@ -70,6 +77,7 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
+    "perceptron": {"full": Shape(30, (), 16), "tiny": Shape(30, (), 4)},
     "densenet_bc": {"full": Shape(1, (32, 32), 32), "tiny": Shape(1, (16, 16), 2)},
     "unet_2d": {"full": Shape(4, (64, 64), 16), "tiny": Shape(4, (16, 16), 2)},
     "unet_3d": {"full": Shape(4, (48, 48, 48), 2), "tiny": Shape(4, (16, 16, 16), 2)},
@@ -83,9 +91,12 @@ def task_of(name: str, size: str) -> TaskModule:
     optimizer = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM)
     channels, sides, _ = SHAPES[name][size]
     full = size == "full"
+    if name == "perceptron":
+        layers = nn.Linear(channels, 64), nn.ReLU(), nn.Linear(64, 2)
+        return ClassificationTask(nn.Sequential(*layers), optimizer)
     if name == "densenet_bc":
-        layers = [16, 16, 16] if full else [1, 1]
-        network: nn.Module = densenet_bc(2, channels, 2, block_config=layers, stem="small")
+        blocks = [16, 16, 16] if full else [1, 1]
+        network: nn.Module = densenet_bc(2, channels, 2, block_config=blocks, stem="small")
         return ClassificationTask(network, optimizer)
     if name == "swin_unetr":
         from monai.networks.nets import SwinUNETR
@@ -103,7 +114,7 @@ def client(name: str, size: str, index: int, steps: int) -> ClientData:
     channels, sides, batch = SHAPES[name][size]
     rng, samples = torch.Generator().manual_seed(index), steps * batch
     image = torch.randn(samples, channels, *sides, generator=rng)
-    if name == "densenet_bc":
+    if name in ("perceptron", "densenet_bc"):
         label = torch.randint(0, 2, (samples,), generator=rng)
     else:
         label = (torch.rand(samples, 3, *sides, generator=rng) > 0.8).to(torch.uint8)
@@ -112,30 +123,77 @@ def client(name: str, size: str, index: int, steps: int) -> ClientData:
     return ClientData(f"client_{index}", block, {}, ones, counts, {}, batch)
 
 
-def bare(side: str, name: str, size: str, steps: int, device: torch.device) -> Callable[[], object]:
-    """A loop that does nothing but steps."""
+class GraphedStep:
+    """A step as one CUDA graph, captured after a warm-up on another stream that leaves no trace."""
+
+    def __init__(self, task: TaskModule, optimizer: torch.optim.Optimizer, batch: Tensors) -> None:
+        self.inputs = {n: t.clone() for n, t in batch.items()}
+        state = {n: t.clone() for n, t in task.network.state_dict().items()}
+        other = torch.cuda.Stream()
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            for _ in range(3):
+                optimizer.zero_grad()
+                task.loss(self.inputs).backward()
+                optimizer.step()
+        torch.cuda.current_stream().wait_stream(other)
+        optimizer.zero_grad()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            task.loss(self.inputs).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for n, tensor in task.network.state_dict().items():
+                tensor.copy_(state[n])
+            for kept in optimizer.state.values():
+                for value in kept.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
+
+    def __call__(self, block: Tensors, rows: Tensor) -> None:
+        """Steps on some rows of a block."""
+        for name, tensor in self.inputs.items():
+            torch.index_select(block[name], 0, rows, out=tensor)
+        self.graph.replay()
+
+
+def bare(
+    side: str, name: str, size: str, steps: int, device: torch.device
+) -> tuple[Callable[[], object], nn.Module]:
+    """Returns a loop that does nothing but steps, and its network."""
     task = task_of(name, size).to(device).train()
     data = client(name, size, 0, min(steps, 8))
-    batches = [{n: t.to(device) for n, t in b.items()} for b in data.train_batches(0)]
-    fused = device.type == "cuda"
-    parameters = task.network.parameters()
+    parameters, fused = task.network.parameters(), device.type == "cuda"
     optimizer = torch.optim.SGD(parameters, lr=LR, momentum=MOMENTUM, fused=fused)
-    if side != "bare":
+    everything = torch.arange(data.num_samples)
+    block = {n: t.contiguous().to(device) for n, t in data.samples(everything).items()}
+    order = torch.randperm(data.num_samples, generator=torch.Generator().manual_seed(0))
+    places = order.to(device).split(data.batch_size)
+    batches = [{n: t[rows] for n, t in block.items()} for rows in places]
+    graphed = GraphedStep(task, optimizer, batches[0]) if side == "graph" else None
+    if side in ("compiled", "overhead"):
         task.network.compile(mode="reduce-overhead" if side == "overhead" else None)
 
     def run() -> None:
         for number in range(steps):
+            rows = places[number % len(places)]
+            if graphed is not None:
+                graphed(block, rows)
+                continue
+            batch = batches[number % len(places)]
+            if side == "indexed":
+                batch = {n: t.index_select(0, rows) for n, t in block.items()}
             optimizer.zero_grad()
-            task.loss(batches[number % len(batches)]).backward()
+            task.loss(batch).backward()
             optimizer.step()
 
-    return run
+    return run, task.network
 
 
 def federated(
-    name: str, size: str, clients: int, steps: int, device: torch.device
-) -> Callable[[], object]:
-    """A round of FedAvg."""
+    side: str, name: str, size: str, clients: int, steps: int, device: torch.device
+) -> tuple[Callable[[], object], Federation]:
+    """Returns a round of FedAvg, and its federation."""
     task = task_of(name, size).to(device)
     members = [client(name, size, index, steps) for index in range(clients)]
     federation, _ = assemble(
@@ -143,7 +201,7 @@ def federated(
         task.network,
         task.loss,
         members,
-        optimizer=task.optimizer,
+        optimizer=partial(task.optimizer, fused=True) if side == "fused" else task.optimizer,
         budget=LocalBudget(steps=steps),
     )
     federation.to(device)
@@ -156,7 +214,7 @@ def federated(
                 packets[client] = current.fit(client)
             is_open = current.exchange(packets)
 
-    return run
+    return run, federation
 
 
 def finish(device: torch.device) -> None:
@@ -229,11 +287,11 @@ def table(args: argparse.Namespace, device: torch.device) -> None:
             for side in args.sides:
                 if side in BARE and clients != args.clients[0]:
                     continue  # one network trains, whoever's data it are
+                many = 1 if side in BARE else clients
                 if side in BARE:
-                    many, run = 1, bare(side, name, args.size, args.steps, device)
+                    run, _ = bare(side, name, args.size, args.steps, device)
                 else:
-                    many = clients
-                    run = federated(name, args.size, clients, args.steps, device)
+                    run, _ = federated(side, name, args.size, clients, args.steps, device)
                 rate, share = measure(run, many * args.steps * batch, args.repeats, device)
                 floor = rate if side == "bare" else floor
                 ratio = "–" if floor is None else f"{rate / floor:.2f}"
@@ -249,7 +307,7 @@ def one_of_many(
     """Trains in a process of its own; puts the seconds that its rounds took."""
     torch.set_num_threads(1)
     device = torch.device(args.device)
-    run = federated(name, args.size, args.clients[0], args.steps, device)
+    run, _ = federated("medfed", name, args.size, args.clients[0], args.steps, device)
     run()
     finish(device)
     ready.wait(600)
@@ -311,6 +369,30 @@ def hashes(device: torch.device) -> None:
     print(f"server on one rank {one[:16]}, on two {two[:16]}: equal {one == two}")
 
 
+def bits(args: argparse.Namespace, device: torch.device) -> None:
+    """Prints hashes after two rounds of two clients, and how far a graph is from eager steps."""
+    print(
+        "| network | kernels | medfed | again | fused | graph − eager |\n|---|---|---|---|---|---|"
+    )
+    for name in args.networks:
+        for exact in (False, True):
+            torch.use_deterministic_algorithms(exact, warn_only=True)
+            cells = [name, "deterministic" if exact else "plain"]
+            for side in ("medfed", "medfed", "fused"):
+                run, federation = federated(side, name, args.size, 2, args.steps, device)
+                run()
+                run()
+                cells.append(digest(federation.server["shared"])[:12])
+            states = []
+            for side in ("indexed", "graph") if device.type == "cuda" else ():
+                run, network = bare(side, name, args.size, args.steps, device)
+                run()
+                states.append([t.double() for t in network.state_dict().values()])
+            gaps = [float((a - b).abs().max()) for a, b in zip(*states, strict=True)]
+            cells.append(f"{max(gaps):.1e}" if gaps else "–")
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -322,7 +404,10 @@ def main() -> None:
     parser.add_argument("--size", default="full", choices=["full", "tiny"])
     parser.add_argument("--processes", nargs="+", type=int, help="federations at a time")
     parser.add_argument("--hashes", action="store_true")
+    parser.add_argument("--bits", action="store_true")
     args = parser.parse_args()
+    if args.bits:  # before CUDA begins, for deterministic kernels
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU is here; --device cpu --size tiny tries the benchmark without one")
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
@@ -331,8 +416,13 @@ def main() -> None:
         print(f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}")
     else:
         print("On the CPU, to try the benchmark: these are no figures of a GPU.")
+        if "graph" in args.sides:
+            print("The side graph is left out: CUDA graphs need a GPU.")
+            args.sides = [side for side in args.sides if side != "graph"]
     if args.hashes:
         hashes(device)
+    elif args.bits:
+        bits(args, device)
     elif args.processes:
         together(args)
     else:
