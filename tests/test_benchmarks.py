@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
-import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from tests import processes
-from tests.datamodules.picture_files import cohort
 from tests.integration.test_bad_data import write_heart
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,42 +20,38 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("speed/adapters.py --ranks 4 --width 48", "( 1.08%)"),
         ("speed/round_overhead.py --rounds 1 --clients 2 --blocks 1", "medfed / peer:"),
         (
             "evidence/nnunet.py generated FOLDER/new --rounds 1 --steps 1 --seeds 1 --memory 0.01 "
             "--features 4",
             "agreed plans ",
         ),
-        ("speed/layouts.py --steps 1 --networks small_cnn", "| small_cnn | 32×1×32×32 |"),
+        (
+            "speed/training.py layouts --steps 1 --networks small_cnn",
+            "| small_cnn | 32×1×32×32 |",
+        ),
+        (
+            "speed/training.py loading --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2",
+            "2-D nnunet",
+        ),
+        ("speed/training.py run experiment=clinical_pfednet rounds=1", "gradient steps"),
         ("speed/inference.py --networks small_cnn --repeats 1", "| small_cnn | 97 | "),
         ("speed/network_lasso.py --largest 4", "ns/column"),
-        ("speed/loading.py --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2", "2-D nnunet"),
         (
             "speed/prepare.py --scans 2 --size 64 64 32 --repeats 1 --kills 0",
             "620 candidates per scan",
         ),
-        (
-            "speed/ppfl_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks small_cnn",
-            "ratio",
-        ),
-        ("speed/qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
         ("speed/codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
-        ("evidence/mixture_floor.py --clients 2 --samples 20 --seeds 1", "seed 0: half L1"),
         (
             "evidence/memberships.py FOLDER/new --only linear clinical --rounds 1 --seeds 0 1",
             "| 20 | fine-tuning |",
-        ),
-        (
-            "evidence/outcome_units.py FOLDER/new --methods fedadam --rounds 1",
-            "| a constant | 79.21 ",
         ),
         ("speed/fused_lasso.py --largest 3", "ns/element"),
         ("speed/bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("trust/kill.py --kills 1 --kinds train", "left over"),
         ("trust/fuzz.py --inputs 20 --messages", "links with memory"),
         ("trust/fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
-        ("evidence/readers.py FOLDER --scales 1", "pictures read twice"),
+        ("evidence/flamby.py heart FOLDER/heart --methods fedavg --seeds 1", "| | medfed | "),
         ("trust/attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
         ("trust/masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
         (
@@ -92,10 +87,8 @@ ROOT = Path(__file__).resolve().parents[1]
     ],
 )
 def test_runs(command, expected, tmp_path):
-    if "FOLDER " in command:
-        for row in cohort(tmp_path, patients=1):
-            mask = tmp_path / row["mask"]
-            shutil.copy(mask, mask.with_stem(mask.stem + "_second_reader"))
+    if "FOLDER/heart" in command:
+        write_heart(tmp_path / "heart")
     command = command.replace("FOLDER", str(tmp_path))
     script, *options = command.split()
     done = processes.run(f"benchmarks/{script}", *options)
@@ -130,6 +123,13 @@ def test_the_page_on_privacy_has_the_stored_runs():
         is_published = name == "heart_flamby"
         lines = frontier["published"](stored) if is_published else frontier["table"](stored, name)
         assert {line for line in lines if line} <= {*page}
+
+
+def test_the_floor_of_mixtures_is_their_likeliest():
+    """Where a row tells its model surely, the likeliest mixture is how often each occurs."""
+    fit = runpy.run_path(str(ROOT / "benchmarks/evidence/memberships.py"))["fit"]
+    rows = np.eye(3)[[0] * 6 + [1] * 3 + [2]]
+    assert fit(rows) == pytest.approx([0.6, 0.3, 0.1], abs=1e-4)
 
 
 @pytest.mark.parametrize("family", sorted((ROOT / "benchmarks/project/mutations").glob("*.yaml")))

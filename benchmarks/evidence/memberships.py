@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mixture_floor import floor  # type: ignore[import-not-found]  # beside this file
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
+from scipy.optimize import minimize
+from scipy.special import expit
+from torch import Tensor
 
 from medfed import train
 from medfed.common.console import size
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.tables.mixture import MixtureDataModule
+from medfed.run.memberships import half_l1
 from medfed.run.onboarding import onboard, write_onboarding
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmark"
@@ -44,6 +50,7 @@ STEPS = {"digits": 50, "clinical": 100}
 SEEDS = (0, 1, 2)
 RULES = {"own": "own rule", "fine_tuning": "fine-tuning", "local": "local training"}
 Table = dict[str, list[Any]]
+Floats = NDArray[np.float64]
 
 
 def trained(folder: Path, *overrides: str) -> dict[str, Any]:
@@ -52,6 +59,40 @@ def trained(folder: Path, *overrides: str) -> dict[str, Any]:
         train(*overrides, folder=folder)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return found
+
+
+def fit(likelihoods: Floats) -> Floats:
+    """Returns the mixture (K,) of largest likelihood, of the rows' likelihoods (N, K)."""
+    count = likelihoods.shape[1]
+    fitted = minimize(
+        lambda c: -np.log(likelihoods @ c + 1e-300).mean(),
+        np.full(count, 1 / count),
+        jac=lambda c: -(likelihoods / (likelihoods @ c + 1e-300)[:, None]).mean(0),
+        bounds=[(0, 1)] * count,
+        constraints={"type": "eq", "fun": lambda c: c.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-10, "maxiter": 200},
+    )
+    return np.asarray(fitted.x)
+
+
+def floor(clients: int, samples: int, seed: int) -> float:
+    """Returns how near to the true mixtures anybody could come on ``experiment=synthetic_ppfl``.
+
+    The true models are given, and each client's mixture alone is fitted to its training rows, by
+    maximum likelihood. What is left is the noise of the labels: half L1, mean over the clients.
+    """
+    data = MixtureDataModule(ByCentre(), seed=seed, clients=clients, samples=samples)
+    data.setup()
+    rows = []
+    for client in data.clients.values():
+        image, label = client.train["image"], client.train["label"]
+        assert isinstance(image, Tensor)
+        assert isinstance(label, Tensor)
+        chance = expit(image.double().numpy() @ data.thetas.T)
+        rows.append(fit(np.where(label.numpy()[:, None] == 1, chance, 1 - chance)))
+    truth = np.array([data.mixtures[name] for name in data.clients])
+    return float(half_l1(np.array(rows), truth).mean())
 
 
 def recovery(out: Path, experiment: str, runs: Sequence[tuple[int, Sequence[str]]]) -> Table:

@@ -1,7 +1,7 @@
 """Samples per second of a training step, from a bare loop to a federation.
 
-The sides, each on the same network, batch size, optimizer (SGD with momentum, fused on a GPU but for
-medfed's) and data:
+The sides, each on the same network, batch size, optimizer (SGD with momentum; on a GPU fused, but
+for medfed's) and data:
 
 | side | what runs |
 |---|---|
