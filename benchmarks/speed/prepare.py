@@ -1,51 +1,54 @@
-"""What preparing LUNA16 costs beside merely reading the bytes that it needs.
+"""What preparing LUNA16 costs beside reading its bytes, and what a cache of volumes gains.
 
-A handful of scans of full size, 512 x 512 x 300 voxels of int16 noise, 157 MB each, in LUNA16's
-format, with as many candidates as a scan of LUNA16 has on average: 17 where ten non-nodules are
-kept per nodule, 620 where all are.
+    python benchmarks/speed/prepare.py scans     # writes 1 GB to a temporary folder
+    python benchmarks/speed/prepare.py volumes
 
-1. *Throughput.* One side makes the cache (`medfed.datamodules.cache.store`): headers, rows,
-   patches, checksums, shards, the joined arrays, the manifest. The other side opens the same
-   files, seeks and reads the same rows into memory, and does nothing with them. Both work in this
-   process; they alternate, and before each the kernel is told to forget the scans
-   (POSIX_FADV_DONTNEED), as 120 GB would not have stayed in memory. Wall time, because a disk is
-   waited for.
-2. *Memory.* The peak of a process of its own (VmHWM) while it prepares the scans, above its
-   resident memory just before, in scans.
-3. *Kills.* The preparation is started again and again, in one process and by two workers in turn,
-   and its process group killed (SIGKILL) at a random moment between the first scan and the end, as
-   an uninterrupted preparation took them, ten times; then it is let finish. The cache's checksum
-   must be that of the uninterrupted one. One that finishes before its kill starts anew.
+*scans*: a handful of scans of full size, 512 x 512 x 300 voxels of int16 noise, in LUNA16's format,
+with as many candidates as a scan of LUNA16 has on average: 17 where ten non-nodules are kept per
+nodule, 620 where all are. One side makes the cache: headers, rows, patches, checksums, shards, the
+joined arrays, the manifest. The other opens the same files, seeks and reads the same rows, and does
+nothing with them. They alternate, and before each the kernel is told to forget the scans
+(POSIX_FADV_DONTNEED). Wall time, because a disk is waited for. Memory is the peak of a process of
+its own (VmHWM) above its resident memory just before, in scans.
 
-It writes 1 GB to a temporary folder (``--folder``).
+*volumes*: beside MONAI's ``PersistentDataset``, which keeps tensors as files. Generated heads (four
+contrasts) and abdomens (CT), prepared alike; the page cache is warm. Measured are bytes on disk per
+case, the time to read a case whole, as evaluation does, and the time to cut 16 patches of 64 x 64
+out of as many cases, as a training batch does. What is read is compared bit by bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import os
-import random
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from monai.data import PersistentDataset
+from monai.transforms import Compose, Transform
 
-from medfed.datamodules.cache.store import ITEMS, Item, Recipe, build
+from medfed.datamodules.cache.store import Item, Recipe, build
+from medfed.datamodules.cache.volumes import cached_volume, read_volume
 from medfed.datamodules.ct_patches import Candidates, PatchSpec, centre_voxels, read_patches
+from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.luna16 import write_scan
+from medfed.datamodules.generated.organs import OrgansCohort
+from medfed.datamodules.patches import PatchRows, volume_of_cache
+from medfed.datamodules.preparation import Preparation, rules_of
+from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.datamodules.readers.volumes import read_geometry
 
-Process = subprocess.Popen[str]
-SEALS = f"*/{ITEMS}/*.json"
+SIZE = 64
 SPACING, ORIGIN = (0.7, 0.7, 1.0), (-180.0, -180.0, -300.0)
 CASES = {
     "2-D, 17 candidates per scan": (PatchSpec(), 17, 20),
@@ -157,131 +160,124 @@ def status(key: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
-def peaks(folder: Path, cache: Path, size: Sequence[int]) -> None:
-    """Prints the peak memory of this process in each case, above what it had before, in scans."""
-    for case, (spec, *_) in CASES.items():
-        made = recipe(folder, case, size)
-        read_patches(made.items[0].args[0], candidates(0, 1, size), spec)  # first use of libraries
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before = status("VmRSS")
-        build(made, cache, workers=1, quiet=True)
-        print((status("VmHWM") - before) / (2 * float(np.prod(size))))
+def peak(folder: Path, cache: Path, size: Sequence[int], case: str) -> float:
+    """Returns the peak memory of this process above what it had before, in scans."""
+    made = recipe(folder, case, size)
+    read_patches(made.items[0].args[0], candidates(0, 1, size), CASES[case][0])  # loads libraries
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = status("VmRSS")
+    build(made, cache, workers=1, quiet=True)
+    return (status("VmHWM") - before) / (2 * float(np.prod(size)))
 
 
-def again(mode: str, args: argparse.Namespace, cache: Path, workers: int = 1) -> Process:
-    """This script in a process, and process group, of its own."""
-    size = [str(n) for n in args.size]
-    command = [sys.executable, __file__, "--mode", mode, "--cache", str(cache)]
-    return subprocess.Popen(
-        [*command, "--workers", str(workers), "--folder", str(args.folder), "--size", *size],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def preparing(args: argparse.Namespace, cache: Path, workers: int) -> Process:
-    """A preparation that has just begun."""
-    process = again("build", args, cache, workers)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
-
-
-def uninterrupted(args: argparse.Namespace, cache: Path, workers: int) -> tuple[str, float, float]:
-    """The cache's checksum, and the seconds to the first scan and to the end."""
-    process = preparing(args, cache, workers)
-    begin = time.perf_counter()
-    while process.poll() is None and not any(cache.glob(SEALS)):
-        time.sleep(0.002)
-    first = time.perf_counter() - begin
-    assert process.stdout is not None
-    checksum = process.stdout.readline().strip()
-    end = time.perf_counter() - begin
-    process.communicate()
-    return checksum, first, end
-
-
-def killed(
-    args: argparse.Namespace, cache: Path, spans: Sequence[tuple[float, float]]
-) -> list[int]:
-    """Kills the preparation at random; returns how many scans were finished at each kill."""
-    moments = random.Random(0)
-    kept: list[int] = []
-    while len(kept) < args.kills:
-        workers = 1 + len(kept) % 2
-        process = preparing(args, cache, workers)
-        time.sleep(moments.uniform(*spans[workers - 1]))
-        os.killpg(process.pid, signal.SIGKILL)
-        if process.communicate()[0].strip():
-            shutil.rmtree(cache)  # it was faster: from the start
-        else:
-            kept.append(len(list(cache.glob(SEALS))))
-    return kept
-
-
-def interrupted(args: argparse.Namespace) -> None:
-    """Prints what the kills did to the cache."""
-    spans, cache = [], args.folder / "killed"
-    for workers in (1, 2):
-        straight, first, end = uninterrupted(args, args.folder / f"straight{workers}", workers)
-        spans.append((0.7 * first, end))
-    kept = killed(args, cache, spans)
-    checksum, *_ = uninterrupted(args, cache, 2)
-    print(f"\n{len(kept)} kills; scans finished by then: {', '.join(map(str, kept))}")
-    print(f"checksum straight:  {straight}\nchecksum resumed:   {checksum}")
-    if checksum != straight:
-        raise AssertionError("The resumed cache differs from the uninterrupted one.")
-
-
-def compare(args: argparse.Namespace) -> None:
+def scans(args: argparse.Namespace, folder: Path) -> None:
     """Prints throughput and memory."""
-    out, _ = again("peaks", args, args.folder / "peaks").communicate()
+    write_scans(folder, args.scans, args.size)
+    context = multiprocessing.get_context("spawn")
     print(f"{args.scans} scans of {' x '.join(map(str, args.size))} int16, page cache dropped")
     print("ms and MB per scan; peak memory in scans; quartiles of the ratio in brackets")
     print(f"{'':30}{'MB':>7}{'read':>8}{'prepare':>9}{'ratio':>7}{'':14}{'peak':>6}")
-    for case, scans in zip(CASES, map(float, out.split()), strict=True):
-        made = recipe(args.folder, case, args.size)
+    for case in CASES:
+        with context.Pool(1) as pool:
+            most = pool.apply(peak, (folder, folder / "peaks", args.size, case))
+        made = recipe(folder, case, args.size)
         count = len(made.items)
-        total, pairs = throughput(made, args.folder, args.repeats)
+        total, pairs = throughput(made, folder, args.repeats)
         reading, making = (1e3 * statistics.median(p) / count for p in zip(*pairs, strict=True))
         each = sorted(b / a for a, b in pairs)
         spread = f" ({each[len(each) // 4]:.2f}, {each[-1 - len(each) // 4]:.2f})"
         print(
             f"{case:30}{total / 1e6 / count:7.1f}{reading:8.1f}{making:9.1f}"
-            f"{statistics.median(each):7.2f}{spread:14}{scans:6.2f}"
+            f"{statistics.median(each):7.2f}{spread:14}{most:6.2f}",
+            flush=True,
         )
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scans", type=int, default=6)
-    parser.add_argument("--size", type=int, nargs=3, default=(512, 512, 300), help="x y z")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write the scans")
-    parser.add_argument("--mode", default="all", help=argparse.SUPPRESS)
-    parser.add_argument("--cache", type=Path, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
-    return parser.parse_args()
+def median_ms(run: Callable[[], Any], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def compare(path: Path, folder: Path, repeats: int) -> dict[str, tuple[float, float]]:
+    """MONAI's number and ours, by what is measured."""
+    reader = DatalistReader(path)
+    preparation = Preparation(rules_of(None, reader.channels))
+    cases = reader.patients()
+
+    class Prepare(Transform):  # of a plain function, MONAI would keep nothing
+        def __call__(self, number: int) -> dict[str, torch.Tensor]:
+            return reader.prepared(cases[number], preparation)
+
+    theirs = PersistentDataset(list(range(len(cases))), Compose([Prepare()]), folder / "monai")
+    items = tuple(Item(c.id, tuple(c.files.values()), args=(reader, c, preparation)) for c in cases)
+    recipe = Recipe("benchmark", {}, items, read_volume, joined=False)
+    ours = build(recipe, folder, workers=1, quiet=True)
+    for number, case in enumerate(cases):  # also fills theirs
+        one, two = theirs[number], cached_volume(ours, case.id)
+        assert all(one[key].equal(two[key]) for key in ("image", "label"))
+    rng = np.random.default_rng(0)
+    volumes = []
+    for case in cases:
+        label = cached_volume(ours, case.id)["label"]
+        inside = label.any(dim=0)
+        has = torch.ones(len(reader.channels), dtype=torch.bool)
+        volumes.append(volume_of_cache(ours.arrays(case.id), label, inside, has, rng))
+    room = [np.maximum(np.array(v.shape) - (SIZE, SIZE, 1), 0) for v in volumes]
+    at = [[n % len(cases), *rng.integers(0, room[n % len(cases)] + 1)] for n in range(16)]
+    rows = PatchRows(volumes, np.array(at), (SIZE, SIZE, 1), slices=1)
+
+    def their_patches() -> torch.Tensor:
+        return torch.stack(
+            [theirs[n]["image"][:, x : x + SIZE, y : y + SIZE, z] for n, x, y, z in at]
+        )
+
+    def our_patches() -> torch.Tensor:
+        return rows.take(torch.arange(16))
+
+    assert their_patches().equal(our_patches())
+    size = sum(f.stat().st_size for f in (folder / "monai").iterdir())
+    return {
+        "MB per case": (size / 1e6 / len(cases), ours.num_bytes / 1e6 / len(cases)),
+        "ms, a case": (
+            median_ms(lambda: theirs[0], repeats),
+            median_ms(lambda: cached_volume(ours, cases[0].id), repeats),
+        ),
+        "ms, 16 patches": (median_ms(their_patches, repeats), median_ms(our_patches, repeats)),
+    }
+
+
+def volumes(args: argparse.Namespace, folder: Path) -> None:
+    """Prints MONAI's numbers and ours."""
+    torch.set_num_threads(1)
+    cohorts = {
+        "heads, 4 x 128 x 128 x 64": BratsCohort(1, args.cases, (128, 128, 64)),
+        "CT, 160 x 128 x 48": OrgansCohort(1, args.cases, (160, 128, 48)),
+    }
+    print(f"{args.cases} cases, one thread, page cache warm; medians of {args.repeats}")
+    print(f"{'':28}{'':16}{'MONAI':>9}{'ours':>9}{'ratio':>8}")
+    for n, (name, cohort) in enumerate(cohorts.items()):
+        path, _ = cohort.ensure(folder / str(n))
+        for what, (one, two) in compare(path, folder / str(n), args.repeats).items():
+            print(f"{name:28}{what:16}{one:9.1f}{two:9.1f}{one / two:8.1f}", flush=True)
 
 
 def main() -> None:
-    args = parse()
-    if args.mode == "peaks":
-        peaks(args.folder, args.cache, args.size)
-    elif args.mode == "build":
-        made = recipe(args.folder, list(CASES)[-1], args.size)
-        print("begun", flush=True)
-        print(build(made, args.cache, args.workers, quiet=True).checksum)
-    else:
-        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            args.folder = Path(folder)
-            write_scans(args.folder, args.scans, args.size)
-            compare(args)
-            if args.kills:
-                interrupted(args)
+    """Measures what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("of", choices=["scans", "volumes"])
+    parser.add_argument("--scans", type=int, default=6)
+    parser.add_argument("--size", type=int, nargs=3, default=(512, 512, 300), help="x y z")
+    parser.add_argument("--cases", type=int, default=2, help="of volumes")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--folder", type=Path, default=None, help="where to write")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        (scans if args.of == "scans" else volumes)(args, Path(folder))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,21 @@ the undisturbed one left, byte for byte:
 - *prepare*: the arrays and manifest of the cache; by one and by two workers in turn.
 - *export*: the bundles and the picture.
 - *compare*: tables, report and pictures.
+- *benchmark*: the report, and the cells but for the CPU seconds that they took.
 
 Anything beyond that is counted as left over: partial and hidden files, files in the folder for
 temporary files, processes. Not compared are the contents of checkpoints, which count the batches of
 their own process, and what tells of the processes themselves: ``log``, ``.hydra``, ``*.log``,
 ``lock`` and ``lock.pid``.
 
-A command that ends before its kill is started anew. Run with ``python benchmarks/trust/kill.py``;
-``--kills`` is the number of each kind.
+A command that ends before its kill is started anew. ``--kills`` is the number of each kind.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -52,6 +53,22 @@ LOSSY = (
     *("algorithm=fedavg", "codec.up=stc", "codec.down=qsgd", "local.optimizer_state=kept"),
     *("optimizer.momentum=0.9", "cohort.fraction=0.6"),
 )
+
+SUITE = """
+title: Four hospitals of breast-cancer patients
+experiment: clinical_pfednet
+overrides: ["model.selection=[auroc,max]", partition.num_clients=4]
+lr: [0.01, 1.0]
+splits: folds
+dial: δ
+variants:
+  one: {dial: 1, overrides: [partition.delta=1]}
+  four: {dial: 4, overrides: [partition.delta=4]}
+sizes:
+  smoke: {splits: 1, trials: 2, overrides: [rounds=1, local.steps=2]}
+  small: {splits: 3, trials: 3, overrides: [rounds=3, local.steps=5]}
+  full: {splits: 3, trials: 3, overrides: [rounds=3, local.steps=5]}
+"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,15 @@ KINDS = {
         "out",
         reads=(CLINICAL, (*CLINICAL, "algorithm=fedavg")),
     ),
+    "benchmark": Kind(
+        (
+            *("benchmark", "suite=four", "plugins={shared}", "methods=[ditto,fedprox]"),
+            *("variants=all", "size=small", "workers={workers}"),
+        ),
+        "out",
+    ),
 }
+SEVERAL = ("prepare", "benchmark")  # kinds of one and of two workers
 
 
 @dataclass
@@ -148,11 +173,22 @@ class Place:
     def left(self) -> dict[str, str]:
         """What it has written and left in the folder for temporary files: names and hashes."""
         found = {
-            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()
+            str(path.relative_to(self.root)): hashlib.sha256(lasting(path)).hexdigest()
             for path in self.written()
         }
-        found |= {str(p.relative_to(self.root)): "" for p in self.temporary.rglob("*")}
+        if self.kind.command[0] != "benchmark":  # the next one removes what is a minute old
+            found |= {str(p.relative_to(self.root)): "" for p in self.temporary.rglob("*")}
         return {n: "" if "/checkpoints/" in n else sha for n, sha in found.items()}
+
+
+def lasting(path: Path) -> bytes:
+    """Returns what a file holds; of a benchmark's cell what does not depend on the clock."""
+    if "cells" not in path.parts or path.suffix != ".json":
+        return path.read_bytes()
+    content = json.loads(path.read_text("utf-8"))
+    content.pop("sha256")  # of the result with its seconds
+    content["result"].pop("cpu_seconds")
+    return json.dumps(content, sort_keys=True).encode()
 
 
 def finish(process: Started) -> None:
@@ -198,12 +234,13 @@ def again(place: Place, workers: int) -> None:
 def measure(name: str, root: Path, kills: int, seed: int) -> tuple[int, int, int]:
     """Kills a kind of command; returns how many came to an equal end, and what was left over."""
     place, draw = Place(KINDS[name], root), random.Random(f"{seed}/{name}")
-    root.mkdir()
+    (root / "shared" / "suites").mkdir(parents=True)
+    (root / "shared" / "suites" / "four.yaml").write_text(SUITE, "utf-8")
     place.clear()
     for number, command in enumerate(place.kind.reads):
         finish(place.start(command, f"hydra.run.dir={root / 'shared' / f'run{number}'}"))
     expected, spans = {}, []
-    for workers in (1, 2) if name == "prepare" else (1,):
+    for workers in (1, 2) if name in SEVERAL else (1,):
         place.clear()
         process = place.begin(workers)
         began = time.monotonic()
