@@ -63,13 +63,9 @@ LONGER = "_thrice_the_rounds"
 
 
 def deal(sizes: Mapping[str, int], least: int, most: int, count: int) -> list[list[str]]:
-    """Deals hospitals of like sizes to federations, so that each has small and large ones.
+    """Deals hospitals of ``least`` to ``most`` patients to federations of ``count``.
 
-    Args:
-        sizes: Patients by hospital.
-        least: Of a hospital that takes part.
-        most: Of a hospital that takes part.
-        count: Hospitals of a federation; those that are left over take no part.
+    Each has small and large ones; hospitals that are left over take no part.
 
     Example:
         >>> deal({"a": 30, "b": 60, "c": 70, "d": 80, "e": 90}, 50, 100, 2)
@@ -137,9 +133,6 @@ def complete(folder: Path, to: Path) -> int:
 
     Where a contrast was not taken, the data set's authors put FLAIR, the second channel, in its
     place.
-
-    Returns:
-        How many patients are left out.
     """
     with (folder / "images.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -256,13 +249,7 @@ def plainly(folder: Path) -> dict[str, Any]:
 
 
 def collect(outs: Sequence[Path], table: Path, before: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of benchmarks: tasks, hashes, seconds, and facts about the hospitals.
-
-    Args:
-        outs: Their folders.
-        table: Of the stroke trial.
-        before: What was kept so far. Its seconds count, also those of tasks measured again.
-    """
+    """What is kept of benchmarks: tasks, hashes, seconds, and facts about the hospitals."""
     folders = [f for out in outs for f in sorted((out / "cells").glob("*/*"))]
     ready = [folder for folder in folders if any(folder.glob("fedavg/final_*.json"))]
     tasks, cells = dict(before.get("tasks", {})), dict(before.get("cells", {}))
@@ -543,12 +530,7 @@ REAL = ("stroke/hospitals", "heart/centres", "retina_centres/hospitals", "lgg/ho
 
 
 def of_orders(tasks: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """A line per pair of tasks: whether the means order their methods alike.
-
-    Args:
-        tasks: Of real hospitals.
-        found: Of the benchmark on generated data; its scores grow, too.
-    """
+    """A line per pair of tasks: whether the means order their methods alike."""
     every = {name: found[name]["methods"] for name in GENERATED}
     every |= {name: tasks[name]["methods"] for name in REAL}
     lines = [

@@ -56,32 +56,17 @@ YES, NO, UNKNOWN, MISSING = "yes", "no", "cannot tell", "not measured"
 
 @dataclass(frozen=True)
 class Question:
-    """A question of a claim.
-
-    Attributes:
-        kind: One of the table above.
-        suite: The suite.
-        asks: The statement that is true if the answer is yes.
-        given: Its keys in the yaml.
-    """
+    """A question of a claim."""
 
     kind: str
     suite: str
-    asks: str
-    given: Mapping[str, Any]
+    asks: str  # the statement that is true if the answer is yes
+    given: Mapping[str, Any]  # its keys in the yaml
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, what it rests on, and experiments that ask why.
-
-    Attributes:
-        name: The name of its file.
-        claim: The statement.
-        source: Who makes it, and where.
-        parts: The questions that decide the verdict.
-        reasons: The questions that ask why.
-    """
+    """A statement, what it rests on, and experiments that ask why."""
 
     name: str
     claim: str
@@ -91,11 +76,7 @@ class Claim:
 
 
 def read_claims(folder: Path = CLAIMS) -> list[Claim]:
-    """Reads all claims of a folder.
-
-    Raises:
-        ConfigError: If one cannot be read; the error names the file and the reason.
-    """
+    """Reads all claims of a folder."""
     return [read_yaml(file, "claim", _claim) for file in sorted(folder.glob("*.yaml"))]
 
 
@@ -132,52 +113,29 @@ def _question(given: Mapping[str, Any]) -> Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a question.
-
-    Attributes:
-        asks: The statement.
-        where: Suite and variant.
-        answer: ``yes``, ``no``, ``cannot tell`` or ``not measured``.
-        mean: Mean over splits.
-        low: The lower end of its 95 % interval.
-        high: The upper end.
-        bound: The number that it must exceed; with ``at_most``, stay below.
-        p: Two-sided p-value against the bound, Holm's among the questions of its kind in the claim.
-        detectable: The smallest distance from the bound that is detected with 80 % power, alone.
-        splits: How many.
-        note: The result that is missing, or the method that decided.
-    """
+    """The answer to a question."""
 
     asks: str
-    where: str
+    where: str  # suite and variant
     answer: str = MISSING
     mean: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    bound: float = 0.0
-    p: float = math.nan
-    detectable: float = math.nan
+    bound: float = 0.0  # what the mean must exceed; with ``at_most``, stay below
+    p: float = math.nan  # against the bound; Holm's among the questions of its kind in the claim
+    detectable: float = math.nan  # distance from the bound that is detected with 80 % power, alone
     splits: int = 0
-    note: str = ""
+    note: str = ""  # the result that is missing, or the method that decided
 
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim with its answers.
-
-    Attributes:
-        name: Of the claim.
-        claim: The statement.
-        source: Who makes it, and where.
-        verdict: ``confirmed``, ``qualified``, ``refuted``, ``cannot tell`` or ``not measured``.
-        parts: The answers that decide the verdict.
-        reasons: The answers of experiments that ask why.
-    """
+    """A claim with its answers."""
 
     name: str
     claim: str
     source: str
-    verdict: str
+    verdict: str  # confirmed, qualified, refuted, cannot tell or not measured
     parts: tuple[Answer, ...]
     reasons: tuple[Answer, ...] = ()
 
@@ -232,11 +190,7 @@ class Results:
                     self.found[suite.name, variant, name] = known
 
     def key(self, question: Question, name: str) -> tuple[str, str, str]:
-        """Returns suite, variant and name of a method or arm of a question.
-
-        Raises:
-            KeyError: If it is not there.
-        """
+        """Returns suite, variant and name of a method or arm of a question."""
         suite = question.suite
         method, _, variant = name.partition("@")
         variant = variant or question.given.get("variant") or self.base.get(suite, "")
@@ -265,11 +219,7 @@ class Results:
         return mean_of_known(values_of(results, metric, list(whole["clients"])), axis=1)
 
     def gap(self, question: Question, first: str, second: str) -> Floats:
-        """Returns (S,) paired differences.
-
-        Raises:
-            ConfigError: If the two are not of the same patients.
-        """
+        """Returns (S,) paired differences."""
         pairs = zip(self.of(question, first), self.of(question, second), strict=False)
         whole = [(a, b) for a, b in pairs if "clients" in a and "clients" in b]
         if any(a["data"] != b["data"] for a, b in whole):
@@ -307,12 +257,7 @@ class Results:
 
 
 def answer(question: Question, results: Results) -> Answer:
-    """Answers a question by its own p-value, not yet corrected.
-
-    Args:
-        question: The question.
-        results: What there is.
-    """
+    """Answers a question by its own p-value, not yet corrected."""
     try:
         if question.kind == "peak":
             return _peak(question, results)
@@ -408,12 +353,7 @@ def verdict(answers: Sequence[Answer]) -> str:
 
 
 def judge_claims(progress: Sequence[Progress], folder: Path = CLAIMS) -> list[JudgedClaim]:
-    """Judges all claims for which there are results.
-
-    Args:
-        progress: Methods and arms.
-        folder: The folder of the claims.
-    """
+    """Judges all claims for which there are results."""
     results, judged = Results(progress), []
     for claim in read_claims(folder):
         parts = corrected([answer(q, results) for q in claim.parts])

@@ -29,13 +29,7 @@ CASES = ((5, 0.0, 6), (5, 0.0, 24), (10, 0.0, 48), (10, 0.25, 24), (10, 0.25, 48
 
 
 class Rates(NamedTuple):
-    """Shares of the repetitions.
-
-    Attributes:
-        detected: In which the true difference is shown.
-        twice: In which its observed mean reaches the detectable difference, too.
-        wrong: In which any difference is shown between equal methods.
-    """
+    """Shares of the repetitions."""
 
     detected: float
     twice: float
@@ -43,14 +37,7 @@ class Rates(NamedTuple):
 
 
 def rates(splits: int, overlap: float, methods: int, repeats: int) -> Rates:
-    """Simulates comparisons of methods with a reference.
-
-    Args:
-        splits: How many each has.
-        overlap: Test patients per training patient where splits are of the same patients.
-        methods: How many are compared with the reference.
-        repeats: How often.
-    """
+    """Simulates comparisons of methods with a reference."""
     rng = np.random.default_rng((splits, methods, repeats))
     error = math.sqrt(1 / splits + overlap)
     size = error * noncentrality(splits - 1, (1 - LEVEL) / methods, POWER)

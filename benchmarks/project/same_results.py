@@ -168,19 +168,12 @@ REPLACED = (
 
 
 class Step(NamedTuple):
-    """One command.
-
-    Attributes:
-        name: Under which its hashes stand.
-        arguments: Behind ``medfed``.
-        writes: Folders and files that it makes.
-        needs: Steps that must have been before.
-    """
+    """One command."""
 
     name: str
     arguments: tuple[str, ...]
-    writes: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()  # folders and files
+    needs: tuple[str, ...] = ()  # steps before it
 
 
 def steps(tree: Path) -> list[Step]:
@@ -285,18 +278,9 @@ def commands() -> list[Step]:
 
 def words() -> list[Step]:
     """Returns what only speaks: help, tables, and sentences on mistakes."""
-    named: tuple[str, ...] = (
-        "train",
-        "prepare",
-        "evaluate",
-        "compare",
-        "report",
-        "benchmark",
-        "advise",
-        "export",
-    )
-    named = (*named, "predict", "deploy", "site", "methods", "doctor")
-    helps = [Step(f"help {name}", (name, "--help")) for name in named]
+    named = "train prepare evaluate compare report benchmark advise export predict deploy site"
+    named += " methods doctor"
+    helps = [Step(f"help {name}", (name, "--help")) for name in named.split()]
     tables = [("methods",), ("methods", "apfl"), ("methods", "--markdown"), ("doctor",)]
     shown = [("train", "experiment=brats_pfednet", "folder=x", "--cfg", "job"), ("--help",)]
     return [

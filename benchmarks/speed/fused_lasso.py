@@ -110,16 +110,7 @@ def report_exact(largest: int) -> None:
 
 @dataclass(frozen=True)
 class FusedLassoResult:
-    """What :func:`fused_lasso_admm` found.
-
-    Attributes:
-        w: ``(d,)`` minimiser to within the tolerance, in the dtype of the input. Fused neighbours
-            are close to each other, not equal.
-        iterations: Iterations done.
-        primal: Norm of Lambda w - s at the end.
-        dual: Norm of rho Lambda^T (s - s_before) at the end.
-        converged: Whether both lie below ``tol`` times the norm of g.
-    """
+    """What :func:`fused_lasso_admm` found."""
 
     w: Tensor
     iterations: int
@@ -138,15 +129,6 @@ def fused_lasso_admm(
     is, without a d x d eigen-decomposition, and the residuals stop the iteration. s is the
     splitting, equal to Lambda w in the end, and u the dual divided by rho.
 
-    Args:
-        g: ``(d,)`` float32 or float64 tensor; computed in float64, in main memory.
-        gamma: Weight of the differences, 0 to infinity.
-        rho: Penalty, the paper's. It changes the path, not the solution.
-        iterations: Iterations at most; a warning is issued where they do not suffice.
-        tol: Both residuals' bound, relative to the norm of g.
-
-    Returns:
-        The minimiser, iterations and residuals.
     """
     cut = gamma / rho
     vector = g.detach().cpu().contiguous()

@@ -30,9 +30,6 @@ As the sides alternate a few times per second, a slow moment of the machine meet
 medians over rounds with quartiles, and (typical) of rounds in which each client takes its median
 over the rounds; on a busy machine these are the steadier.
 
-`--parts` measures the parts of the overhead in further rounds, as the clocks around them cost
-something.
-
     python benchmarks/speed/round_overhead.py
     python benchmarks/speed/round_overhead.py --blocks 2 4 8 12
 """
@@ -45,7 +42,6 @@ import logging
 import statistics
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -81,14 +77,7 @@ LEVELS: dict[str, Any] = {"channels": [8, 16, 32, 64], "strides": [2, 2, 2], "nu
 
 @dataclass(frozen=True)
 class Net:
-    """A network, and what each client trains it on.
-
-    Attributes:
-        make: Makes the network of two classes.
-        shape: Of one sample, without the batch.
-        samples: Training samples of a client.
-        batch: Samples of a step.
-    """
+    """A network, and what each client trains it on."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -352,39 +341,6 @@ class Alternate(pl.Callback):
         return float((ours - theirs).norm() / theirs.norm())
 
 
-class Clock(pl.Callback):
-    """CPU time of the parts of each round, by exclusive time: what is called within is deducted."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.rounds: list[dict[str, float]] = []
-        self.inner = [0.0]
-        self.mark = 0.0
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Closes a round; what no clock saw is the Lightning loop's."""
-        now = time.process_time()
-        self.seconds["Lightning loop"] = now - self.mark - sum(self.seconds.values())
-        self.rounds.append(self.seconds)
-        self.seconds, self.mark = defaultdict(float), now
-
-    def timed(self, owner: Any, name: str, part: str) -> None:
-        """Puts a clock around a method of one object."""
-        method: Callable[..., Any] = getattr(owner, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            begin = time.process_time()
-            self.inner.append(0.0)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                total = time.process_time() - begin
-                self.seconds[part] += total - self.inner.pop()
-                self.inner[-1] += total
-
-        setattr(owner, name, wrapped)
-
-
 def fit(module: FederatedModule, rounds: int, last: pl.Callback) -> None:
     trainer = pl.Trainer(
         max_epochs=rounds,
@@ -414,50 +370,6 @@ def measure(setting: Setting, rounds: int) -> tuple[list[list[list[float]]], flo
 def typical(rounds: list[list[float]]) -> float:
     """CPU seconds of a round of which every client takes its median over the rounds."""
     return sum(float(statistics.median(places)) for places in zip(*rounds, strict=True))
-
-
-def breakdown(setting: Setting, rounds: int) -> dict[str, float]:
-    """Median CPU seconds per round of each part."""
-    module, clock = federated(setting), Clock()
-    channel, local = module.federation.channel, module.local
-    clock.timed(channel, "encode", "encode")
-    clock.timed(channel, "decode", "decode")
-    clock.timed(module.federation, "open", "open the round")
-    clock.timed(module, "exchange", "ledger and aggregation")
-    clock.timed(module, "training_step", "client, outside training")
-    clock.timed(local, "run", "training, beyond the steps")
-    clock.timed(local.model, "load", "load weights")
-    clock.timed(local, "_begin", "prepare optimizer")
-    clock.timed(local.gradients, "loss", "forward")
-    clock.timed(local.gradients, "backward", "backward")
-    make: Callable[..., torch.optim.Optimizer] = local.model.make_optimizer
-
-    def make_timed(parameters: Any) -> torch.optim.Optimizer:
-        optimizer = make(parameters)
-        clock.timed(optimizer, "step", "optimizer step")
-        clock.timed(optimizer, "zero_grad", "optimizer zero_grad")
-        return optimizer
-
-    local.model.make_optimizer = make_timed
-    fit(module, WARM_UP + rounds, clock)
-    parts = clock.rounds[WARM_UP:]
-    medians = {n: statistics.median(r[n] for r in parts) for n in parts[0]}
-    return dict(sorted(medians.items(), key=lambda item: -item[1]))
-
-
-def copies(setting: Setting) -> float:
-    """Model copies that all clients together keep after a round, beside server and scratch."""
-    module = federated(setting)
-    fit(module, 1, pl.Callback())
-    federation = module.federation
-    held = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for c in federation.clients.values()
-        for group in [*c.state.values(), c.weights, *c._optimizers.values()]
-        for t in group.values()
-    }
-    model = sum(t.nbytes for t in federation.server["shared"].values())
-    return sum(held.values()) / model
 
 
 def ratio(ours: list[list[float]], theirs: list[list[float]]) -> str:
@@ -497,7 +409,6 @@ def main() -> None:
         "--settings", nargs="+", choices=["equal", "defaults"], default=["equal", "defaults"]
     )
     parser.add_argument("--momentum", type=float, default=0.0)
-    parser.add_argument("--parts", action="store_true", help="also the parts of medfed's rounds")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -511,11 +422,6 @@ def main() -> None:
         for how in args.settings:
             setting = Setting(args.clients, net, args.momentum, how == "equal")
             show(name, setting, args.rounds)
-            if args.parts:
-                print("\nms per client and round (median), by part")
-                for part, seconds in breakdown(setting, max(3, args.rounds // 3)).items():
-                    print(f"{1e3 * seconds / args.clients:9.3f}  {part}")
-                print(f"copies of the model that all clients together keep: {copies(setting):.2f}")
 
 
 if __name__ == "__main__":

@@ -143,13 +143,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class Side:
-    """One way to take a step.
-
-    Args:
-        network: The network, which is copied.
-        way: ``double``, ``ordinary``, ``channels last``, ``bf16`` (in channels-last layout) or
-            ``compiled``.
-    """
+    """One way to take a step."""
 
     def __init__(self, network: nn.Module, way: str) -> None:
         self.kind = torch.float64 if way == "double" else torch.float32

@@ -33,15 +33,7 @@ Read = Iterable[Tensor | np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Family:
-    """Inputs of one kind.
-
-    Attributes:
-        name: Its name.
-        seeds: Valid inputs.
-        read: Reads one, and returns the numbers that came of it.
-        keep: The length of what stands before the interesting bytes.
-        share: How many inputs it gets beside the others: those that take a file get fewer.
-    """
+    """Inputs of one kind."""
 
     name: str
     seeds: list[bytes]

@@ -21,13 +21,7 @@ _NUMBER = re.compile(rb"-?\d+(\.\d+)?")
 
 
 def mutated(rng: random.Random, seeds: list[bytes], keep: int) -> bytes:
-    """Returns one input: mostly a valid one with a few mutations.
-
-    Args:
-        rng: Source of all choices.
-        seeds: Valid inputs.
-        keep: Bytes at the front that half of the inputs keep, so that more get past them.
-    """
+    """Returns one input: mostly a valid one with a few mutations."""
     if rng.random() < 0.05:
         return seeds[0][: rng.choice((0, keep))] + rng.randbytes(rng.randrange(200))
     data = bytearray(rng.choice(seeds))

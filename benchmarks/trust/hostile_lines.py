@@ -86,12 +86,7 @@ def lines(count: int, seed: int = 0) -> list[list[str]]:
 
 
 def outcome(line: list[str], seconds: int) -> str:
-    """Runs a line in this process: ``sentence``, ``gradient``, ``done``, or what went wrong.
-
-    Args:
-        line: The arguments of ``medfed``.
-        seconds: After these it has gone wrong; 0: never.
-    """
+    """Runs a line in this process: ``sentence``, ``gradient``, ``done``, or what went wrong."""
 
     def too_long(*_: object) -> None:
         raise TimeoutError(f"no answer within {seconds} s")

@@ -35,15 +35,7 @@ RATE, SMOOTH = 0.01, 0.001
 
 
 class Setting(NamedTuple):
-    """What a client sends.
-
-    Attributes:
-        name: In the table.
-        codec: Of the message.
-        batch: Images in it.
-        steps: Gradient steps.
-        noise: Standard deviation of the noise on a gradient that is clipped to length 1.
-    """
+    """What a client sends."""
 
     name: str
     codec: Codec = Dense()

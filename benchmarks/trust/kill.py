@@ -73,14 +73,7 @@ sizes:
 
 @dataclass(frozen=True)
 class Kind:
-    """A command that is killed.
-
-    Attributes:
-        command: Its words.
-        folder: The key that names the folder it writes.
-        ranks: Whether it has several.
-        reads: Finished runs that it reads, as commands without their folder.
-    """
+    """A command that is killed."""
 
     command: tuple[str, ...]
     folder: str = "hydra.run.dir"

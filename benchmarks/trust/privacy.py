@@ -56,14 +56,7 @@ NETWORKS = {"logistic": logistic, "mlp": mlp, "small CNN": small_cnn, "U-Net": s
 
 
 def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[float, float]:
-    """Returns the CPU seconds of a step, and the growth of memory in MB.
-
-    Args:
-        name: The network.
-        private: Whether gradients are those of single patients.
-        chunk: Samples at once.
-        steps: Number of steps.
-    """
+    """Returns the CPU seconds of a step, and the growth of memory in MB."""
     torch.set_num_threads(1)
     network, image, label = NETWORKS[name]()
     batch = {"image": image, "label": label}
