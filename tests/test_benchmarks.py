@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ),
         ("speed/training.py run experiment=clinical_pfednet rounds=1", "gradient steps"),
         ("speed/bundles.py --networks small_cnn --repeats 1 --models", "| small_cnn | 97 | "),
-        ("speed/network_lasso.py --largest 4", "ns/column"),
+        ("speed/kernels.py network_lasso --largest 4", "ns/column"),
         (
             "speed/prepare.py scans --scans 2 --size 64 64 32 --repeats 1",
             "620 candidates per scan",
@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
             "evidence/memberships.py FOLDER/new --only linear clinical --rounds 1 --seeds 0 1",
             "| 20 | fine-tuning |",
         ),
-        ("speed/fused_lasso.py --largest 3", "ns/element"),
+        ("speed/kernels.py fused_lasso --largest 3", "ns/element"),
         ("speed/bundles.py --networks --models unet --bits 2", "seconds of k-means"),
         ("trust/kill.py --kills 1 --kinds train", "left over"),
         ("trust/fuzz.py --inputs 20 --messages", "links with memory"),
@@ -83,7 +83,7 @@ ROOT = Path(__file__).resolve().parents[1]
             "memory and bytes as the cards say: all\n",
         ),
         (
-            "speed/quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net",
+            "speed/kernels.py quantised --largest 3 --blocks 1 --batch-size 2 --networks U-Net",
             "step_centers",
         ),
     ],
