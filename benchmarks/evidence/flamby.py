@@ -200,7 +200,9 @@ def heart(args: argparse.Namespace, table: Path) -> None:
     print(f"| {' | '.join(head)} |\n|---|---|{'---:|' * 6}")
     names = [name for name in PUBLISHED if name in (args.methods or PUBLISHED)]
     keys = ("experiment=heart_flamby", f"data.path={table}")
-    tasks = [((*keys, f"algorithm={m}"), seed) for m in names for seed in range(args.seeds)]
+    tasks: list[Task] = [
+        ((*keys, f"algorithm={m}"), seed) for m in names for seed in range(args.seeds)
+    ]
     each = runs_of(tasks, args.workers)
     for method in names:
         known = np.array(PUBLISHED[method], dtype=float)

@@ -27,6 +27,7 @@ import resource
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 ROUNDS, SHARE = 3, 0.1
@@ -153,18 +154,19 @@ def main() -> None:
     of.add_argument("--millions", type=int, nargs="+", default=[1, 10, 100])
     of.add_argument("--methods", nargs="+", default=METHODS)
     args = parser.parse_args()
+    measure: Callable[[str, int], dict[str, float]]
     if args.of == "clients":
-        measure, sizes, context = many_clients, args.clients, multiprocessing.get_context("fork")
+        measure, sizes, start = many_clients, args.clients, "fork"
         print("ms of CPU: of a client in a round, of an evaluation, of a client in the whole run;")
         print("MB at most; kB per client beyond what was there before")
         heads = ["clients", "round", "evaluate", "whole", "peak", "kB"]
     else:
-        measure, sizes, context = large_model, args.millions, multiprocessing.get_context("spawn")
+        measure, sizes, start = large_model, args.millions, "spawn"
         heads = ["million", "time / bare", "memory / model"]
     print(f"{'method':<10}" + "".join(f"{head:>16}" for head in heads))
     for method in args.methods:
         for size in sizes:
-            with context.Pool(1) as pool:
+            with multiprocessing.get_context(start).Pool(1) as pool:
                 row = pool.apply(measure, (method, size))
             cells = "".join(f"{value:>16.2f}" for value in row.values())
             print(f"{method:<10}{size:>16}{cells}", flush=True)
