@@ -67,7 +67,9 @@ class Started:
         # What a process that was killed leaves of its temporary files goes with the session's.
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), **(env or {})}
         files = (self._out, self._out if together else self._err)
-        self._process = context.Process(target=_run, args=(self.args, str(cwd), environ, files))
+        self._process = context.Process(  # type: ignore[attr-defined]  # of all but the base
+            target=_run, args=(self.args, str(cwd), environ, files)
+        )
         self._process.start()
         self.pid = self._process.pid or 0
         self.returncode: int | None = None

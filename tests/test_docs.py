@@ -140,7 +140,10 @@ def test_what_stands_in_tables_is_what_the_benchmark_found():
         assert text.count("<!-- table: ") == text.count("<!-- end -->"), page.name
         assert script.filled(text, findings) == text, f"{page.name}: python docs/tables.py"
         for asked in re.findall(r"<!-- table: (\w+) ?([^ ]*) -->", text):
-            known = {"claim": DOCS.parent / "benchmarks/claims", "task": CONFIG_DIR / "suites"}
+            known = {
+                "claim": DOCS.parent / "benchmarks/evidence/claims",
+                "task": CONFIG_DIR / "suites",
+            }
             folder = known.get(asked[0].replace("dial", "task"))
             assert folder is None or (folder / f"{asked[1]}.yaml").is_file(), asked
 

@@ -310,8 +310,10 @@ def test_a_name_brings_no_html_link_or_line_into_the_pages(run):
 
 
 def test_the_benchmark_prints_what_the_exports_measure(run, capsys, monkeypatch):
-    """benchmarks/finetuning.py, on a run that is there, at two bits."""
-    spec = importlib.util.spec_from_file_location("bench", ROOT / "benchmarks" / "finetuning.py")
+    """benchmarks/evidence/finetuning.py, on a run that is there, at two bits."""
+    spec = importlib.util.spec_from_file_location(
+        "bench", ROOT / "benchmarks/evidence/finetuning.py"
+    )
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "BITS", (2,))
