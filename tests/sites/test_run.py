@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from medfed.functional import points
 from medfed.records.folder import Run
 from medfed.sites.wire import Request
 from tests.integration.runs import CLINICAL, run
-from tests.sites.hospitals import QUICK, across, as_left, direct, same
+from tests.sites.hospitals import across, as_left, direct, same
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfednet", "ppfl"])
@@ -94,8 +93,7 @@ def test_a_run_is_resumed_although_a_site_is_not_there(tmp_path: Path):
         return type(again).call(again, site, request, timeout)
 
     again.call = back  # type: ignore[method-assign]
-    waiting = dataclasses.replace(QUICK, probe=60.0)  # while it builds its model
-    across(folder, again, names, *overrides, f"resume={folder}", terms=waiting)
+    across(folder, again, names, *overrides, f"resume={folder}")
     record = json.loads((folder / "absences.json").read_text())
     assert record["absent"] == {"1": [names[1]]}
     run(tmp_path / "simulation", *overrides, record["simulation"])
