@@ -159,9 +159,6 @@ def with_torch() -> Forks:
     return Forks("torch")
 
 
-_ports: list[socket.socket] = []
-
-
 def free_port() -> str:
     """Returns a port of this machine that nothing listens on.
 
@@ -169,9 +166,9 @@ def free_port() -> str:
     does may be bound.
     """
     probe = socket.socket()
+    atexit.register(probe.close)
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     probe.bind(("127.0.0.1", 0))
-    _ports.append(probe)
     return str(probe.getsockname()[1])
 
 

@@ -23,11 +23,9 @@ from medfed.sites.site import MODELS, Site
 from medfed.sites.wire import Reply, Request
 from tests.contract.harness import lightning
 from tests.sites.faults import Faulty, is_at, once
-from tests.sites.hospitals import as_left
+from tests.sites.hospitals import IMPATIENT, QUICK, as_left
 from tests.sites.toy_sites import (
-    IMPATIENT,
     NAMES,
-    QUICK,
     Toy,
     coordinated,
     fit,

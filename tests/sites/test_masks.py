@@ -31,8 +31,8 @@ from tests.contract.harness import algorithm, federation
 from tests.integration.runs import CLINICAL, run
 from tests.sites.direct import Direct
 from tests.sites.faults import Faulty, is_at, once
-from tests.sites.hospitals import across, direct, same
-from tests.sites.toy_sites import IMPATIENT, QUICK, Toy, fit, nothing, opened
+from tests.sites.hospitals import IMPATIENT, QUICK, across, direct, same
+from tests.sites.toy_sites import Toy, fit, nothing, opened
 from tests.toys import toy_data
 
 ROUNDS = 2

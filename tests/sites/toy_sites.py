@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,10 @@ from medfed.sites.site import Site
 from medfed.sites.wire import Facts, Greeting, Transport
 from tests.contract.harness import federation
 from tests.sites.direct import Direct
+from tests.sites.hospitals import QUICK
 
 NAMES = ["c0", "c1", "c2"]
 ROUNDS = 2
-# Waits that end by what happens: no busy machine exceeds them. What waits in vain is IMPATIENT.
-QUICK = Terms(timeout=250, hello=250, grace=0.05, probe=250, patience=250)
-IMPATIENT = replace(QUICK, patience=0)
 Settings = Callable[[], dict[str, Any]]
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
