@@ -19,6 +19,9 @@ from tests.processes import SERVERS
 
 PATIENCE = 60.0  # seconds that something which is ending has to end
 TASKS = Path("/proc/self/task")
+# Variables that change what a run does; libraries add others of their own as they are imported.
+READ = ("MEDFED", "HYDRA", "SLURM", "TORCHELASTIC", "MASTER_", "WANDB", "OMP_", "ITK_")
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def seed() -> None:
@@ -30,8 +33,7 @@ def seed() -> None:
 
 def settings() -> dict[str, object]:
     """Returns what holds for the whole process and is not for a test to change."""
-    environ = {f"${name}": value for name, value in os.environ.items()}
-    environ.pop("$PYTEST_CURRENT_TEST", None)
+    environ = {n: v for n, v in os.environ.items() if n.startswith(READ) or n in RANKS}
     return {
         **environ,
         "the folder of work": os.getcwd(),

@@ -57,7 +57,7 @@ def test_settings(monkeypatch, tmp_path):
             assert leftovers.changed(before) == [
                 "the folder of work",
                 "PyTorch's type of numbers",
-                "$MEDFED_TEST",
+                "MEDFED_TEST",
             ]
         finally:
             torch.set_default_dtype(torch.float32)
