@@ -3,13 +3,17 @@
 import gc
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import sweeps, tiers
+
+SETTINGS = pytest.StashKey[dict[str, object]]()
+RUNNING = pytest.StashKey[set[threading.Thread | int]]()
 
 # Before NumPy is imported, and for all processes: the workers of the tests take all cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -88,6 +92,29 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         if not torch.accelerator.is_available():
             # Else each call formats the stack three times, for devices that are not there.
             torch.manual_seed = torch.default_generator.manual_seed
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    from tests import leftovers
+
+    leftovers.seed()  # no test draws what another has left of the global streams
+    item.stash[SETTINGS] = leftovers.settings()
+    yield
+    item.stash[RUNNING] = leftovers.running()  # what a fixture of a module runs, ends with it
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    from tests import leftovers
+
+    if changed := leftovers.changed(item.stash[SETTINGS]):
+        pytest.fail(f"This test leaves other settings: {', '.join(changed)}.", pytrace=False)
+    if RUNNING in item.stash:
+        item.funcargs.clear()  # they may hold a pool, which ends with them
+        if left := leftovers.left(item.stash[RUNNING]):
+            pytest.fail(f"This test leaves behind: {', '.join(left)}.", pytrace=False)
 
 
 # The longest files come first: no worker waits for another that has begun one of them last.

@@ -23,6 +23,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SERVERS: set[int] = set()  # processes that serve all tests of a session
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
@@ -133,6 +134,7 @@ class Forks:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         command = [str(python), str(ROOT / "tests" / "forks.py"), *modules]
         self._server = subprocess.Popen(command, cwd=cwd, env=env, **pipes)  # type: ignore[call-overload]
+        SERVERS.add(self._server.pid)
         self._files = [str(Path(_folder()) / f"{name}-{self._server.pid}") for name in "oe"]
         atexit.register(self.end)
 
@@ -160,10 +162,16 @@ def with_torch() -> Forks:
 
 
 def free_port() -> str:
-    """Returns a port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """Returns a port of this machine that nothing listens on.
+
+    It stays taken for everybody else: a socket keeps it that does not listen, beside which one that
+    does may be bound.
+    """
+    probe = socket.socket()
+    atexit.register(probe.close)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    return str(probe.getsockname()[1])
 
 
 def ranks(script: str | Path, *arguments: str, **settings: object) -> list[Started]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
-import torch
 from torch import nn
 
+from medfed.common.streams import own_stream
 from medfed.config.compose import build
 from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.engine.loop import LocalTrainer
@@ -102,17 +103,15 @@ def network(seed: int = 0) -> nn.Module:
 
     It has a layer that is neither the first nor the last.
     """
-    torch.manual_seed(seed)
-    built = nn.Sequential()
-    for name, layer in {
-        "body": nn.Linear(3, 4),
-        "norm": nn.BatchNorm1d(4),
-        "middle": nn.Linear(4, 4),
-        "drop": nn.Dropout(0.2),
-        "head": nn.Linear(4, 1),
-    }.items():
-        built.add_module(name, layer)
-    return built
+    with own_stream(seed):  # threads build networks at once
+        layers: dict[str, nn.Module] = {
+            "body": nn.Linear(3, 4),
+            "norm": nn.BatchNorm1d(4),
+            "middle": nn.Linear(4, 4),
+            "drop": nn.Dropout(0.2),
+            "head": nn.Linear(4, 1),
+        }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def task(name: str = "") -> ToyTask:

@@ -258,7 +258,7 @@ def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 1

@@ -43,7 +43,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 rank, meet, *sys.argv = sys.argv[1:]
 config = LaunchConfig(
     min_nodes=2, max_nodes=2, nproc_per_node=1, start_method="fork", rdzv_backend="static",
-    rdzv_endpoint=meet, rdzv_configs={"rank": int(rank), "timeout": 60}, run_id="none",
+    rdzv_endpoint=meet, rdzv_configs={"rank": int(rank), "timeout": 240}, run_id="none",
 )
 elastic_launch(config, runpy.run_path)(sys.argv[0], None, "__main__")
 """
