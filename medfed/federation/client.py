@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack
 from torch import Tensor
 
 from medfed.common.tensors import State, Tensors
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit, Update
 
 Batch = dict[str, Any]
@@ -273,7 +274,7 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
     if client.split.policy == "frozen" or not client.split.buffers:
         return {}
     end = client.train(model, after_step=put_back(model))
-    return {n: end[n] for n in client.split.buffers}
+    return {n: end[n] for n in (*client.split.buffers, OTHER)}
 
 
 def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,9 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
+from medfed.federation.other_state import OTHER
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
@@ -29,22 +31,21 @@ def float_entries(network: nn.Module) -> Tensors:
     """Returns live parameters and persistent floating-point buffers by name.
 
     A tensor with several names (tied weights, layers in two places) is one entry, under its first
-    name, so that it is trained, sent and counted once. Integer counters (such as
-    ``num_batches_tracked``) are left out: they are never averaged and affect no result.
+    name, so that it is trained, sent and counted once. All else that training changes is
+    :mod:`medfed.federation.other_state`.
 
     Raises:
-        ConfigError: If a BatchNorm layer uses ``momentum=None``, whose running mean depends on
-            its counter.
+        ConfigError: If a layer has no weights yet.
 
     Example:
         >>> list(float_entries(nn.BatchNorm1d(2)))
         ['weight', 'bias', 'running_mean', 'running_var']
     """
     for name, module in network.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats and module.momentum is None:
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             raise ConfigError(
-                f"Layer {name or 'network'} averages its statistics by a counter (momentum=None), "
-                "which cannot be federated; give it a momentum such as 0.1."
+                f"Layer {name or 'network'} ({type(module).__name__}) has no weights yet: pass one "
+                "batch through the network before it is federated."
             )
     kept = network.state_dict(keep_vars=True)
     first = set(aliases(network).values())
@@ -107,26 +108,28 @@ def normalises_batches(network: nn.Module) -> bool:
 @contextmanager
 def training_mode(
     network: nn.Module,
-    policy: BufferPolicy,
-    base: Collection[str] = (),
+    split: ParameterSplit,
     modules: Iterable[nn.Module] | None = None,
 ) -> Iterator[None]:
     """Puts a network in training mode, with fixed running statistics for frozen buffers.
 
+    Only the network as a whole is told to train: a network whose ``train`` keeps some layers in
+    evaluation mode keeps them so.
+
     Args:
         network: The model.
-        policy: The policy of all buffers.
-        base: Entries that never change, under any policy.
+        split: Its buffers' policy, and the entries that never change.
         modules: The network's modules, if they are already known.
     """
     if not all(m.training for m in modules or network.modules()):
         network.train()
-    if fixed := policy == "frozen" or bool(base):
+    if fixed := split.policy == "frozen" or bool(split.base):
         for name, module in network.named_modules():
             if isinstance(module, _NormBase) and module.track_running_stats:
                 # The network itself has an empty name.
                 statistic = f"{name}.running_mean".lstrip(".")
-                module.train(policy != "frozen" and statistic not in base)
+                if split.policy == "frozen" or statistic in split.base:
+                    module.eval()
     try:
         yield
     finally:
@@ -199,12 +202,14 @@ class ParameterSplit:
 
     Attributes:
         shared: Names that are sent: parameters and averaged buffers.
-        personal: Names that stay with the client, including buffers.
+        personal: Names that stay with the client, including buffers and
+            :data:`medfed.federation.other_state.OTHER`.
         buffers: Names (of either part) that are buffers and not parameters.
         policy: The policy of buffers: ``averaged`` (they belong to the part of their pattern),
             ``local`` (they stay with the client) or ``frozen`` (they never change).
-        base: Names that never change, from the network's ``frozen_entries``. All clients know these
-            values before the first round; no state, message or training result holds them.
+        base: Names that never change: parameters with ``requires_grad=False``, and the network's
+            ``frozen_entries``. All clients know these values before the first round; no state,
+            message or training result holds them.
         head: Parameters that the task proposes as personal, in either part.
     """
 
@@ -240,25 +245,29 @@ class ParameterSplit:
             raise ConfigError(
                 f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
             )
-        base = frozenset(getattr(network, "frozen_entries", ()))
-        entries = {n: t for n, t in float_entries(network).items() if n not in base}
+        every = float_entries(network)
+        marked = (
+            n for n, t in every.items() if isinstance(t, nn.Parameter) and not t.requires_grad
+        )
+        base = frozenset(getattr(network, "frozen_entries", ())).union(marked)
+        entries = {n: t for n, t in every.items() if n not in base}
         buffers = frozenset(n for n, t in entries.items() if not isinstance(t, nn.Parameter))
         known = aliases(network)
         kept = {known[n] for n in match(personal, known)} - base
         if personal and not kept:
             raise ConfigError(
                 f"The personal part {', '.join(personal)} is all frozen; let some of it train by "
-                "adapters.train, or choose adapters.part=personal."
+                "adapters.train or requires_grad, or choose adapters.part=personal."
             )
         # Neither local nor frozen statistics are sent.
         if policy != "averaged":
             kept |= buffers
         return cls(
             tuple(n for n in entries if n not in kept),
-            tuple(n for n in entries if n in kept),
+            (*(n for n in entries if n in kept), OTHER),
             buffers,
             policy,
-            base,
+            frozenset(base),
         )
 
     def check_features(self, method: str) -> None:
@@ -284,8 +293,8 @@ class ParameterSplit:
         return self.shared if update == "shared" else self.personal
 
     def parameters(self, update: Update) -> tuple[str, ...]:
-        """Returns the names of one part without its buffers."""
-        return tuple(n for n in self.names(update) if n not in self.buffers)
+        """Returns the names of one part without its buffers and other state."""
+        return tuple(n for n in self.names(update) if n not in self.buffers and n != OTHER)
 
     def split(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
         """Returns the shared and the personal entries.
