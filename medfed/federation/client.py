@@ -258,11 +258,11 @@ def with_statistics(client: Client, model: Tensors) -> Tensors:
         return model
     # Shared statistics do not change.
     moved = statistics_at(client, model)
-    return {**model, **{n: t for n, t in moved.items() if n in client.split.personal}}
+    return {**model, **{n: t for n, t in moved.items() if n not in client.split.shared}}
 
 
 def statistics_at(client: Client, model: Tensors) -> Tensors:
-    """Returns all running statistics after the batches of ``client.steps`` steps.
+    """Returns all running statistics and other state after the batches of ``client.steps`` steps.
 
     Every parameter is restored after each step. Without statistics that may change, nothing is
     done.
@@ -274,7 +274,7 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
     if client.split.policy == "frozen" or not client.split.buffers:
         return {}
     end = client.train(model, after_step=put_back(model))
-    return {n: end[n] for n in (*client.split.buffers, OTHER)}
+    return {n: t for n, t in end.items() if n in client.split.buffers or n == OTHER}
 
 
 def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:

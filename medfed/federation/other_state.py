@@ -94,6 +94,10 @@ class _Holder:
     def place(self, key: str) -> str:
         return f"{self.name}.{key}" if self.name else key
 
+    def forbids(self, key: str) -> bool:
+        """Whether a key is an entry or a name of every module, such as forward."""
+        return key in self.skipped or (key not in self.begun and hasattr(nn.Module, key))
+
 
 class OtherState:
     """The other state of one network, compared with that at its start.
@@ -176,9 +180,10 @@ class OtherState:
         wanted: dict[tuple[int, str], Any] = {}
         places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
         for name, kind, key, gone, code in _decoded(packed):
-            if (name, kind) not in places:
-                raise ValueError(f"the network has no {name}")
-            wanted[places[name, kind], key] = _MISSING if gone else code
+            number = places.get((name, kind))
+            if number is None or (self._holders[number].forbids(key)):
+                raise ValueError(f"the network has no {name}.{key}")
+            wanted[number, key] = _MISSING if gone else code
         numbers = {id(h): number for number, h in enumerate(self._holders)}
         changed = {(numbers[id(h)], key) for h, key in self._changed()}
         for number, key in changed.difference(wanted):
@@ -380,7 +385,10 @@ def _decoded(packed: Tensor | None) -> list[tuple[str, str, str, bool, Any]]:
     if packed.dtype != torch.uint8 or packed.ndim != 1:
         raise ValueError("the other state of the model is damaged")
     data = packed.cpu().numpy().tobytes()
-    return msgspec.msgpack.decode(data, type=list[tuple[str, str, str, bool, Any]])
+    try:
+        return msgspec.msgpack.decode(data, type=list[tuple[str, str, str, bool, Any]])
+    except msgspec.MsgspecError as error:
+        raise ValueError("the other state of the model is damaged") from error
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:

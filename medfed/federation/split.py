@@ -202,8 +202,7 @@ class ParameterSplit:
 
     Attributes:
         shared: Names that are sent: parameters and averaged buffers.
-        personal: Names that stay with the client, including buffers and
-            :data:`medfed.federation.other_state.OTHER`.
+        personal: Names that stay with the client, including buffers.
         buffers: Names (of either part) that are buffers and not parameters.
         policy: The policy of buffers: ``averaged`` (they belong to the part of their pattern),
             ``local`` (they stay with the client) or ``frozen`` (they never change).
@@ -264,7 +263,7 @@ class ParameterSplit:
             kept |= buffers
         return cls(
             tuple(n for n in entries if n not in kept),
-            (*(n for n in entries if n in kept), OTHER),
+            tuple(n for n in entries if n in kept),
             buffers,
             policy,
             frozenset(base),
@@ -293,11 +292,11 @@ class ParameterSplit:
         return self.shared if update == "shared" else self.personal
 
     def parameters(self, update: Update) -> tuple[str, ...]:
-        """Returns the names of one part without its buffers and other state."""
-        return tuple(n for n in self.names(update) if n not in self.buffers and n != OTHER)
+        """Returns the names of one part without its buffers."""
+        return tuple(n for n in self.names(update) if n not in self.buffers)
 
     def split(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-        """Returns the shared and the personal entries.
+        """Returns the shared and the personal entries; these with the client's other state.
 
         Example:
             >>> import torch
@@ -305,7 +304,8 @@ class ParameterSplit:
             >>> ParameterSplit(("a",), ("b",)).split(t)
             ({'a': tensor([1.])}, {'b': tensor([0.])})
         """
-        return select(tensors, self.shared), select(tensors, self.personal)
+        personal = [*self.personal, *({OTHER} & tensors.keys())]
+        return select(tensors, self.shared), select(tensors, personal)
 
 
 _LISTED = 12

@@ -198,8 +198,8 @@ class WorkingNetwork:
         return self._first.device
 
     def initial(self) -> Tensors:
-        """Returns a copy of the network's current entries and other state."""
-        return {**{n: ordinary(t) for n, t in self.entries.items()}, OTHER: self.other.packed()}
+        """Returns a copy of the network's current entries."""
+        return {n: ordinary(t) for n, t in self.entries.items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies all entries into the network, with its other state, or the initial one."""
@@ -213,9 +213,9 @@ class WorkingNetwork:
             torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
 
     def changed(self, names: Iterable[str]) -> Tensors:
-        """Returns copies of entries as they are now, and of the other state."""
+        """Returns copies of entries as they are now, and the other state."""
         with torch.no_grad():
-            entries = {n: ordinary(self._live(n)) for n in names if n != OTHER}
+            entries = {n: ordinary(self._live(n)) for n in names}
         return {**entries, OTHER: self.other.packed()}
 
     def statistics(self) -> Tensors:
@@ -360,7 +360,10 @@ class LocalTrainer:
         if how.get("statistics"):
             changing |= self.split.buffers.intersection(self.split.personal)
         # Copies, as the next client overwrites the network. Unchanged entries are those of `start`.
-        return {**start, **self.model.changed(n for n in self.model.entries if n in changing)}, mean
+        end = {**start, **self.model.changed(n for n in self.model.entries if n in changing)}
+        if not len(end[OTHER]) and OTHER not in start:
+            del end[OTHER]
+        return end, mean
 
     def _begin(self, data: ClientData, update: Update) -> Plan:
         """Returns the plan of training a part on a client's data."""
