@@ -130,8 +130,10 @@ class OtherState:
         modules = dict(network.named_modules())
         for module in modules.values():
             self._know(module)
+        self._memory = set[int]()
         for tensor in (t for n, t in _tensors(network) if n in names):
             self._know(tensor)
+            self._memory.add(_memory_of(tensor))
         for name, module in modules.items():
             self._hold_module(name, module, names)
 
@@ -240,8 +242,12 @@ class OtherState:
                 holder.begun[key] = self._begun(value, f"{name}.{key}".lstrip("."))
 
     def _begun(self, value: Any, place: str) -> _Begun:
-        if isinstance(value, Tensor) and id(value) not in self._numbers:
-            return _Begun(value, value.detach().clone(), "tensor")
+        if isinstance(value, Tensor):
+            # A view of an entry changes with it.
+            view = id(value) in self._numbers or _memory_of(value) in self._memory
+            return _Begun(
+                value, value if view else value.detach().clone(), "fixed" if view else "tensor"
+            )
         self._explore(value, place)
         if isinstance(value, (*_LISTS.values(), *_MAPPINGS)) and not _is_fixed(value):
             return _Begun(value, self._code(value), "code")
@@ -366,11 +372,11 @@ class OtherState:
         value, begun = self._value(code), holder.begun.get(key)
         first = None if begun is None else begun.value
         if isinstance(first, Tensor) and isinstance(value, Tensor):
-            if first.shape == value.shape and first.dtype == value.dtype:
+            value = value.to(first.device)
+            alike = first.shape == value.shape and first.dtype == value.dtype
+            if alike and begun is not None and begun.kind == "tensor":
                 _copy_into(first, value)
                 value = first
-            else:
-                value = value.to(first.device)
         # In place, as another attribute or a hook may hold the same object.
         elif isinstance(first, list | deque | set | dict):
             first.clear()
@@ -394,6 +400,10 @@ def _decoded(packed: Tensor | None) -> list[tuple[str, str, str, bool, Any]]:
 def _tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from network.named_parameters(remove_duplicate=False)
     yield from network.named_buffers(remove_duplicate=False)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
 
 
 def _is_tensor(code: Any) -> bool:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -105,36 +104,21 @@ def normalises_batches(network: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
-@contextmanager
-def training_mode(
-    network: nn.Module,
-    split: ParameterSplit,
-    modules: Iterable[nn.Module] | None = None,
-) -> Iterator[None]:
-    """Puts a network in training mode, with fixed running statistics for frozen buffers.
-
-    Only the network as a whole is told to train: a network whose ``train`` keeps some layers in
-    evaluation mode keeps them so.
+def fixed_statistics(network: nn.Module, split: ParameterSplit) -> list[nn.Module]:
+    """Returns the layers whose running statistics never change, and normalise in training, too.
 
     Args:
         network: The model.
         split: Its buffers' policy, and the entries that never change.
-        modules: The network's modules, if they are already known.
     """
-    if not all(m.training for m in modules or network.modules()):
-        network.train()
-    if fixed := split.policy == "frozen" or bool(split.base):
-        for name, module in network.named_modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
-                # The network itself has an empty name.
-                statistic = f"{name}.running_mean".lstrip(".")
-                if split.policy == "frozen" or statistic in split.base:
-                    module.eval()
-    try:
-        yield
-    finally:
-        if fixed:
-            network.train()
+    return [
+        module
+        for name, module in network.named_modules()
+        if isinstance(module, _NormBase)
+        and module.track_running_stats
+        # The network itself has an empty name.
+        and (split.policy == "frozen" or f"{name}.running_mean".lstrip(".") in split.base)
+    ]
 
 
 def match(

@@ -48,11 +48,11 @@ from medfed.federation.other_state import OTHER, OtherState
 from medfed.federation.split import (
     ParameterSplit,
     Update,
+    fixed_statistics,
     float_entries,
     normalises_batches,
     nothing_to_train,
     parameter_groups,
-    training_mode,
 )
 
 _log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class WorkingNetwork:
         self._entries: Tensors = {}
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._device: torch.device | None = None
-        self._modules: list[nn.Module] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
         self._first: nn.Parameter = next(network.parameters())
         self.other = OtherState(network, split.names("all"))
         # Who hands over a network in training mode, with parts in evaluation mode, wants it so.
@@ -181,7 +181,6 @@ class WorkingNetwork:
         lay_out(self.network, self._channels_last)
         every, base = float_entries(self.network), self.split.base
         self._entries = {n: t for n, t in every.items() if n not in base}
-        self._modules = list(self.network.modules())
         self._places = {
             n: (where, leaf)
             for name, module in self.network.named_modules()
@@ -191,6 +190,7 @@ class WorkingNetwork:
         }
         self.normalises = normalises_batches(self.network)
         self._plans.clear()
+        self._modes.clear()
 
     @property
     def device(self) -> torch.device:
@@ -229,14 +229,15 @@ class WorkingNetwork:
             for name in self.split.buffers:
                 self._live(name).copy_(statistics[name])
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
+    def train(self) -> None:
         """Sets training mode, with fixed statistics where they never change."""
-        # The modules are known, and the walk through a deep network takes as long as a small step.
-        with training_mode(self.network, self.split, self._modules):
-            for module in self._evaluating:
+        # Only the whole network is told to train: what its own `train` leaves in evaluation mode
+        # stays so. The walk through a deep network takes as long as a small step.
+        if not self._modes or any(m.training is not mode for m, mode in self._modes):
+            self.network.train()
+            for module in (*self._evaluating, *fixed_statistics(self.network, self.split)):
                 module.eval()
-            yield
+            self._modes = [(m, m.training) for m in self.network.modules()]
 
     def whole(self, weights: Mapping[str, Tensor]) -> Tensors:
         """Returns a model as other programs read it: all tensors of the plain network by name.
@@ -382,7 +383,8 @@ class LocalTrainer:
         total = torch.zeros((), device=self.model.device, dtype=torch.float64)
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        with self.model.training(), seeded(seed, self.model.device):
+        self.model.train()
+        with seeded(seed, self.model.device):
             for group in islice(stream, steps):
                 if direction is not None:
                     at = StepGradient(self.gradients, [group], stream, *live, taken=False)
@@ -497,7 +499,8 @@ class LocalTrainer:
         seed = derive_seed(self.seed, *key, "gradient")
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        with self.model.training(), seeded(seed, self.model.device):
+        self.model.train()
+        with seeded(seed, self.model.device):
             for batch in islice(self._epoch(data, seed), batches):
                 yield batch, size_of(batch)
 
