@@ -104,12 +104,15 @@ def normalises_batches(network: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
-def fixed_statistics(network: nn.Module, split: ParameterSplit) -> list[nn.Module]:
+def fixed_statistics(
+    network: nn.Module, policy: BufferPolicy, base: Container[str] = ()
+) -> list[nn.Module]:
     """Returns the layers whose running statistics never change, and normalise in training, too.
 
     Args:
         network: The model.
-        split: Its buffers' policy, and the entries that never change.
+        policy: The policy of all buffers.
+        base: Entries that never change, under any policy.
     """
     return [
         module
@@ -117,7 +120,7 @@ def fixed_statistics(network: nn.Module, split: ParameterSplit) -> list[nn.Modul
         if isinstance(module, _NormBase)
         and module.track_running_stats
         # The network itself has an empty name.
-        and (split.policy == "frozen" or f"{name}.running_mean".lstrip(".") in split.base)
+        and (policy == "frozen" or f"{name}.running_mean".lstrip(".") in base)
     ]
 
 

@@ -235,7 +235,8 @@ class WorkingNetwork:
         # stays so. The walk through a deep network takes as long as a small step.
         if not self._modes or any(m.training is not mode for m, mode in self._modes):
             self.network.train()
-            for module in (*self._evaluating, *fixed_statistics(self.network, self.split)):
+            fixed = fixed_statistics(self.network, self.split.policy, self.split.base)
+            for module in (*self._evaluating, *fixed):
                 module.eval()
             self._modes = [(m, m.training) for m in self.network.modules()]
 
