@@ -150,6 +150,8 @@ class Client(Protocol):
         weights: The initial model that all clients start from.
         state: The client's state, which persists between rounds.
         phase_index: Position of the current phase within the round, from 0.
+        passes_move_state: Whether passes of this phase's gradients have moved other state of the
+            network, which :meth:`gradient` itself leaves as it was.
     """
 
     id: str
@@ -157,6 +159,7 @@ class Client(Protocol):
     weights: Tensors
     state: State
     phase_index: int
+    passes_move_state: bool
 
     @property
     def split(self) -> ParameterSplit:
@@ -271,7 +274,8 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
         client: The client.
         model: All entries.
     """
-    if client.split.policy == "frozen" or not client.split.buffers:
+    still = client.split.policy == "frozen" or not client.split.buffers
+    if still and not client.passes_move_state:
         return {}
     end = client.train(model, after_step=put_back(model))
     return {n: t for n, t in end.items() if n in client.split.buffers or n == OTHER}

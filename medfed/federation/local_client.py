@@ -116,6 +116,7 @@ class LocalClient:
         self.passes = Passes()
         self._optimizers: State = {}
         self.phase_index = 0
+        self.passes_move_state = False
         self._round, self._phase, self._calls = 0, "", 0
         self._losses: list[tuple[float, int]] = []  # of this round's calls, with their steps
 
@@ -155,6 +156,7 @@ class LocalClient:
         if index == 0 or round != self._round:
             self._losses = []
         self._round, self._phase, self.phase_index, self._calls = round, phase, index, 0
+        self.passes_move_state = False
 
     @property
     def training_loss(self) -> float | None:
@@ -197,7 +199,9 @@ class LocalClient:
         """See :meth:`medfed.federation.client.Client.gradient`."""
         key = self._where() if same else self._key()
         with self._counted():
-            return self.trainer.gradient(self.data, at, key, **over)
+            gradient = self.trainer.gradient(self.data, at, key, **over)
+        self.passes_move_state |= self.trainer.model.has_moved(at)
+        return gradient
 
     def loss_at(
         self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Seen = "train"

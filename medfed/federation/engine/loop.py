@@ -218,6 +218,11 @@ class WorkingNetwork:
             entries = {n: ordinary(self._live(n)) for n in names}
         return {**entries, OTHER: self.other.packed()}
 
+    def has_moved(self, weights: Mapping[str, Tensor]) -> bool:
+        """Returns whether passes have changed other state since the weights were loaded."""
+        now, before = self.other.packed(), weights.get(OTHER, torch.zeros(0, dtype=torch.uint8))
+        return not torch.equal(now, before.cpu())
+
     def statistics(self) -> Tensors:
         """Returns copies of all that a pass changes by itself."""
         return self.changed(self.split.buffers)
