@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -104,6 +105,17 @@ def normalises_batches(network: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
+def of_one_sample(error: Exception) -> str | None:
+    """Says what follows where a BatchNorm layer got one value per channel; else ``None``."""
+    if "more than 1 value per channel" not in str(error):
+        return None
+    return (
+        "trains on batches of one sample, whose variance BatchNorm cannot compute; give it batches "
+        "of two or more, choose buffers=frozen or a network with another normalisation, or leave "
+        "out a hospital with one sample"
+    )
+
+
 def fixed_statistics(
     network: nn.Module, policy: BufferPolicy, base: Container[str] = ()
 ) -> list[nn.Module]:
@@ -181,6 +193,51 @@ def parameter_groups(
     for name, parameter in parameters.items():
         groups["personal" if name in personal else "shared"].append(parameter)
     return [{"params": params, "name": name} for name, params in groups.items() if params]
+
+
+OWN_RATE = "own_rate"
+"""The key of a group of parameters whose step size is this multiple of the round's."""
+
+
+def keep_groups(
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, Tensor],
+    personal: Container[str],
+    network: nn.Module,
+) -> None:
+    """Fits a user's groups of parameters to what trains, in place; each is of one part.
+
+    Args:
+        optimizer: Made by the user.
+        trained: The parameters that train.
+        personal: Names of the personal part.
+        network: The network that trains.
+
+    Raises:
+        ConfigError: If it moves other tensors, or leaves out a parameter that trains.
+    """
+    names = {id(t): n for n, t in trained.items()}
+    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if strangers := set(given).difference(map(id, network.parameters())):
+        raise ConfigError(
+            f"The optimizer moves {len(strangers)} tensors that are not of the network that "
+            "trains, which may be a copy of yours; take the parameters from the factory's "
+            "arguments: lambda params: SGD(params, lr=0.1), or lambda params, network: ...."
+        )
+    if left := [n for i, n in names.items() if i not in set(given)]:
+        raise ConfigError(
+            f"The optimizer leaves out {left[0]}; give it all parameters, and freeze those that "
+            "should not train by requires_grad_(False)."
+        )
+    usual, groups = optimizer.defaults.get("lr"), []
+    for group in optimizer.param_groups:
+        own = group["lr"] / usual if usual and "lr" in group else 1.0
+        for part in ("shared", "personal"):
+            mine = [p for p in group["params"] if id(p) in names]
+            mine = [p for p in mine if (names[id(p)] in personal) == (part == "personal")]
+            if mine:
+                groups.append({**group, "params": mine, "name": part, OWN_RATE: own})
+    optimizer.param_groups = groups
 
 
 @dataclass(frozen=True)

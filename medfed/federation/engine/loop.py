@@ -36,9 +36,11 @@ from medfed.federation.budget import (
     SchedulerFactory,
     lay_out,
     learning_rates,
+    of_kind,
     ordinary,
     restore_optimizer,
     save_optimizer,
+    takes_network,
 )
 from medfed.federation.client import Batch, ClientData, Direction, How, Over, Seen
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
@@ -46,13 +48,14 @@ from medfed.federation.engine.private import Drawable
 from medfed.federation.entries import joined
 from medfed.federation.other_state import OTHER, OtherState
 from medfed.federation.split import (
+    OWN_RATE,
     ParameterSplit,
     Update,
     fixed_statistics,
     float_entries,
+    keep_groups,
     normalises_batches,
     nothing_to_train,
-    parameter_groups,
 )
 
 _log = logging.getLogger(__name__)
@@ -112,7 +115,7 @@ class Plan:
                     parameter.requires_grad_(needed)
         forget([*self.fixed, *self.parameters])
         for options in self.optimizer.param_groups:
-            options["lr"] = rates[options["name"]] if rates else rate
+            options["lr"] = options[OWN_RATE] * (rates[options["name"]] if rates else rate)
         restore_optimizer(self.optimizer, memory or {})
         try:
             yield
@@ -145,6 +148,8 @@ class WorkingNetwork:
         channels_last: ChannelsLast = False,
     ) -> None:
         self.network, self.split, self.make_optimizer = network, split, optimizer
+        if takes_network(optimizer):
+            self.make_optimizer = lambda parameters: optimizer(parameters, network)
         self.normalises = False
         self._channels_last = channels_last
         self._plans: dict[Update, Plan] = {}
@@ -152,6 +157,7 @@ class WorkingNetwork:
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._device: torch.device | None = None
         self._modes: list[tuple[nn.Module, bool]] = []
+        self._stilled: list[nn.Module] = []
         self._first: nn.Parameter = next(network.parameters())
         self.other = OtherState(network, split.names("all"))
         # Who hands over a network in training mode, with parts in evaluation mode, wants it so.
@@ -234,16 +240,25 @@ class WorkingNetwork:
             for name in self.split.buffers:
                 self._live(name).copy_(statistics[name])
 
-    def train(self) -> None:
+    @contextmanager
+    def training(self) -> Iterator[None]:
         """Sets training mode, with fixed statistics where they never change."""
         # Only the whole network is told to train: what its own `train` leaves in evaluation mode
         # stays so. The walk through a deep network takes as long as a small step.
         if not self._modes or any(m.training is not mode for m, mode in self._modes):
             self.network.train()
-            fixed = fixed_statistics(self.network, self.split.policy, self.split.base)
-            for module in (*self._evaluating, *fixed):
+            for module in self._evaluating:
                 module.eval()
             self._modes = [(m, m.training) for m in self.network.modules()]
+            fixed = fixed_statistics(self.network, self.split.policy, self.split.base)
+            self._stilled = [m for m in fixed if m.training]
+        for module in self._stilled:
+            module.eval()
+        try:
+            yield
+        finally:
+            for module in self._stilled:
+                module.train()
 
     def whole(self, weights: Mapping[str, Tensor]) -> Tensors:
         """Returns a model as other programs read it: all tensors of the plain network by name.
@@ -267,11 +282,10 @@ class WorkingNetwork:
         if (plan := self._plans.get(update)) is None:
             trained = select(entries, self.split.parameters(update))
             outside = self.split.buffers.union(trained)
-            plan = Plan(
-                trained,
-                [t for n, t in entries.items() if n not in outside],
-                self.make_optimizer(parameter_groups(trained, self.split.personal)),
-            )
+            optimizer = self.make_optimizer(list(trained.values()))
+            keep_groups(optimizer, trained, self.split.personal, self.network)
+            fixed = [t for n, t in entries.items() if n not in outside]
+            plan = Plan(trained, fixed, optimizer)
             # PyTorch's optimizers keep nothing but their state, which every call restores or
             # clears. A user's optimizer may keep more: each call of a client gets a new one.
             if type(plan.optimizer).__module__.startswith("torch.optim."):
@@ -313,9 +327,10 @@ class LocalTrainer:
         measure: Callable[[Iterable[Batch]], float] | None = None,
     ) -> None:
         self.split, self.budget, self.seed = split, budget or LocalBudget(), seed
-        self.rates = learning_rates(optimizer, scheduler, rounds)
         self.measure = measure
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
+        self._of_network = takes_network(optimizer)
+        self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         self._said = False
 
@@ -323,6 +338,26 @@ class LocalTrainer:
     def network(self) -> nn.Module:
         """The network itself."""
         return self.model.network
+
+    @property
+    def probe(self) -> OptimizerFactory:
+        """Makes optimizers like the run's of any parameters, to see how far they step."""
+        if not self._of_network:
+            return self.model.make_optimizer
+        return of_kind(self.model.plan("all").optimizer)
+
+    def check_one_rate(self) -> None:
+        """Checks that all parameters of a part have one step size.
+
+        Raises:
+            ConfigError: If the user's groups have rates of their own.
+        """
+        groups = self.model.plan("all").optimizer.param_groups if self.split.names("all") else []
+        if len({group[OWN_RATE] for group in groups}) > 1:
+            raise ConfigError(
+                "The algorithm reads gradients off displacements, which needs one step size for "
+                "all layers; give the optimizer no groups with rates of their own."
+            )
 
     def run(
         self,
@@ -389,8 +424,7 @@ class LocalTrainer:
         total = torch.zeros((), device=self.model.device, dtype=torch.float64)
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        self.model.train()
-        with seeded(seed, self.model.device):
+        with self.model.training(), seeded(seed, self.model.device):
             for group in islice(stream, steps):
                 if direction is not None:
                     at = StepGradient(self.gradients, [group], stream, *live, taken=False)
@@ -505,8 +539,7 @@ class LocalTrainer:
         seed = derive_seed(self.seed, *key, "gradient")
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        self.model.train()
-        with seeded(seed, self.model.device):
+        with self.model.training(), seeded(seed, self.model.device):
             for batch in islice(self._epoch(data, seed), batches):
                 yield batch, size_of(batch)
 
