@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -91,7 +92,11 @@ def _layer(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 
 def _normalised(norm: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: Keeps(lambda net: setattr(net, "body", norm(net.body)))
+    def begin(net: Any) -> None:
+        with warnings.catch_warnings(action="ignore"):  # the older ones are deprecated
+            net.body = norm(net.body)
+
+    return lambda: Keeps(begin)
 
 
 def _teacher(net: Any) -> None:
@@ -417,8 +422,10 @@ CHECKS: dict[str, Callable[[Case], bool]] = {
 
 
 def verdict(check: str, case: Case) -> str:
-    """``ok``, ``WRONG``, or the sentence of a refusal."""
+    """``ok``, ``WRONG``, the sentence of a refusal, or an error that is none."""
     try:
         return "ok" if CHECKS[check](case) else "WRONG"
     except MedfedError as error:
         return f"refused: {error}"
+    except Exception as error:
+        return f"raised {type(error).__name__}: {error}"

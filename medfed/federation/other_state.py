@@ -342,7 +342,8 @@ class OtherState:
         if not isinstance(code, list):
             return code
         if _is_tensor(code):
-            return _tensor(code).to(next(self._network.parameters()).device)
+            first = next(self._network.parameters(), None)
+            return _tensor(code).to("cpu" if first is None else first.device)
         try:
             kind, inside = code
             if kind == "known":

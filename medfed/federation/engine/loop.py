@@ -147,6 +147,8 @@ class WorkingNetwork:
         optimizer: OptimizerFactory,
         channels_last: ChannelsLast = False,
     ) -> None:
+        if not split.parameters("all"):
+            raise nothing_to_train("all")
         self.network, self.split, self.make_optimizer = network, split, optimizer
         if takes_network(optimizer):
             self.make_optimizer = lambda parameters: optimizer(parameters, network)
@@ -352,7 +354,7 @@ class LocalTrainer:
         Raises:
             ConfigError: If the user's groups have rates of their own.
         """
-        groups = self.model.plan("all").optimizer.param_groups if self.split.names("all") else []
+        groups = self.model.plan("all").optimizer.param_groups
         if len({group[OWN_RATE] for group in groups}) > 1:
             raise ConfigError(
                 "The algorithm reads gradients off displacements, which needs one step size for "
