@@ -18,7 +18,7 @@ import copy
 import pickle
 import random
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
@@ -37,26 +37,13 @@ OTHER = "other state"
 """The entry of a model that holds the differences, (bytes,) uint8; no tensor can be named so."""
 
 _SCALARS = (type(None), bool, int, float, str, bytes)
-_LISTS = {"list": list, "tuple": tuple, "deque": deque, "set": set, "size": torch.Size}
-_MAPPINGS = (dict, OrderedDict, defaultdict)
+_LISTS = {"list": list, "deque": deque, "set": set, "tuple": tuple, "size": torch.Size}
+_CHANGING = (list, deque, set, dict)
 _FIXED = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, Enum, torch.dtype)
-_DTYPES = {
-    str(t).removeprefix("torch."): t
-    for t in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-    )
-}
+_IGNORED = ("pytorch_lightning", "lightning", "logging", "threading", "_thread")
+_KINDS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16)
+_KINDS += (torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _KINDS}
 _OF_EVERY_MODULE = {*vars(nn.Module())}
 _MISSING = object()
 
@@ -183,7 +170,7 @@ class OtherState:
         places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
         for name, kind, key, gone, code in _decoded(packed):
             number = places.get((name, kind))
-            if number is None or (self._holders[number].forbids(key)):
+            if number is None or self._holders[number].forbids(key):
                 raise ValueError(f"the network has no {name}.{key}")
             wanted[number, key] = _MISSING if gone else code
         numbers = {id(h): number for number, h in enumerate(self._holders)}
@@ -249,7 +236,7 @@ class OtherState:
                 value, value if view else value.detach().clone(), "fixed" if view else "tensor"
             )
         self._explore(value, place)
-        if isinstance(value, (*_LISTS.values(), *_MAPPINGS)) and not _is_fixed(value):
+        if isinstance(value, _CHANGING) or (_is_plain(value) and not _is_fixed(value)):
             return _Begun(value, self._code(value), "code")
         if (fingerprint := _fingerprint(value)) is not None:
             return _Begun(value, fingerprint, "fingerprint")
@@ -259,11 +246,11 @@ class OtherState:
         """Makes known what an attribute holds, with the attributes of objects in it."""
         if isinstance(value, (Tensor, weakref.ref, *_SCALARS)) or id(value) in self._numbers:
             return
-        if isinstance(value, _MAPPINGS):
+        if isinstance(value, dict):
             for key, one in value.items():
                 self._explore(key, place)
                 self._explore(one, f"{place}[{key}]")
-        elif isinstance(value, tuple(_LISTS.values())):
+        elif isinstance(value, _CHANGING) or _is_plain(value):
             for number, one in enumerate(value):
                 self._explore(one, f"{place}[{number}]")
         elif isinstance(value, nn.Module):  # one that hides from the module tree, in a list
@@ -315,7 +302,7 @@ class OtherState:
         Raises:
             _CannotKeepError: If it holds an object that was not there at the start.
         """
-        if type(value) in _SCALARS:
+        if type(value) in _SCALARS and not (type(value) is int and value.bit_length() > 63):
             return value
         if (number := self._numbers.get(id(value))) is not None:
             return ["known", number]
@@ -329,12 +316,12 @@ class OtherState:
             return self._code(value.item())
         if isinstance(value, weakref.ref):
             return ["weak", self._code(value())]
+        if isinstance(value, dict):
+            return ["dict", [[self._code(k), self._code(v)] for k, v in value.items()]]
         for kind, of in _LISTS.items():
-            if type(value) is of:
+            if type(value) is of or (isinstance(value, of) and of in _CHANGING):
                 inside = sorted(value, key=repr) if kind == "set" else value
                 return [kind, [self._code(one) for one in inside]]
-        if type(value) in _MAPPINGS:
-            return ["dict", [[self._code(k), self._code(v)] for k, v in value.items()]]
         raise _CannotKeepError
 
     def _value(self, code: Any) -> Any:
@@ -379,7 +366,7 @@ class OtherState:
                 _copy_into(first, value)
                 value = first
         # In place, as another attribute or a hook may hold the same object.
-        elif isinstance(first, list | deque | set | dict):
+        elif isinstance(first, _CHANGING) and isinstance(first, type(value)):
             first.clear()
             (first.update if isinstance(first, set | dict) else first.extend)(value)
             value = first
@@ -425,6 +412,10 @@ def _copy_into(tensor: Tensor, value: Tensor) -> None:
         tensor.detach().copy_(value)
 
 
+def _is_plain(value: Any) -> bool:
+    return type(value) in (tuple, torch.Size)
+
+
 def _is_fixed(value: Any) -> bool:
     """Whether a value stays equal as long as it is the same object."""
     if isinstance(value, tuple):
@@ -447,8 +438,8 @@ def _fingerprint(value: Any) -> bytes | None:
 
 
 def _foreign(value: Any) -> bool:
-    """Whether an object is the Trainer of a network that is a LightningModule itself."""
-    return type(value).__module__.startswith(("pytorch_lightning", "lightning"))
+    """Whether an object is no state: a logger, or the Trainer of a network that has one."""
+    return type(value).__module__.partition(".")[0] in _IGNORED
 
 
 def copied(network: nn.Module) -> nn.Module:

@@ -192,6 +192,8 @@ def _moves(kind: str, module: Any, x: Tensor) -> None:
         module.kept.append([float(step), x.detach()[0, :2].clone()])
     elif kind == "dict":
         module.kept.setdefault("seen", []).append((1, float(step)))
+    elif kind == "gone":
+        module.kept = None if isinstance(module.kept, list) else 1
     elif kind == "none":
         module.kept = None if module.kept is not None else x.detach()[:1].clone()
 
@@ -207,6 +209,7 @@ STARTS: dict[str, Callable[[nn.Module], None]] = {
     "text": lambda m: setattr(m, "kept", ""),
     "list": lambda m: setattr(m, "kept", []),
     "dict": lambda m: setattr(m, "kept", {}),
+    "gone": lambda m: setattr(m, "kept", [1]),
     "none": lambda m: setattr(m, "kept", None),
 }
 
