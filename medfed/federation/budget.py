@@ -8,10 +8,11 @@ ordinary layout.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -92,7 +93,9 @@ def _kernels(module: nn.Module) -> Tensor | None:
     return kernels if kernels is not None and kernels.ndim in _FORMATS else None
 
 
-OptimizerFactory = Callable[[Any], torch.optim.Optimizer]  # of parameters, or groups of them
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer of parameters, or groups of them; one that needs two arguments also gets the
+network."""
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -160,6 +163,33 @@ class LocalBudget:
         return self.steps or self.epochs * math.ceil(num_samples / (batch_size * self.accumulate))
 
 
+def takes_network(factory: OptimizerFactory) -> bool:
+    """Returns whether a factory of optimizers needs the network, as a second argument.
+
+    Example:
+        >>> takes_network(torch.optim.SGD), takes_network(lambda params, network: None)
+        (False, True)
+    """
+    try:
+        arguments = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(a.kind in places and a.default is a.empty for a in arguments) == 2
+
+
+def of_kind(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
+    """Returns a factory of such optimizers with its default values, for any parameters.
+
+    Example:
+        >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+        >>> of_kind(sgd)([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+        0.5
+    """
+    known = inspect.signature(type(optimizer)).parameters
+    return partial(type(optimizer), **{n: v for n, v in optimizer.defaults.items() if n in known})
+
+
 def learning_rates(
     optimizer: OptimizerFactory, scheduler: SchedulerFactory | None, rounds: int
 ) -> list[float]:
@@ -185,6 +215,7 @@ def learning_rates(
         raise ConfigError(
             f"{type(dummy).__name__} has no step size lr, which the run sets in every round"
         )
+    options["lr"] = dummy.defaults.get("lr", options["lr"])  # a group may have a rate of its own
     schedule = scheduler(dummy) if scheduler else None
     kept = {n: v for n, v in options.items() if n in dummy.defaults and n != "lr"}
     rates = []

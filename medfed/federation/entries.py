@@ -138,10 +138,10 @@ def parted(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
 def _divided(network: nn.Module) -> dict[str, tuple[str, Entries]]:
     """The divided tensors by name: where their vectors stand, and how they are put together."""
     found = {}
-    for prefix, module in network.named_modules():
+    for place, module in network.named_modules():
+        prefix = f"{place}." if place else ""
         for leaf, chain in getattr(module, "parametrizations", {}).items():
             if isinstance(chain[0], Entries):
-                prefix = f"{prefix}." if prefix else ""
                 found[prefix + leaf] = (f"{prefix}{_PLACE}{leaf}.original", chain[0])
     return found
 

@@ -15,7 +15,6 @@ The module also onboards a client to a trained federation, and counts the bytes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -36,6 +35,7 @@ from medfed.federation.federation import Federation, check_reply, count
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
 from medfed.federation.onboarding import rules_of
+from medfed.federation.other_state import copied, filled
 from medfed.federation.split import BufferPolicy
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -251,7 +251,9 @@ class Federated:
         return {n: fed.trainer.evaluated(fed.clients[n].data, at[n], split) for n in at}
 
     def weights(self, client: str) -> Tensors:
-        """Returns all entries of a client's personal model.
+        """Returns a client's personal model: the tensors of its state dict, by name.
+
+        Other state, which no state dict names, is in ``other state``, if there is any.
 
         Raises:
             ConfigError: If there is no such client.
@@ -259,7 +261,8 @@ class Federated:
         if client not in self.federation.clients:
             known = ", ".join(self.federation.clients)
             raise ConfigError(f"There is no client {client!r}; the clients are {known}.")
-        return self.federation.personal_model(client)
+        assert self.federation.trainer is not None
+        return self.federation.trainer.model.whole(self.federation.personal_model(client))
 
     def model(self, client: str) -> nn.Module:
         """Returns a new network with a client's personal weights, in evaluation mode.
@@ -267,10 +270,7 @@ class Federated:
         Raises:
             ConfigError: If there is no such client.
         """
-        network = copy.deepcopy(self.network)
-        # BatchNorm's counters and further names of tied weights are not entries.
-        network.load_state_dict(self.weights(client), strict=False)
-        return network.requires_grad_(True).eval()
+        return filled(copied(self.network), self.weights(client)).eval()
 
 
 def assemble(
@@ -376,8 +376,7 @@ def federate(
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
-    # Trained networks may hold tensors that cannot be copied, as MONAI's DynUNet does.
-    before, network = copy.deepcopy(network), copy.deepcopy(network)
+    before, network = copied(network), copied(network)
     federation, _ = assemble(
         algorithm,
         network,

@@ -80,7 +80,7 @@ def check_content(content: Mapping[str, Any], size: int) -> None:
     if sum(t.numel() * t.element_size() for t in tensors) > size:
         raise ValueError("its tensors are larger than the file")
     for name, tensor in numbers.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
+        if not tensor.isfinite().all():
             raise ValueError(f"{name} is not of finite numbers")
     for name, each in packed.items():
         planes, centers = each["planes"], each["centers"]

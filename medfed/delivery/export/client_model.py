@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.tensors import Tensors
 from medfed.delivery.bundle.networks import build_network, describe_mixture
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import aliases, float_entries, match
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
@@ -34,7 +35,8 @@ class ClientModel:
 
     Attributes:
         plain: The network, see :mod:`medfed.delivery.bundle.networks`.
-        weights: All float entries, in single precision.
+        weights: All float entries, in single precision, and other tensors of the state dict that
+            training has changed.
     """
 
     plain: dict[str, Any]
@@ -79,7 +81,8 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
     """
     network = build_network(plain)
     _check_entries(network, weights, source)
-    return ClientModel(plain, {n: weights[n].float() for n in float_entries(network)})
+    counters = {n: t for n, t in weights.items() if not t.is_floating_point()}
+    return ClientModel(plain, {n: weights[n].float() for n in float_entries(network)} | counters)
 
 
 def from_canonical(
@@ -174,8 +177,13 @@ def _entry(name: str, places: list[str], k: int) -> str:
 
 
 def _check_entries(network: nn.Module, weights: Tensors, source: str) -> None:
+    if OTHER in weights:
+        raise ConfigError(
+            f"The network of {source} keeps state in attributes, which no weight file holds; keep "
+            "it in buffers (register_buffer), and train it again."
+        )
     wanted = {n: t.shape for n, t in float_entries(network).items()}
-    if {n: t.shape for n, t in weights.items()} != wanted:
+    if {n: t.shape for n, t in weights.items() if t.is_floating_point()} != wanted:
         raise CheckpointError(
             f"The model of {source} has other entries than its configuration says; the run folder "
             "is mixed up."
