@@ -157,7 +157,11 @@ class LocalBudget:
 
     def of(self, num_samples: int, batch_size: int) -> int:
         """Returns the gradient steps of one round for a client of this size."""
-        return self.steps or self.epochs * math.ceil(num_samples / (batch_size * self.accumulate))
+        return self.of_batches(math.ceil(num_samples / batch_size))
+
+    def of_batches(self, batches: int) -> int:
+        """Returns the gradient steps of one round for a client whose epoch has these batches."""
+        return self.steps or self.epochs * math.ceil(batches / self.accumulate)
 
 
 def learning_rates(
