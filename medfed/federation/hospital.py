@@ -19,7 +19,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, first_line
 from medfed.common.random_states import RandomStates
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import digest
@@ -28,7 +28,7 @@ from medfed.federation.client import Batch
 Split = Literal["train", "val", "test"]
 
 
-class _Batched:
+class Batched:
     """What follows from the batches of a client's samples."""
 
     id: str
@@ -88,7 +88,7 @@ def padded(counts: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ArrayClient(_Batched):
+class ArrayClient(Batched):
     """A client whose data are two tensors.
 
     Attributes:
@@ -122,7 +122,7 @@ class ArrayClient(_Batched):
             yield {"image": self.inputs[rows], "label": self.labels[rows]}
 
 
-class Hospital(_Batched):
+class Hospital(Batched):
     """A client whose data are PyTorch's data sets or loaders, MONAI's among them.
 
     A sample is a pair of image and label, or a dictionary with both; or, as MONAI's random crops
@@ -169,6 +169,15 @@ class Hospital(_Batched):
         classes: Sequence[str] | int | None = None,
     ) -> None:
         self.id, self.keys, self.classes = id, keys, classes
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(
+                f"Hospital {id}: batch_size must be a whole number from 1, not {batch_size!r}."
+            )
+        if isinstance(keys, str) or len(keys) != 2:
+            raise ConfigError(
+                f"Hospital {id}: keys must name image and label, as in keys=('ct', 'mask'), not "
+                f"{keys!r}."
+            )
         splits = {"train": train, "val": val, "test": test}
         self._loaders = {
             name: self._loader(name, given, batch_size)
@@ -228,7 +237,13 @@ class Hospital(_Batched):
 
     def _first(self) -> tuple[int, str]:
         """Returns the number of samples in an epoch's first batch, and a hash of its images."""
-        batch = next(map(self._named, _drawn(self._train, 0)), None)
+        try:
+            batch = next(map(self._named, _drawn(self._train, 0)), None)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"Hospital {self.id}: the first batch cannot be made: {first_line(error)}; give "
+                "samples that PyTorch can join, or a DataLoader with a collate_fn."
+            ) from error
         if batch is None:
             raise ConfigError(
                 f"Hospital {self.id}: the loader of train yields no batch; set drop_last=False, or "

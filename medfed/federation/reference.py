@@ -31,7 +31,16 @@ from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFac
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, check_reply, count
-from medfed.federation.hospital import ArrayClient, Hospital
+from medfed.federation.hospital import ArrayClient, Batched, Hospital
+from medfed.federation.inputs import (
+    Beside,
+    Scalar,
+    check_clients,
+    check_kind,
+    check_network,
+    check_rounds,
+    kind,
+)
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
 from medfed.federation.onboarding import rules_of
@@ -101,7 +110,7 @@ def assemble(
     algorithm: Algorithm,
     network: nn.Module,
     loss: Callable[[Batch], Tensor],
-    clients: Sequence[ClientData],
+    clients: Iterable[ClientData],
     *,
     personal: str | Sequence[str] = (),
     buffers: BufferPolicy = "averaged",
@@ -139,11 +148,20 @@ def assemble(
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
     """
+    check_network(network)
+    check_rounds(rounds)
+    check_kind("algorithm", algorithm, Algorithm)
+    check_kind("cohort", cohort, Cohort | None)
+    clients = check_clients(clients)
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)
-    local = LocalTrainer(network, loss, split, optimizer, scheduler, rounds, budget, seed, measure)
+    local = LocalTrainer(
+        network, Scalar(loss), split, optimizer, scheduler, rounds, budget, seed, measure
+    )
     weights = local.model.initial()
     if everyone is None:
+        if not clients:
+            raise ConfigError("There is no client; give at least one.")
         everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
     server, state = algorithm.init(weights, split, everyone)
     if algorithm.mask_aware:
@@ -160,7 +178,7 @@ def federate(
     algorithm: Algorithm,
     network: nn.Module,
     loss: Loss,
-    clients: Sequence[ClientData],
+    clients: Iterable[ClientData],
     *,
     rounds: int = 10,
     steps: int | None = None,
@@ -200,6 +218,14 @@ def federate(
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
+    check_network(network)
+    check_kind("channel", channel, Channel | None)
+    check_kind("after_round", after_round, Callable | None)
+    if not callable(loss) or isinstance(loss, nn.modules.loss._Loss):
+        raise ConfigError(
+            f"The loss must be a function of a network and a batch, not {kind(loss)}; write "
+            "def loss(network, batch): return criterion(network(batch['image']), batch['label'])."
+        )
     # Trained networks may hold tensors that cannot be copied, as MONAI's DynUNet does.
     before, network = copy.deepcopy(network), copy.deepcopy(network)
     federation, _ = assemble(
@@ -207,7 +233,7 @@ def federate(
         network,
         partial(loss, network),
         clients,
-        personal=(personal,) if isinstance(personal, str) else personal,
+        personal=personal,
         buffers=buffers,
         optimizer=optimizer or partial(torch.optim.SGD, lr=lr),
         rounds=rounds,
@@ -258,6 +284,8 @@ def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
         data: The onboarded client's data.
     """
     like = next(iter(federation.clients.values()))
+    if isinstance(data, Batched):
+        data = Beside(data, [c.data for c in federation.clients.values()])
     return LocalClient(data, like.trainer, like.weights, federation.client_start)
 
 

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
+from medfed.federation.entries import patterns_of
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
@@ -79,7 +80,7 @@ def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
     )
 
 
-def remainder(network: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+def remainder(network: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a pattern for each entry that matches none of the given patterns.
 
     Args:
@@ -135,7 +136,7 @@ def training_mode(
 
 
 def match(
-    patterns: Iterable[str],
+    patterns: str | Iterable[str],
     names: Iterable[str],
     missing: str = "The personal pattern {!r} matches no parameter",
 ) -> list[str]:
@@ -153,7 +154,7 @@ def match(
         >>> match(["head.*"], ["body.weight", "head.weight", "head.bias"])
         ['head.weight', 'head.bias']
     """
-    known = list(names)
+    known, patterns = list(names), patterns_of(patterns)
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(fnmatchcase(n, pattern) for n in known):
             roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
@@ -217,7 +218,10 @@ class ParameterSplit:
 
     @classmethod
     def of(
-        cls, network: nn.Module, personal: Sequence[str] = (), policy: BufferPolicy = "averaged"
+        cls,
+        network: nn.Module,
+        personal: str | Sequence[str] = (),
+        policy: BufferPolicy = "averaged",
     ) -> ParameterSplit:
         """Splits a network by name patterns.
 
@@ -240,6 +244,7 @@ class ParameterSplit:
             raise ConfigError(
                 f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
             )
+        personal = patterns_of(personal)
         base = frozenset(getattr(network, "frozen_entries", ()))
         entries = {n: t for n, t in float_entries(network).items() if n not in base}
         buffers = frozenset(n for n, t in entries.items() if not isinstance(t, nn.Parameter))
