@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import ceil
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 from torch import Tensor
@@ -108,7 +109,11 @@ class Over(TypedDict, total=False):
 
 
 class ClientData(Protocol):
-    """The interface of a client's data; the data modules implement it."""
+    """The interface of a client's data; the data modules implement it.
+
+    An attribute ``num_batches`` gives the batches of an epoch where the samples and the batch size
+    do not: of loaders that skip or repeat samples.
+    """
 
     id: str
 
@@ -139,6 +144,11 @@ class ClientData(Protocol):
 
     def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
         """Yields a split in a fixed order."""
+
+
+def batches_of(data: ClientData) -> int:
+    """Returns the training batches of an epoch."""
+    return getattr(data, "num_batches", None) or ceil(data.num_samples / data.batch_size)
 
 
 class Client(Protocol):

@@ -58,7 +58,19 @@ class Entries(nn.Module):
         return whole[~self.personal], whole[self.personal]
 
 
-def divide(network: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
+def patterns_of(patterns: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns patterns of names; a text is one pattern.
+
+    Example:
+        >>> patterns_of("head.*"), patterns_of(["head.*", "neck.*"])
+        (('head.*',), ('head.*', 'neck.*'))
+    """
+    if not isinstance(patterns, str | Iterable):
+        raise ConfigError(f"A pattern of parameter names must be a text, not {patterns!r}.")
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def divide(network: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Makes parameters of the entries that patterns such as ``head.weight[0]`` name, in place.
 
     The network computes what it did. A network that is divided so already stays as it is.
@@ -83,7 +95,7 @@ def divide(network: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
     """
     globs, masks = [], dict[str, Tensor]()
     known = _tensors(network)
-    for pattern in patterns:
+    for pattern in patterns_of(patterns):
         found = _INDEXED.fullmatch(pattern) if isinstance(pattern, str) else None
         if not found or any(fnmatchcase(entry, pattern) for entry in known):
             globs.append(pattern)  # in a glob, brackets are a set of characters

@@ -25,7 +25,7 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
 from medfed.federation.budget import Passes, reach
-from medfed.federation.client import Batch, ClientData, How, Over, Seen, share_of
+from medfed.federation.client import Batch, ClientData, How, Over, Seen, batches_of, share_of
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit, of_one_sample
 
@@ -133,7 +133,7 @@ class LocalClient:
     @property
     def steps(self) -> int:
         """The budget of local gradient steps of one round."""
-        return self.trainer.budget.of(self.data.num_samples, self.data.batch_size)
+        return self.trainer.budget.of_batches(batches_of(self.data))
 
     @property
     def expected_work(self) -> float:
@@ -301,17 +301,26 @@ class Pool:
         """Training samples per client, so that budgets in epochs equal those of all clients."""
         return ceil(sum(c.num_samples for c in self._everyone) / len(self._everyone))
 
+    @property
+    def num_batches(self) -> int:
+        """Batches of the client's size of so many samples."""
+        return ceil(self.num_samples / self._data.batch_size)
+
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """Yields one epoch over the samples of all clients, in an order from the seed only."""
         streams = [c.train_batches(derive_seed(seed, c.id)) for c in self._everyone]
-        counts = [ceil(c.num_samples / c.batch_size) for c in self._everyone]
+        counts = [batches_of(c) for c in self._everyone]
         turns = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         random = torch_rng(seed, "pool")
         turns = turns[torch.randperm(len(turns), generator=random)]
         waiting = iter(turns.tolist())
         while group := list(islice(waiting, len(counts))):
             batches = [next(streams[n]) for n in group]
-            joined = {k: torch.cat([b[k] for b in batches]) for k in batches[0]}
+            joined = {
+                k: torch.cat([b[k] for b in batches])
+                for k, v in batches[0].items()
+                if isinstance(v, Tensor)
+            }
             order = torch.randperm(len(next(iter(joined.values()))), generator=random)
             for index in order.split(self._data.batch_size):
                 yield {k: v[index.to(v.device)] for k, v in joined.items()}

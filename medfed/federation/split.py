@@ -19,6 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
+from medfed.federation.entries import patterns_of
 from medfed.federation.other_state import OTHER
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
@@ -80,7 +81,7 @@ def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
     )
 
 
-def remainder(network: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+def remainder(network: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a pattern for each entry that matches none of the given patterns.
 
     Args:
@@ -137,7 +138,7 @@ def fixed_statistics(
 
 
 def match(
-    patterns: Iterable[str],
+    patterns: str | Iterable[str],
     names: Iterable[str],
     missing: str = "The personal pattern {!r} matches no parameter",
 ) -> list[str]:
@@ -155,7 +156,7 @@ def match(
         >>> match(["head.*"], ["body.weight", "head.weight", "head.bias"])
         ['head.weight', 'head.bias']
     """
-    known = list(names)
+    known, patterns = list(names), patterns_of(patterns)
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(fnmatchcase(n, pattern) for n in known):
             roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
@@ -265,7 +266,10 @@ class ParameterSplit:
 
     @classmethod
     def of(
-        cls, network: nn.Module, personal: Sequence[str] = (), policy: BufferPolicy = "averaged"
+        cls,
+        network: nn.Module,
+        personal: str | Sequence[str] = (),
+        policy: BufferPolicy = "averaged",
     ) -> ParameterSplit:
         """Splits a network by name patterns.
 
@@ -288,6 +292,7 @@ class ParameterSplit:
             raise ConfigError(
                 f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
             )
+        personal = patterns_of(personal)
         every = float_entries(network)
         marked = (
             n for n, t in every.items() if isinstance(t, nn.Parameter) and not t.requires_grad

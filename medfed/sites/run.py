@@ -88,6 +88,8 @@ class SitesModule(FederatedModule):
         coordinator: Reaches the sites.
     """
 
+    needs_rounds = False
+
     def __init__(
         self, task: TaskLike, federation: Federation, local: LocalTrainer, coordinator: Coordinator
     ) -> None:
@@ -100,10 +102,6 @@ class SitesModule(FederatedModule):
     def owned(self) -> list[str]:
         """There are no clients in this process."""
         return []
-
-    def tasks(self, round: int) -> list[Task]:
-        """The round, as one task."""
-        return [Task(round, "round")]
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
         """Runs the round, its evaluation and its commit."""
