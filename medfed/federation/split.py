@@ -473,9 +473,7 @@ def nothing_to_train(part: str) -> ConfigError:
         part: ``shared``, ``personal`` or ``all``.
     """
     if part == "all":
-        return ConfigError(
-            "No parameter of the model trains: it has none, or all are frozen by requires_grad."
-        )
+        return ConfigError("No parameter of the model trains: all are frozen by requires_grad.")
     return ConfigError(
         f"The model has no {part} part, which the algorithm trains; choose a model of several "
         "layers, or another algorithm.personal."

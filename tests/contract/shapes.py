@@ -21,6 +21,7 @@ from typing import NamedTuple
 from medfed.config.compose import CONFIG_DIR
 from medfed.federation.federation import Federation
 from medfed.federation.onboarding import OnboardingRules, rules_of
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit
 from tests.contract.harness import NAMES, ROUNDS, recorded
 from tests.contract.names import EVERY_METHOD, algorithm_yamls
@@ -82,7 +83,7 @@ def vector(named, fed: Federation, split: ParameterSplit) -> str:
         "weights": split.parameters("shared"),
         "clients": fed.ids,
     }.items():
-        if set(named) == set(names):
+        if set(named) - {OTHER} == set(names):
             return what
     return "other"
 

@@ -43,7 +43,7 @@ def loss(network, batch):
 
 def network(outputs=2):
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(7)
         return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, outputs))
 
 
