@@ -82,10 +82,7 @@ ROOT = Path(__file__).resolve().parents[1]
             "--batch-size 2",
             "memory and bytes as the cards say: all\n",
         ),
-        (
-            "speed/kernels.py quantised --largest 3 --blocks 1 --batch-size 2 --networks U-Net",
-            "step_centers",
-        ),
+        ("speed/kernels.py quantised --blocks 1 --batch-size 2 --networks U-Net", "maps "),
     ],
 )
 def test_runs(command, expected, tmp_path):
