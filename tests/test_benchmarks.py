@@ -9,11 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from tests import processes
+from tests.datamodules.picture_files import cohort
 from tests.integration.test_bad_data import write_heart
 
 ROOT = Path(__file__).resolve().parents[1]
+NOT_HERE = {
+    "speed/flower.py": "needs an environment with Flower",
+    "speed/sites.py": "needs medfed[sites]",
+    "project/mutations.py": "forks a Python that knows nothing of medfed yet",
+    "project/personas.py": "takes minutes",
+}
 
 
 @pytest.mark.long
@@ -52,6 +60,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("trust/kill.py --kills 1 --kinds train", "left over"),
         ("trust/fuzz.py --inputs 20 --messages", "links with memory"),
         ("trust/fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
+        ("evidence/partial_labels.py FOLDER/eyes --rounds 1", "left as background"),
         ("evidence/flamby.py heart FOLDER/heart --methods fedavg --seeds 1", "| | medfed | "),
         ("trust/attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
         ("trust/masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
@@ -88,11 +97,31 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_runs(command, expected, tmp_path):
     if "FOLDER/heart" in command:
         write_heart(tmp_path / "heart")
+    if "FOLDER/eyes" in command:
+        cohort(tmp_path / "eyes", patients=5)
+        for path in (tmp_path / "eyes").rglob("*.png"):  # twice as large as a patch
+            picture = Image.open(path)
+            large = (4 * picture.width, 4 * picture.height)
+            picture.resize(large, Image.Resampling.NEAREST).save(path)
     command = command.replace("FOLDER", str(tmp_path))
     script, *options = command.split()
     done = processes.run(f"benchmarks/{script}", *options)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def test_every_benchmark_is_in_some_test():
+    tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    scripts = [p.relative_to(ROOT / "benchmarks") for p in (ROOT / "benchmarks").rglob("*.py")]
+    unseen = set()
+    for script in scripts:
+        content = (ROOT / "benchmarks" / script).read_text("utf-8")
+        module = ".".join(("benchmarks", *script.with_suffix("").parts))
+        known = f"{script.as_posix()} " in tests or f'{script.as_posix()}"' in tests
+        if '__name__ == "__main__"' in content and not known and module not in tests:
+            unseen.add(script.as_posix())
+    assert unseen == set()
+    assert {*NOT_HERE} <= {script.as_posix() for script in scripts}
 
 
 def test_a_published_table_of_privacy_is_accounted_again(tmp_path):
