@@ -14,7 +14,7 @@ SCRIPT = runpy.run_path(str(ROOT / "benchmarks/evidence/evidence.py"))
 
 
 def test_the_page_has_the_tables_that_the_script_prints():
-    """After a benchmark: ``evidence.py --collect …``, whose output is the page."""
+    """After a benchmark: ``python benchmarks/evidence.py --collect …``; its output is the page."""
     stored = json.loads((ROOT / "docs" / "evidence.json").read_text("utf-8"))
     page = (ROOT / "docs" / "evidence_tables.md").read_text("utf-8")
     lines = [line for line in SCRIPT["pages"](stored) if line]

@@ -1,8 +1,8 @@
 """CPU time of the proximal maps: fused lasso, network lasso, and maps of quantised weights.
 
-    python benchmarks/speed/kernels.py fused_lasso
+    python benchmarks/speed/kernels.py fused_lasso --largest 6    # stops at 10^6 elements
     python benchmarks/speed/kernels.py network_lasso
-    python benchmarks/speed/kernels.py quantised --largest 6    # stops at 10^6 elements
+    python benchmarks/speed/kernels.py quantised
 
 Medians on one thread; each map and its floor alternate.
 
@@ -13,9 +13,8 @@ the ADMM needs one per iteration.
 *network_lasso*: an ADMM iteration with N = 5 nodes and the 10 edges of the complete graph; the
 floor is a copy of an (M, d) array.
 
-*quantised*: the floor is ``x.add_(y)`` on a tensor of the same size. A local step is forward,
-backward and SGD on one batch; with it alternate the maps that QuPeL adds to it (its second gradient
-is not among them), in two fused passes per layer.
+*quantised*: the maps that QuPeL adds to a local step (forward, backward and SGD on one batch; its
+second gradient is not among them), in two fused passes per layer.
 """
 
 from __future__ import annotations
@@ -39,13 +38,7 @@ from medfed.functional.graph import complete_edges
 from medfed.functional.kmeans import initial_centers
 from medfed.functional.network_lasso import AdmmSteps, solve_network_lasso
 from medfed.functional.prox import _magnitude, fused_lasso
-from medfed.functional.quantize import (
-    center_gradient,
-    prox_centers,
-    prox_quantize,
-    quantize,
-    step_centers,
-)
+from medfed.functional.quantize import prox_quantize, step_centers
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.unet import basic_unet, unet
 
@@ -55,7 +48,6 @@ GAMMAS = (0.05, 0.1, 0.5)
 MOST_ITERATIONS = 4000
 NODES = 5
 NORMS = (1.0, 2.0, math.inf)
-BITS = (1, 2, 4)
 LR, TAU = 1e-4, 1e-8
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "DenseNet-BC": (lambda: densenet_bc(2, 1, 2, stem="small"), 1, 32),
@@ -319,44 +311,6 @@ def report_network(largest: int, dtype: torch.dtype) -> None:
             )
 
 
-def maps(x: Tensor, centers: Tensor) -> dict[str, Action]:
-    """What is measured, on one tensor; the same work at every call."""
-    gradient, out = torch.randn_like(x), torch.empty_like(x)
-    rounded = quantize(x, centers)
-    # Twice the spacing of the weights of one centre, so that some are passed.
-    wide = 4 * float(x.std()) / len(x) ** 2 + 1e-12
-    return {
-        "quantize": partial(quantize, x, centers),
-        "prox_quantize": partial(prox_quantize, x, centers, 0.01, out=out),
-        "center_gradient": partial(center_gradient, gradient, x, centers),
-        "prox_centers, none passed": partial(prox_centers, centers, rounded, centers, TAU),
-        "prox_centers, some passed": partial(prox_centers, centers + 1e-3, x, centers, wide),
-        "prox_centers, to the median": partial(prox_centers, centers, x, centers, 1.0),
-        "step_centers": partial(step_centers, centers, gradient, x, LR, TAU),
-    }
-
-
-def report_elements(largest: int, dtype: torch.dtype) -> None:
-    """Prints ns per element, by bits and size, with the multiple of the floor in brackets."""
-    name = str(dtype).removeprefix("torch.")
-    sizes = [10**e for e in range(min(4, largest), largest + 1)]
-    print(f"{name}: ns/element (times the floor)")
-    print(f"{'map':>28} {'bits':>4}" + "".join(f"{d:>16}" for d in sizes))
-    for bits in BITS:
-        columns: list[dict[str, str]] = []
-        for d in sizes:
-            x = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=dtype)
-            floor = partial(torch.zeros_like(x).add_, x)
-            found = {}
-            for key, action in maps(x, initial_centers(x, bits)).items():
-                repeats = max(1, 10**5 // d)
-                ours, least = alternating([action, floor], 7, repeats)
-                found[key] = f"{ours / d * 1e9:.2f} ({ours / least:.1f})"
-            columns.append(found)
-        for key in columns[0]:
-            print(f"{key:>28} {bits:>4}" + "".join(f"{c[key]:>16}" for c in columns), flush=True)
-
-
 def local_step(network: nn.Module, batch: Tensor) -> Action:
     """One step of SGD; what the loss measures does not matter here."""
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-6)
@@ -413,8 +367,6 @@ def main() -> None:
         print(f"Share of a local step, 2 bits, batches of {options.batch_size}")
         for name in options.networks:
             report_share(name, options.batch_size, options.blocks, bits=2)
-        for dtype in (torch.float32, torch.float64):
-            report_elements(options.largest, dtype)
 
 
 if __name__ == "__main__":

@@ -174,13 +174,13 @@ def peak(folder: Path, cache: Path, size: Sequence[int], case: str) -> float:
 def scans(args: argparse.Namespace, folder: Path) -> None:
     """Prints throughput and memory."""
     write_scans(folder, args.scans, args.size)
-    context = multiprocessing.get_context("spawn")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        tasks = [(folder, folder / "peaks", args.size, case) for case in CASES]
+        peaks = pool.starmap(peak, tasks)
     print(f"{args.scans} scans of {' x '.join(map(str, args.size))} int16, page cache dropped")
     print("ms and MB per scan; peak memory in scans; quartiles of the ratio in brackets")
     print(f"{'':30}{'MB':>7}{'read':>8}{'prepare':>9}{'ratio':>7}{'':14}{'peak':>6}")
-    for case in CASES:
-        with context.Pool(1) as pool:
-            most = pool.apply(peak, (folder, folder / "peaks", args.size, case))
+    for case, most in zip(CASES, peaks, strict=True):
         made = recipe(folder, case, args.size)
         count = len(made.items)
         total, pairs = throughput(made, folder, args.repeats)
