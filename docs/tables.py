@@ -22,6 +22,7 @@ keeps its ``findings.json`` in ``docs/benchmark``.
 ``detection``      what benchmarks/detection.py prints; ``paired``: by seed and hospital
 ``methods``        what ``medfed methods --markdown`` prints
 ``references``     what each file of tests/references checks
+``readme``         README.md, with which the site begins
 =================  ===============================================================
 """
 
@@ -485,6 +486,17 @@ def of_references(findings: Findings, name: str) -> list[str]:
     return _rows(("file", "methods", "compares", "its tests"), rows, left=4)
 
 
+def of_readme(findings: Findings, name: str) -> list[str]:
+    """The first page, whose links lead into the site; others become text."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    return [re.sub(r"(?<!!)\[([^\]]+)\]\((?!#|http)([^)]+)\)", _inside, text)]
+
+
+def _inside(link: re.Match[str]) -> str:
+    path = link[2].partition("#")[0]
+    return link[0] if (DOCS / path).exists() and not path.startswith("..") else link[1]
+
+
 @cache
 def _script(name: str) -> dict[str, Any]:
     """The functions of a script of benchmarks/."""
@@ -513,6 +525,7 @@ KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "detection": of_detection,
     "methods": of_methods,
     "references": of_references,
+    "readme": of_readme,
 }
 
 if __name__ == "__main__":
