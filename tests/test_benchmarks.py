@@ -106,18 +106,6 @@ def test_a_published_table_of_privacy_is_accounted_again(tmp_path):
     assert all(line in done.stdout for line in published(json.loads(kept.read_text())))
 
 
-def test_the_page_on_privacy_has_the_stored_runs():
-    """After a change: the commands of the page with ``--store docs/frontier.json``."""
-    frontier = runpy.run_path(str(ROOT / "benchmarks" / "frontier.py"))
-    stored = json.loads((ROOT / "docs" / "frontier.json").read_text())
-    page = (ROOT / "docs" / "privacy.md").read_text().splitlines()
-    for name, of_cohort in stored.items():
-        assert all(len(s) == 5 for m in of_cohort["runs"].values() for s in m.values())
-        is_published = name == "heart_flamby"
-        lines = frontier["published"](stored) if is_published else frontier["table"](stored, name)
-        assert {line for line in lines if line} <= {*page}
-
-
 @pytest.mark.parametrize("family", sorted((ROOT / "benchmarks/mutations").glob("*.yaml")))
 def test_every_mutation_still_fits_its_line(family):
     listed = yaml.safe_load(family.read_text("utf-8"))
@@ -125,13 +113,3 @@ def test_every_mutation_still_fits_its_line(family):
     for file, was, now in listed["mutations"]:
         assert (ROOT / file).read_text("utf-8").count(was) == 1, was
         assert now != was
-
-
-def test_the_page_on_detection_has_the_stored_runs():
-    """After more runs: the command of the page."""
-    detection = runpy.run_path(str(ROOT / "benchmarks" / "detection.py"))
-    stored = json.loads((ROOT / "docs" / "detection.json").read_text())
-    page = (ROOT / "docs" / "detection.md").read_text().splitlines()
-    lines = [*detection["table"](stored), *detection["paired"](stored)]
-    assert {*lines} <= {*page}
-    assert {len(seeds) for seeds in stored.values()} == {5}
