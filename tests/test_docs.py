@@ -171,6 +171,13 @@ def test_every_table_is_asked_for_by_a_name_that_exists():
     assert {name for kind, name in asked if kind in ("task", "dial")} <= suites
 
 
+def test_what_a_task_cannot_tell_is_over_the_method_that_it_names():
+    for line in tables().of_answers(tables().found(DOCS / "benchmark"), ""):
+        best = "No method is shown to be better than FedAvg" in line
+        room = re.search(r"gains?( over FedAvg)? of [\d.]+ (?:or more|would be)", line)
+        assert room is None or (room[1] is not None) == best, line
+
+
 def test_pages_of_stored_runs_have_the_seeds_that_they_name():
     frontier, detection = (tables()._stored(name) for name in ("frontier", "detection"))
     runs = [m for cohort in frontier.values() for m in cohort["runs"].values()]
