@@ -35,7 +35,7 @@ def part(ax: Axes, x: float, y: float, w: float, text: str, colours: tuple[str, 
 
 def step(ax: Axes, x: float, y: float, number: str, text: str, colour: str) -> None:
     """Draws a numbered step."""
-    box(ax, x, y, 22.5, 7.2, WHITE, colour)
+    box(ax, x, y, 27.5, 7.2, WHITE, colour)
     ax.text(x + 2.2, y + 3.5, number, ha="center", va="center", fontsize=13, color=colour)
     ax.text(x + 4.2, y + 3.5, text, ha="left", va="center", fontsize=9.6, color=INK)
 
@@ -48,15 +48,15 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour
 
 def drawn() -> Figure:
     """Returns the picture."""
-    figure = Figure(figsize=(10, 6.2))
+    figure = Figure(figsize=(8.4, 4.7))
     ax = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    ax.set(xlim=(0, 100), ylim=(0, 62))
+    ax.set(xlim=(0, 100), ylim=(0, 56))
     ax.axis("off")
-    box(ax, 25, 50, 50, 11, SERVER, LINE)
-    ax.text(28, 57.7, "Server", fontsize=13, weight="bold", color=INK, va="center")
-    ax.text(28, 53.5, "4", fontsize=13, color=SHARED[0], va="center")
-    ax.text(30.2, 53.5, "averages what comes back", fontsize=9.6, color=INK, va="center")
-    part(ax, 56, 52.8, 16, "shared part", SHARED)
+    box(ax, 30, 44, 40, 11, SERVER, LINE)
+    ax.text(32, 51.7, "Server", fontsize=13, weight="bold", color=INK, va="center")
+    ax.text(32, 47.5, "4", fontsize=13, color=SHARED[0], va="center")
+    ax.text(34.2, 47.5, "averages what comes back", fontsize=9.6, color=INK, va="center")
+    part(ax, 53.5, 49.0, 14.5, "shared part", SHARED)
     for name, left in zip(NAMES, LEFTS, strict=True):
         box(ax, left, 1, WIDTH, 31, HOSPITAL, LINE)
         ax.text(left + 1.8, 28.9, name, fontsize=12, weight="bold", color=INK, va="center")
@@ -65,14 +65,14 @@ def drawn() -> Figure:
         box(ax, left + 1.8, 2.8, WIDTH - 3.6, 15.2, WHITE, OWN[0])
         ax.text(left + 3.2, 14.3, "2", fontsize=13, va="center", color=OWN[0])
         ax.text(left + 5.4, 14.3, "trains both on its patients", fontsize=9.6, va="center")
-        ax.text(left + 5.4, 9.4, "Never leave: images, rows,", fontsize=9.6, va="center")
+        ax.text(left + 5.4, 9.4, "Stay here: images, rows,", fontsize=9.6, va="center")
         ax.text(left + 5.4, 6.1, "names, the personal part", fontsize=9.6, va="center")
         middle = left + WIDTH / 2
-        reach = 50 + (middle - 50) * 0.5
-        arrow(ax, (reach - 2.5, 49.6), (middle - 5, 32.4), LINE)
-        arrow(ax, (middle + 5, 32.4), (reach + 2.5, 49.6), SHARED[0])
-    step(ax, 0.8, 51.9, "1", "shared weights go down", LINE)
-    step(ax, 76.7, 51.9, "3", "only their change comes\nback, every byte counted", SHARED[0])
+        reach = 50 + (middle - 50) * 0.38
+        arrow(ax, (reach - 2.5, 43.6), (middle - 5, 32.4), LINE)
+        arrow(ax, (middle + 5, 32.4), (reach + 2.5, 43.6), SHARED[0])
+    step(ax, 0.8, 45.9, "1", "the shared weights go\nto every hospital", LINE)
+    step(ax, 71.7, 45.9, "3", "only their change comes\nback, each byte counted", SHARED[0])
     return figure
 
 
