@@ -167,8 +167,12 @@ def test_every_table_is_asked_for_by_a_name_that_exists():
     assert len(asked) > 30
     assert {name for kind, name in asked if kind == "claim"} == claims
     assert {kind for kind, _ in asked} == {*tables().KINDS}
-    suites = {p.stem for p in (CONFIG_DIR / "suites").glob("*.yaml")}
-    assert {name for kind, name in asked if kind in ("task", "dial")} <= suites
+    suites = {p.stem: p.read_text() for p in (CONFIG_DIR / "suites").glob("*.yaml")}
+    assert {name for kind, name in asked if kind in ("task", "dial")} <= {*suites}
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text()
+        made = [n for _, n in MARK.findall(text) if "(generated)" in suites.get(n, "")]
+        assert not made or "generated" in text, f"{page.name} must call {made} generated"
 
 
 def test_what_a_task_cannot_tell_is_over_the_method_that_it_names():
