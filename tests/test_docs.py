@@ -23,6 +23,8 @@ from medfed.commands.deploy import split
 from medfed.commands.help import COMMANDS
 from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, build, composed, load
+from medfed.federation.algorithm import Algorithm, HasCenters, HasMemberships, HasPictures
+from medfed.federation.card import Card
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.personal_part import default_personal
 from medfed.run.prepare import split_tree
@@ -229,6 +231,18 @@ def test_the_tree_of_a_network_is_the_one_that_prepare_shows(capsys):
     drawn = split_tree(built, ParameterSplit.of(built, default_personal(built)), "PFedNet")
     Console(width=200).print(drawn)
     assert capsys.readouterr().out.strip() in (DOCS / "networks.md").read_text()
+
+
+def test_what_a_method_writes_and_declares_has_the_names_that_the_page_gives():
+    text = (DOCS / "extending" / "algorithm.md").read_text()
+    cells = re.findall(r"^\| (`[^|]+`) \|", text[text.index("## What you must write") :], re.M)
+    names = {name for cell in cells for name in re.findall(r"`(?:card\.)?(\w+)", cell)}
+    known = {
+        n for kind in (Algorithm, Card, HasPictures, HasCenters, HasMemberships) for n in dir(kind)
+    }
+    known |= {*Algorithm.__annotations__, *Card.__annotations__}
+    assert len(names) > 12
+    assert names <= known
 
 
 def coded():
