@@ -203,6 +203,34 @@ def test_what_the_pages_count_is_counted():
             assert not found, f"{page.name}: {found}; leave the number out, or compare it here"
 
 
+def keys(node, prefix):
+    """The dotted names of a file of configs/, below the section that it fills."""
+    for name, value in node.items() if isinstance(node, dict) else ():
+        yield f"{prefix}{name}"
+        yield from keys(value, f"{prefix}{name}.")
+
+
+def test_the_keys_that_the_pages_name_exist():
+    """Those in running text; commands are composed as a whole."""
+    known = set()
+    for file in CONFIG_DIR.rglob("*.yaml"):
+        group = file.relative_to(CONFIG_DIR).parts[0]
+        below = "" if group in ("experiment", "suites") or "." in group else f"{group}."
+        package = re.search(r"@package\s+(\S+)", text := file.read_text())
+        if package:
+            below = "" if package[1] == "_global_" else f"{package[1]}."
+        known.update(keys(yaml.safe_load(text), below))
+    named = re.compile(r"^'?([a-z_]+\.[a-z_.]+?)(?:=|$)")
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        words = (word for code in re.findall(r"`([^`\n]+)`", prose) for word in code.split())
+        found = {match[1] for word in words if (match := named.match(word))}
+        ours = {k for k in found if k.partition(".")[0] in {n.partition(".")[0] for n in known}}
+        files = {k for k in ours if Path(k).suffix in (".json", ".csv", ".yaml", ".py", ".md")}
+        choices = {k for k in ours if k.startswith("codec.") or k.partition(".")[0] == "client"}
+        assert not ours - files - choices - known, page.name
+
+
 def networks():
     """The networks whose parameters their page names, with the data that it names."""
     text, facts = (DOCS / "networks.md").read_text(), {}
