@@ -165,22 +165,20 @@ def _told(task: Any, key: str, method: Any) -> Any:
 
 def of_task(findings: Findings, name: str) -> list[str]:
     """Methods, best first."""
-    wanted = next(iter(_tasks(findings, name)), None)
-    for task, verdicts in judged(findings):
-        if task.name == wanted:
-            own = findings["tasks"][wanted]
-            better = "smaller" if task.falls else "larger"
-            head = f"{_named(wanted, own['title'])}, size `{findings['size']}`: {task.metric}"
-            told = (
-                f"{head}, {better} is better, over {task.splits} splits. "
-                f"A constant reaches {_number(own['floor']['value'])}, all "
-                f"patients in one place {_in_one_place(own)}. Differences are turned so that "
-                "larger is better; better and worse: p < 0.05 (Holm)."
-            )
-            shown = ("method", "harmed", "mean", "− local", "− FedAvg", "sent")
-            notes = [f"- {note}" for note in own["left_out"]]
-            table = _minus(methods_table(task, verdicts).only(shown))
-            return [told, "", *table, *([""] if notes else []), *notes]
+    for wanted, own in list(_tasks(findings, name).items())[:1]:
+        ((task, verdicts),) = judged({**findings, "tasks": {wanted: own}})
+        better = "smaller" if task.falls else "larger"
+        head = f"{_named(wanted, own['title'])}, size `{findings['size']}`: {task.metric}"
+        told = (
+            f"{head}, {better} is better, over {task.splits} splits. "
+            f"A constant reaches {_number(own['floor']['value'])}, all "
+            f"patients in one place {_in_one_place(own)}. Differences are turned so that "
+            "larger is better; better and worse: p < 0.05 (Holm)."
+        )
+        shown = ("method", "harmed", "mean", "− local", "− FedAvg", "sent")
+        notes = [f"- {note}" for note in own["left_out"]]
+        table = _minus(methods_table(task, verdicts).only(shown))
+        return [told, "", *table, *([""] if notes else []), *notes]
     return []
 
 

@@ -285,7 +285,7 @@ def coded():
 @pytest.mark.parametrize(("name", "bits"), [*coded()])
 def test_codecs_take_the_bits_that_the_page_names(name, bits):
     rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.standard_normal(200_000))
+    values = torch.from_numpy(rng.standard_normal(100_000))
     codec = build(load([f"codec.up={name}"]).codec.up)
     found = 8 * len(codec.encode(values, rng)) / len(values)
     digits = len(bits.partition(".")[2])
