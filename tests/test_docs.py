@@ -144,6 +144,8 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path, monkeypatch):
     assert (tmp_path / "search" / "search_index.js").is_file()  # what a page from disk can load
     assert not [p.name for p, text in pages.items() if "Not measured yet" in text]
     assert not [p.name for p, text in pages.items() if "<!-- table" in text]
+    raw = re.compile(r"<p>(?:(?!</p>|<pre).)*?^\s*(?:[-|] |```)", re.MULTILINE | re.DOTALL)
+    assert not [(p.name, m[0]) for p, text in pages.items() for m in raw.finditer(text)]
     for source in sorted(DOCS.rglob("*.md")):
         site = pages[(tmp_path / source.relative_to(DOCS)).with_suffix(".html")]
         kinds = [kind for kind, _ in MARK.findall(source.read_text())]
