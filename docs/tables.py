@@ -487,7 +487,8 @@ def of_references(findings: Findings, name: str) -> list[str]:
 
 def of_readme(findings: Findings, name: str) -> list[str]:
     """The first page, whose links lead into the site; others become text."""
-    text = (DOCS.parent / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8").partition("\n## More\n")[0]
+    text = text.replace("](docs/", "](")
     return [re.sub(r"(?<!!)\[([^\]]+)\]\((?!#|http)([^)]+)\)", _inside, text)]
 
 
