@@ -179,6 +179,43 @@ def test_every_table_is_asked_for_by_a_name_that_exists():
         assert not made or "generated" in text, f"{page.name} must call {made} generated"
 
 
+def test_verdicts_in_words_have_the_figures_of_the_findings():
+    """After a benchmark: these sentences are written by hand, and so is their change."""
+    tasks = tables().found(DOCS / "benchmark")["tasks"]
+
+    def shown(word, method, reference, names):
+        found = [tasks[n]["methods"][method]["against"][reference] for n in names]
+        ends = sorted(abs(one["mean"]) for one in found if one["verdict"] == word)
+        low, high = (f"{end:.2f}" for end in (ends[0], ends[-1]))
+        return low if low == high else f"{low} to {high}"
+
+    def of(situation, *suites):
+        alike = [n for n, t in tasks.items() if t["situation"] == situation]
+        return [n for n in alike if not suites or n.partition("/")[0] in suites]
+
+    images = of("labels or images differ", "brats", "retina")
+    worse = [tasks[n]["methods"]["fedavg"]["against"]["local"]["verdict"] for n in images]
+    names = [f"digits/names_{n}" for n in (2, 4, 8)]
+    few, many = (
+        ("mixture/concentration_0.4", "mixture/concentration_0.05"),
+        "mixture/concentration_2",
+    )
+    sentences = [
+        f"FedAvg gains {shown('better', 'fedavg', 'local', of('hospitals are alike'))} over",
+        f"FedAvg gains {shown('better', 'fedavg', 'local', of('case mix differs', 'luna16'))} over",
+        f"FedAvg loses {shown('worse', 'fedavg', 'local', ['digits/label_groups'])} against",
+        f"pFedNet gains {shown('better', 'pfednet', 'local', names)} over training alone, and "
+        f"{shown('better', 'pfednet', 'fedavg', names)} over FedAvg",
+        f"PPFL gains {shown('better', 'ppfl', 'local', few)} over training alone where they mix "
+        f"little; FedAvg {shown('better', 'fedavg', 'local', [many])} where they mix much",
+        f"FedAvg loses {shown('worse', 'fedavg', 'local', images)} against training alone in "
+        f"{('no', 'one', 'two', 'three', 'four')[worse.count('worse')]} of eight tasks",
+    ]
+    assert len(images) == 8
+    page = " ".join((DOCS / "results.md").read_text().split())
+    assert [sentence for sentence in sentences if sentence not in page] == []
+
+
 def test_what_a_task_cannot_tell_is_over_the_method_that_it_names():
     for line in tables().of_answers(tables().found(DOCS / "benchmark"), ""):
         best = "No method is shown to be better than FedAvg" in line
