@@ -249,14 +249,13 @@ def _coordinate(
     installed = {c: dict(there.versions) for c, there in greetings.items()}
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
     write_json(run.sites_json, asdict(record))
-    with together(trainer):
+    with loggers.ended(trainer.logger), together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(run.hashes_json, coordinator.digests(module.next_round))
         memberships = federation.memberships()  # of all rounds, as in medfed train
         evaluation.check_selected()
-        whole, module.selected = evaluation.state_dict(), evaluation.best_round()
+        module.selected = evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
-        evaluation.load_state_dict(whole)
         values = coordinator.across(module.next_round) if terms.across else {}
         trajectories = None
         if memberships is not None:

@@ -204,9 +204,13 @@ class PersonalEvaluation(pl.Callback):
         self._log(pl_module, values | score)
         if trainer.logger:
             # A logger cannot show more clients usefully: metrics.csv has them all.
-            chosen, few = self.metric, metrics if len(metrics) <= LOGGED else {}
-            values_of = {c: m[chosen] for c, m in few.items() if not math.isnan(m[chosen])}
-            per_client = {f"val/{c}/{chosen}": value for c, value in values_of.items()}
+            few = metrics if len(metrics) <= LOGGED else {}
+            per_client = {
+                f"val/{client}/{name}": value
+                for client, known in few.items()
+                for name, value in known.items()
+                if not math.isnan(value)
+            }
             trainer.logger.log_metrics({**values, **per_client}, step=number)
 
     def _values(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
