@@ -239,8 +239,13 @@ def worker_pool(
     pool.shutdown()
 
 
-def begin_worker() -> None:
-    """Makes a process of a pool end with the one that started it, and use one thread."""
+def begin_worker(environ: Mapping[str, str] | None = None) -> None:
+    """Makes a process of a pool end with the one that started it, and use one thread.
+
+    Args:
+        environ: The environment variables of that process, which may be newer than the pool's.
+    """
+    os.environ.update(environ or {})
     start_worker()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import torch

@@ -69,14 +69,14 @@ def _divided(value: str) -> list[str]:
     while at <= len(value):
         part = _PART.match(value, at)
         assert part is not None  # it also matches nothing
-        parts, at = [*parts, part[0].strip()], part.end() + 1
-    if not all(parts):
+        parts, at = [*parts, part[0]], part.end() + 1
+    if len(parts) == 1 or not all(part.strip() for part in parts):
         return [value]
     names: list[str] = []
     while parts:
         several = (n for n in range(len(parts), 1, -1) if _exists(",".join(parts[:n])))
         count = next(several, 1)
-        names.append(",".join(parts[:count]))
+        names.append(parts[0].strip() if count == 1 else ",".join(parts[:count]))
         parts = parts[count:]
     return names
 

@@ -274,7 +274,8 @@ class Sweep:
         waiting = self.jobs[::-1]
         running: dict[Future[str], Job] = {}
         while waiting or running:  # once more if a process has died
-            with worker_pool(workers, ["medfed.run.train"], begin_worker) as pool:
+            shared = begin_worker, dict(os.environ)
+            with worker_pool(workers, ["medfed.run.train"], *shared) as pool:
                 try:
                     while waiting or running:
                         while waiting and len(running) < workers:
