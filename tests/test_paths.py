@@ -146,7 +146,7 @@ def test_a_comma_divides_where_no_such_file_is(tmp_path, monkeypatch):
     assert with_paths("bundle=a,b=1") == "bundle='a,b=1'"
     Path("[x]").mkdir()
     assert with_paths("runs=[x]") == "runs='[x]'"
-    assert with_paths("data.path=a,b=1,c.csv", sweeps=True) == "data.path='a,b=1','c.csv'"
+    assert with_paths("data.path=a,b=1,c.csv", sweeps=True) == "data.path='a,b=1',c.csv"
     assert with_paths("hydra.sweep.dir=a,c", sweeps=True) == "hydra.sweep.dir='a,c'"
     assert with_paths("data.path=choice(a,b)", sweeps=True) == ""
 

@@ -17,6 +17,8 @@ PATHS = re.compile(
 )
 PATH_LISTS = ("runs", "bundle", "of", "plugins")
 _PART = re.compile(r"""\s*(?:"[^"]*"|'(?:[^'\\]|\\.)*')\s*(?=,|\Z)|[^,]*""", re.DOTALL)
+_PLAIN = re.compile(r"(\.{0,2}/|[A-Za-z_])[A-Za-z0-9_/.-]*")  # the same without quotes
+_WORDS = ("null", "true", "false", "inf", "nan")
 _SWEPT = re.compile(r"(choice|glob|range|interval|shuffle|sort|tag)\(.*\)", re.DOTALL)
 
 
@@ -32,7 +34,7 @@ def with_paths(argument: str, sweeps: bool = False) -> str:
 
     Example:
         >>> with_paths("out=a (1)"), with_paths("runs=[a,b]"), with_paths("seed=1")
-        ("out='a (1)'", "runs=['a','b']", '')
+        ("out='a (1)'", 'runs=[a,b]', '')
     """
     key, _, value = argument.partition("=")
     name = key.lstrip("+")
@@ -86,7 +88,9 @@ def _exists(path: str) -> bool:
 
 
 def _path(text: str) -> str:
-    return literal(os.path.expanduser(unquoted(text)))
+    path = os.path.expanduser(unquoted(text))
+    plain = _PLAIN.fullmatch(path) and path.lower() not in _WORDS
+    return path if plain else literal(path)
 
 
 def unquoted(text: str) -> str:

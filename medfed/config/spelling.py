@@ -165,11 +165,11 @@ def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
         >>> hydra_spelling(["codec.up=stc,fp32", "codec.up.sparsity=0.1", "codec@codec.down=stc"])
         ['codec@codec.up=stc,fp32', 'codec.up.sparsity=0.1', 'codec@codec.down=stc']
         >>> hydra_spelling(["run=a/0_seed=1", "runs=[a=1,b]", "split=val", "k=1,5", "client=a,b"])
-        ["run='a/0_seed=1'", "runs=['a=1','b']", 'split=val', 'k=[1,5]', 'client=[a,b]']
+        ["run='a/0_seed=1'", "runs=['a=1',b]", 'split=val', 'k=[1,5]', 'client=[a,b]']
         >>> hydra_spelling(["client=Köln,Bonn", "data.features=[Größe, Alter]"])
         ['client=["Köln",Bonn]', 'data.features=["Größe", Alter]']
         >>> hydra_spelling(["data.path=a,b.csv"]), hydra_spelling(["data.path=a,b.csv"], True)
-        (["data.path='a,b.csv'"], ["data.path='a','b.csv'"])
+        (["data.path='a,b.csv'"], ['data.path=a,b.csv'])
     """
     return [with_paths(argument, sweeps) or _spelled(_quoted(argument)) for argument in arguments]
 
