@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from medfed.common.console import said_once
 from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
@@ -31,7 +32,8 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
             :func:`build_experiment`.
     """
     with claimed(config, logs):
-        experiment = build_experiment(config)
+        with said_once():
+            experiment = build_experiment(config)
         run = RunFolder(experiment.folder)
         start = None if config.resume is None else last_whole(run.checkpoints)
         with ended(experiment.trainer.logger), together(experiment.trainer):
