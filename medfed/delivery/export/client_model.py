@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError
 from medfed.common.tensors import Tensors
-from medfed.delivery.bundle.networks import build_network, describe_mixture
+from medfed.delivery.bundle.networks import build_network, check_state, describe_mixture
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
 from medfed.federation.split import aliases, float_entries, match
@@ -34,7 +34,7 @@ class ClientModel:
 
     Attributes:
         plain: The network, see :mod:`medfed.delivery.bundle.networks`.
-        weights: All float entries, in single precision.
+        weights: All float entries, in single precision, and counters that the client has.
     """
 
     plain: dict[str, Any]
@@ -71,7 +71,7 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
 
     Args:
         plain: The network.
-        weights: Its float entries, of any precision, in any order.
+        weights: Its float entries, of any precision, in any order; also its counters.
         source: Whose they are, for the error.
 
     Raises:
@@ -79,7 +79,9 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
     """
     network = build_network(plain)
     _check_entries(network, weights, source)
-    return ClientModel(plain, {n: weights[n].float() for n in float_entries(network)})
+    ordered = {n: weights[n] for n in network.state_dict() if n in weights}
+    floats = {n: t.float() for n, t in ordered.items() if t.is_floating_point()}
+    return ClientModel(plain, ordered | floats)
 
 
 def from_canonical(
@@ -174,12 +176,13 @@ def _entry(name: str, places: list[str], k: int) -> str:
 
 
 def _check_entries(network: nn.Module, weights: Tensors, source: str) -> None:
-    wanted = {n: t.shape for n, t in float_entries(network).items()}
-    if {n: t.shape for n, t in weights.items()} != wanted:
+    try:
+        check_state(network, weights)
+    except RuntimeError as error:
         raise CheckpointError(
             f"The model of {source} has other entries than its configuration says; the run folder "
             "is mixed up."
-        )
+        ) from error
 
 
 FULL = 32

@@ -1,4 +1,4 @@
-"""Reads models/model.pt: dense tensors, and packed ones as bit planes with their centres."""
+"""Reads weights: a plain state dict, or dense tensors and packed ones, bit planes with centres."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,15 +12,17 @@ FORMAT, VERSION = "medfed-bundle", 1
 
 
 def decode(path: str | Path) -> dict[str, Tensor]:
-    """Returns all weights by name."""
+    """Returns the weights of models/packed.pt or models/model.pt by name."""
     content = torch.load(path, map_location="cpu", weights_only=True)
-    if content.get("format") != FORMAT or content.get("version") != VERSION:
-        raise ValueError(f"{path} is no weight file of version 1; export the bundle anew.")
-    return decode_content(content)
+    if isinstance(content, dict):
+        return content
+    if content[0].get("format") != FORMAT or content[0].get("version") != VERSION:
+        raise ValueError(f"{path} has no packed weights of version 1; export the bundle anew.")
+    return decode_content(content[0])
 
 
 def decode_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the weights of what such a file holds.
+    """Returns the weights of what a file with packed tensors holds.
 
     A packed tensor is ``planes``, see `unpack`, of the numbers of its elements' ``centers`` (m,).
     """
