@@ -40,9 +40,9 @@ from medfed.config.compose import build as built
 from medfed.config.compose import load as composed
 from medfed.datamodules.cache.store import Item, Recipe, Store, build
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData
-from medfed.datamodules.ct_patches import to_unit
 from medfed.datamodules.patches import FreshPatches, volume_of
 from medfed.models.networks.densenet import densenet_bc
+from medfed.standalone.ct_patches import to_unit
 
 WINDOW = (-1000, 400)
 BATCH, SCANS = 32, 20

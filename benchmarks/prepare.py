@@ -40,9 +40,9 @@ from pathlib import Path
 import numpy as np
 
 from medfed.datamodules.cache.store import ITEMS, Item, Recipe, build
-from medfed.datamodules.ct_patches import Candidates, PatchSpec, centre_voxels, read_patches
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.readers.volumes import read_geometry
+from medfed.standalone.ct_patches import Candidates, PatchSpec, centre_voxels, read_patches
+from medfed.standalone.volumes import read_geometry
 
 Process = subprocess.Popen[str]
 SEALS = f"*/{ITEMS}/*.json"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from medfed.datamodules.readers.image_masks import list_pairs
-from medfed.datamodules.readers.pictures import read_mask, shrink_mask
+from medfed.standalone.pictures import read_mask, shrink_mask
 
 ROLES = ("image", "mask", "patient", "centre")
 

@@ -31,8 +31,8 @@ from medfed.datamodules.cache.volumes import cached_volume, read_volume
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.organs import OrgansCohort
 from medfed.datamodules.patches import PatchRows, volume_of_cache
-from medfed.datamodules.preparation import Preparation, rules_of
 from medfed.datamodules.readers.datalist import DatalistReader
+from medfed.standalone.preparation import Preparation, rules_of
 
 SIZE = 64
 

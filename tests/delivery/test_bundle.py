@@ -7,7 +7,6 @@ import csv
 import importlib.util
 import json
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,27 +19,24 @@ import torch
 import yaml
 from PIL import Image
 
+from medfed import standalone
 from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import CONFIG_DIR, load
-from medfed.delivery.bundle import scripts as bundle_scripts
 from medfed.delivery.bundle.bundle import (
-    CARRIED,
     MANIFEST,
-    carried,
     read_bundle,
     write_bundle,
     write_manifest,
 )
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.networks import MIXTURE, TARGETS, describe
-from medfed.delivery.bundle.scripts.masks import label_map, map_codes
 from medfed.delivery.bundle.weights import MODEL, PACKED, kmeans, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.records.tasks import build_task
+from medfed.standalone.masks import label_map, map_codes
 from tests import processes
 from tests.delivery.hospitals import EXPERIMENTS, run_by_monai, same_files
-from tests.sweeps import sweep
 from tests.toys import assert_alike
 
 ANY = pytest.mark.filterwarnings("ignore")  # of MONAI's own making
@@ -107,24 +103,32 @@ def test_bundles_know_every_network_that_a_model_of_the_project_names():
     }
 
 
-@sweep("script", sorted(carried()))
+SCRIPTS = {path.name: path for path in Path(standalone.__path__[0]).glob("*.py")}
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
 def test_scripts_need_torch_and_monai_alone(script):
     """And what MONAI reads files with; what is imported within functions or for types may lack."""
     known = {*sys.stdlib_module_names, "torch", "monai", "numpy", "nibabel", "PIL"}
-    assert not re.search(r"^ *(from|import) medfed", carried()[script], re.MULTILINE)
-    for node in ast.parse(carried()[script]).body:
-        if isinstance(node, ast.Import):
-            assert {n.name.partition(".")[0] for n in node.names} <= known
-        elif isinstance(node, ast.ImportFrom):
-            top, _, module = node.module.partition(".")
-            modules = [module] if module else [n.name for n in node.names]
-            assert top in known or {f"{m}.py" for m in modules} <= {*carried()}
+    tree = ast.parse(SCRIPTS[script].read_text())
+    for node in ast.walk(tree):
+        names = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or name.name for name in node.names]
+            if node.level:
+                assert node.level == 1
+                assert {f"{name}.py" for name in names} <= {*SCRIPTS}
+                continue
+        tops = {name.partition(".")[0] for name in names}
+        assert "medfed" not in tops
+        assert tops <= known or node not in tree.body
 
 
-def test_no_script_takes_the_place_of_another():
-    assert len(carried()) == sum(map(len, CARRIED.values())) + len(
-        [*Path(bundle_scripts.__path__[0]).glob("*.py")]
-    )
+def test_a_bundle_holds_the_modules_that_medfed_uses(hospital):
+    scripts = hospital("table").bundle / "scripts"
+    assert {path.name for path in scripts.glob("*")} == {*SCRIPTS}
+    for name, path in SCRIPTS.items():
+        assert (scripts / name).read_bytes() == path.read_bytes()
 
 
 def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):

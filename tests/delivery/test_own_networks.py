@@ -23,7 +23,7 @@ from medfed.delivery.bundle.networks import (
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, OnnxNetwork, save_onnx
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.models.networks.outputs import only_logits
+from medfed.standalone.outputs import only_logits
 from tests.delivery.hospitals import Hospital, make_hospital, run_by_monai
 from tests.toys import assert_alike
 

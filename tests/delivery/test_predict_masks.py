@@ -15,12 +15,12 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
-from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.scripts.masks import label_codes, label_map, save_like
-from medfed.delivery.bundle.scripts.run import run as run_bundle
 from medfed.delivery.predict.prediction import predict
-from medfed.functional.grids import axial, brain_slices
+from medfed.standalone.grids import axial, brain_slices
+from medfed.standalone.masks import label_codes, label_map, save_like
+from medfed.standalone.run import run as run_bundle
+from medfed.standalone.volumes import read_geometry, read_volume
 from tests import processes
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.delivery.test_predict_geometry import threshold_bundle

@@ -9,8 +9,8 @@ It holds::
     models/packed.pt         the same, smaller, where they are quantised; then ``model.pt`` may be
                              left out, see :mod:`medfed.delivery.bundle.weights`
     models/model.onnx        the same for ONNX Runtime, if it was asked for
-    scripts/                 what reads, infers and writes without this package: the modules of
-                             `medfed predict`
+    scripts/                 what reads, infers and writes without this package: all modules of
+                             :mod:`medfed.standalone`
     docs/README.md           how it is run
     docs/model_card.md       what is recorded of data, metrics and origin
 
@@ -27,6 +27,7 @@ import logging
 import os
 import re
 import reprlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -36,6 +37,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from medfed import standalone
 from medfed.common.console import in_markdown, shown
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import (
@@ -48,12 +50,12 @@ from medfed.common.files import (
 )
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
-from medfed.delivery.bundle import metadata, onnx_file, scripts, weights
+from medfed.delivery.bundle import metadata, onnx_file, weights
 from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own
-from medfed.delivery.bundle.scripts.decode import fill
-from medfed.delivery.bundle.scripts.masks import map_codes
 from medfed.delivery.bundle.weights import MODEL, PACKED, Codebook
-from medfed.models.networks.outputs import only_logits
+from medfed.standalone.decode import fill
+from medfed.standalone.masks import map_codes
+from medfed.standalone.outputs import only_logits
 
 MANIFEST = "configs/manifest.json"
 FOLDERS = ("configs", "models", "scripts", "docs")
@@ -66,17 +68,6 @@ _LEFT_BY_OTHERS = ("__pycache__", ".DS_Store", "Thumbs.db", "desktop.ini")
 _OUTPUTS = ("eval", "input")
 _TEMPLATES = Path(__file__).parent / "templates"
 README, CARD = "docs/README.md", "docs/model_card.md"
-# As well as medfed/delivery/bundle/scripts; they need what MONAI and Pillow need.
-CARRIED = {
-    "common": ("checks", "errors", "files", "seeding"),
-    "datamodules": ("ct_patches", "ct_scans", "preparation"),
-    "datamodules/readers": ("csv_files", "dicom", "itk", "pictures", "volumes"),
-    "datamodules/tables": ("columns",),
-    "functional": ("grids",),
-    "models": ("boxes", "inference"),
-    "models/networks": ("densenet", "detector", "mixture", "outputs", "small", "unet"),
-}
-_OF_MEDFED = re.compile(r"^( *)from medfed((?:\.\w+)*) import", re.MULTILINE)
 COPY_AGAIN = "copy the bundle again"
 
 
@@ -280,12 +271,12 @@ def write_bundle(
             files["onnx"] = onnx_file.ONNX
         sizes = {what: (made / file).stat().st_size for what, file in files.items()}
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
-        _write_json(made / "configs" / "inference.json", inference_config(whole))
-        for name, text in carried().items():
-            (made / "scripts" / name).write_text(text, encoding="utf-8")
+        write_json(made / "configs" / "inference.json", inference_config(whole))
+        for script in sorted(Path(standalone.__path__[0]).glob("*.py")):
+            shutil.copyfile(script, made / "scripts" / script.name)
         for name in (README, CARD):
             (made / name).write_text(page(name, whole), encoding="utf-8")
-        _write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
+        write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
         write_manifest(made)
     return whole
 
@@ -344,10 +335,6 @@ def _check_packages(folder: Path, packages: Mapping[str, str]) -> None:
             ) from None
         if installed.split(".")[:2] != known.split(".")[:2]:
             _log.warning("%s was made with %s %s; here is %s.", folder, name, known, installed)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def page(name: str, facts: Mapping[str, Any]) -> str:
@@ -424,27 +411,3 @@ def inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
     if facts["input"]["kind"] == "ct_patches":
         config["candidates"] = "$@dataset_dir + '/candidates.csv'"
     return config | {"network_def": facts["network"]}
-
-
-def carried() -> dict[str, str]:
-    """Returns the files of ``scripts``, which run a bundle where medfed is not installed.
-
-    They are modules of medfed as they are, so that ``medfed predict`` and a bundle are one
-    inference; only their imports of each other name ``scripts``.
-
-    Example:
-        >>> [line for line in carried()["predictor.py"].splitlines() if "scripts.masks" in line]
-        ['from scripts.masks import largest_part']
-    """
-    folder = Path(scripts.__path__[0])
-    root = folder.parents[2]
-    paths = [root / place / f"{name}.py" for place, names in CARRIED.items() for name in names]
-    paths += folder.glob("*.py")
-    files = {path.name: path for path in sorted(paths, key=lambda path: path.name)}
-
-    def renamed(line: re.Match[str]) -> str:
-        module = line[2].rpartition(".")[2]  # of a package, modules are imported
-        return f"{line[1]}from scripts{f'.{module}' * (f'{module}.py' in files)} import"
-
-    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    return {name: _OF_MEDFED.sub(renamed, text) for name, text in texts.items()}

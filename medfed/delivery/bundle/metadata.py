@@ -73,9 +73,9 @@ from msgspec.structs import asdict
 
 from medfed.common.errors import CheckpointError
 from medfed.common.schemas import fit
-from medfed.datamodules.preparation import Preparation, rules_from
-from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.bundle.networks import ordinary
+from medfed.standalone.columns import Columns, from_facts
+from medfed.standalone.preparation import Preparation, rules_from
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"

@@ -38,7 +38,7 @@ _BUILDERS = (
     "detector.Detector",
 )
 TARGETS = {
-    MIXTURE: "medfed.delivery.bundle.scripts.networks.CanonicalMixture",
+    MIXTURE: "medfed.standalone.networks.CanonicalMixture",
     **{f"scripts.{name}": f"medfed.models.networks.{name}" for name in _BUILDERS},
 }
 """What bundles carry of medfed: names in a bundle, and here."""
@@ -182,7 +182,7 @@ def build_network(plain: Mapping[str, Any]) -> nn.Module:
         >>> build_network({"_target_": "os.system", "command": "true"})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: The bundle names the network os.system, which is \
+        medfed.standalone.errors.CheckpointError: The bundle names the network os.system, which is \
 not among those that are built: networks of MONAI and PyTorch, and code of your own in a folder \
 that you add by plugins=FOLDER.
     """

@@ -43,7 +43,7 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors, cut, flatten, layout_of
 from medfed.common.untrusted import reading
-from medfed.delivery.bundle.scripts.decode import FORMAT, VERSION, decode_content
+from medfed.standalone.decode import FORMAT, VERSION, decode_content
 
 MAX_BITS = 8
 
@@ -96,33 +96,25 @@ def check_plain(content: Mapping[str, Any], size: int) -> Tensors:
 
     Tied weights are one tensor, which has several names in a state dict; the first one stays.
     """
-    tensors, seen = fit(content, dict[str, Tensor]), set()
-    different = {}
-    for name, tensor in tensors.items():
-        _check_dense(tensor)
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if not tensor.numel() or place not in seen:
-            different[name] = tensor
-        seen.add(place)
+    tensors, first = fit(content, dict[str, Tensor]), dict[Any, str]()
+    for name, t in tensors.items():
+        place = (t.data_ptr(), t.dtype, t.shape, t.stride()) if t.numel() else name
+        first.setdefault(place, name)
+    different = {name: tensors[name] for name in first.values()}
     _check_tensors(different, (), size)
     return different
 
 
 def _check_tensors(numbers: Mapping[str, Tensor], planes: Sequence[Tensor], size: int) -> None:
     every = [*numbers.values(), *planes]
-    for tensor in every:
-        _check_dense(tensor)
+    # A sparse tensor, or a strided one of a small storage, may stand for more than memory holds.
+    if any(t.layout != torch.strided or t.device.type != "cpu" or t.is_quantized for t in every):
+        raise TypeError("a tensor is no dense one")
     if sum(t.numel() * t.element_size() for t in every) > size:
         raise ValueError("its tensors are larger than the file")
     for name, tensor in numbers.items():
         if tensor.is_complex() or not tensor.isfinite().all():
             raise ValueError(f"{name} is not of finite numbers")
-
-
-def _check_dense(tensor: Tensor) -> None:
-    # A sparse tensor, or a strided one of a small storage, may stand for more than memory holds.
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        raise TypeError("a tensor is no dense one")
 
 
 MODEL, PACKED = "models/model.pt", "models/packed.pt"
@@ -252,7 +244,7 @@ def check_bits(bits: int, name: str = "bits", otherwise: str = "") -> None:
         >>> check_bits(9)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: bits=9 must be a whole number from 1 to 8.
+        medfed.standalone.errors.ConfigError: bits=9 must be a whole number from 1 to 8.
     """
     if not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= MAX_BITS:
         raise ConfigError(f"{name}={bits} must be a whole number from 1 to {MAX_BITS}{otherwise}.")

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError
 from medfed.common.tensors import Tensors
 from medfed.delivery.bundle.networks import build_network, check_state, describe_mixture
-from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
 from medfed.federation.split import aliases, float_entries, match
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
+from medfed.standalone.decode import fill
 
 NEGLIGIBLE = 1e-7  # single precision does not resolve so small a share of a probability
 

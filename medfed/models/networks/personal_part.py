@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
 from medfed.federation.split import NORMALIZATION, aliases, match, nothing_personal, training_mode
-from medfed.models.networks.mixture import positions
+from medfed.standalone.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
 # Operations that change no value, or only the grid.

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medfed.delivery.bundle.scripts.decode import decode, fill
-from medfed.models.networks.mixture import Activation, Mixture, take
-from medfed.models.networks.outputs import only_logits
+from .decode import decode, fill
+from .mixture import Activation, Mixture, take
+from .outputs import only_logits
 
 
 class CanonicalMixture(Mixture):

@@ -1,8 +1,7 @@
 """A model and what its training data say of it: from prepared tensors to probabilities and masks.
 
-Bundles carry this file, so that ``medfed predict`` and MONAI's run of a bundle are one inference.
-What a network's outputs mean is read by :mod:`medfed.models.inference`, as the task module of the
-training does, so that windows and activations are those of the evaluation.
+What a network's outputs mean is read by :mod:`medfed.standalone.inference`, as by the task module
+of the training, so that windows and activations are those of the evaluation.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, DataError, first_line
-from medfed.delivery.bundle.scripts.masks import largest_part
-from medfed.functional.grids import axial, plane_of, with_neighbours
-from medfed.models.boxes import BoxInference
-from medfed.models.inference import (
+from .boxes import BoxInference
+from .errors import CheckpointError, DataError, first_line
+from .grids import axial, plane_of, with_neighbours
+from .inference import (
     ClassInference,
     FindingInference,
     Inference,
@@ -26,6 +24,7 @@ from medfed.models.inference import (
     RegionInference,
     SurvivalInference,
 )
+from .masks import largest_part
 
 
 def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
