@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from .inference import (
     RegionInference,
     SurvivalInference,
 )
-from .masks import largest_part
+from .masks import largest_part, map_codes
 
 
 def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
@@ -136,11 +137,18 @@ class Predictor:
         return self.inference
 
     def masks(self, probabilities: Tensor) -> Tensor:
-        """Returns which voxels belong to which region, bool ``(R, H, W, D)``."""
+        """Returns which voxels belong to which region, bool ``(R, H, W, D)``.
+
+        Where regions nest, an outer one holds those within it, as in one map of labels.
+        """
         masks = self.of_regions.masks(probabilities[None])[0]
         for name in self.facts.get("largest_part") or ():
             place = self.labels.index(name)
             masks[place] = largest_part(masks[place])
+        if not self.of_regions.exclusive:
+            outwards = [self.labels.index(name) for name in reversed(map_codes(self.facts) or {})]
+            for inner, outer in pairwise(outwards):
+                masks[outer] |= masks[inner]
         return masks
 
     def regions(
