@@ -43,7 +43,7 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors, cut, flatten, layout_of
 from medfed.common.untrusted import reading
-from medfed.standalone.decode import FORMAT, VERSION, decode_content
+from medfed.standalone.decode import FORMAT, VERSION, check_version, decode_content
 
 MAX_BITS = 8
 
@@ -299,16 +299,10 @@ def load_weights(path: Path) -> Tensors:
     content = content[0] if isinstance(content, list) and len(content) == 1 else content
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
-    if content.get("format") != FORMAT:
-        with reading(path, "export the bundle anew"):
+    with reading(path, "export the bundle anew, or update the program"):
+        if content.get("format") != FORMAT:
             return check_plain(content, size)
-    version = content.get("version")
-    if type(version) is not int or version != VERSION:
-        raise CheckpointError(
-            f"{path} has version {reprlib.repr(version)}, but this program reads version "
-            f"{VERSION}; export the bundle anew, or update the program."
-        )
-    with reading(path, "export the bundle anew"):
+        check_version(content)
         check_content(content, size)
         return decode_content(content)
 
