@@ -4,12 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
+SINCE ?= HEAD
 SITES := $(VENV)/.installed-sites
 LONG := $(VENV)/.installed-long
 # Where this is set, each of the many processes of the tests compiles PyTorch and MONAI anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo federation test test-long test-sites docs lint format setup clean
+# Rewriting asserts takes each worker 10 s, so only what fails runs again with it, to say why.
+tests = $(BIN)/python -m pytest -m 'not long' -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	--assert=plain $(1) || { $(BIN)/python -m pytest -m 'not long' --last-failed \
+	--last-failed-no-failures none; exit 1; }
+
+.PHONY: demo federation test test-rest test-all test-changed seconds test-long test-sites docs lint format setup clean
 
 setup: $(STAMP)
 
@@ -41,11 +47,24 @@ demo: $(STAMP)
 federation: $(SITES)
 	$(BIN)/python scripts/federation.py $(if $(DATA),--data $(DATA))
 
-# Rewriting asserts takes each worker 10 s, so only what fails runs again with it, to say why.
+# Nine of ten cases: those that are short, and one for each promise of the README (tests/tiers.py).
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not long' -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		--assert=plain || { $(BIN)/python -m pytest -m 'not long' --last-failed \
-		--last-failed-no-failures none; exit 1; }
+	$(call tests,--tier short)
+
+# All others.
+test-rest: $(STAMP)
+	$(call tests,--tier rest)
+
+test-all: $(STAMP)
+	$(call tests,--tier all)
+
+# What a change since a commit can break, by the imports: make test-changed SINCE=main
+test-changed: $(STAMP)
+	$(call tests,--changed $(SINCE))
+
+# Measures every case, and writes which are short.
+seconds: $(STAMP)
+	$(call tests,--seconds tests/seconds.json)
 
 # The notebooks, each script in benchmarks/ at its smallest size, each model with each experiment,
 # and mlflow.

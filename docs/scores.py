@@ -1,9 +1,9 @@
-"""Writes ``docs/numbers.json``: the scores behind the numbers of README and of the first page.
+"""Writes ``docs/numbers.json``: the scores of README's first example and of the demo.
 
     python docs/scores.py outputs/first outputs/demo
 
-after the two commands of README's first example and after ``make demo``. The tests compare the
-numbers on both pages with this file, and one of its scores with a fresh run.
+after the two commands of README's first example and after ``make demo``. The tests compare README
+and docs/results/brats.md with this file, and one of its scores with a fresh run.
 """
 
 from __future__ import annotations

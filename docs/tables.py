@@ -1,12 +1,10 @@
-"""Writes the tables of these pages, and docs/benchmark, from the findings of a benchmark.
+"""The tables of these pages: MkDocs fills them in when it builds the site.
 
-    python docs/tables.py outputs/benchmark/report    # copies its findings.json first
-    python docs/tables.py                             # from docs/benchmark/findings.json
+``<!-- table: KIND NAME -->`` in a page becomes a table; none is committed. After a benchmark
 
-It renders ``docs/benchmark/report.html`` and ``table.csv`` from the findings, with all tables and
-sentences. Pictures of rounds need the cells; only the benchmark's own page has them.
+    python docs/tables.py outputs/benchmark/report
 
-Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -->`` is replaced:
+keeps its ``findings.json`` in ``docs/benchmark``.
 
 =================  ===============================================================
 ``task SUITE``     the methods of a suite's first task (or of ``SUITE/VARIANT``)
@@ -18,15 +16,24 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``card``           the decision card
 ``undecided``      the gains that tasks which show no method could have detected
 ``answers``        what can be said of each task, in words
-``kept NAME``      a table that benchmarks/memberships.py or outcome_units.py has left
+``kept NAME``      a table that benchmarks/evidence/memberships.py has left
+``evidence``       what benchmarks/evidence/evidence.py prints
+``privacy NAME``   what benchmarks/trust/frontier.py prints of a cohort
+``detection``      what benchmarks/evidence/detection.py prints; ``paired``: by seed and hospital
+``methods``        what ``medfed methods --markdown`` prints
+``references``     what each file of tests/references checks
+``readme``         README.md, with which the site begins
 =================  ===============================================================
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import os
 import re
+import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -36,8 +43,11 @@ from typing import Any
 
 import numpy as np
 import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 
 from medfed.benchmark.tasks import sentences_of
+from medfed.commands import methods
 from medfed.functional.statistics import Difference
 from medfed.reports.findings import Judged, Report
 from medfed.reports.report import page as report_page
@@ -49,44 +59,55 @@ from medfed.reports.verdicts import Against, Gain, Harm, Verdict
 
 DOCS = Path(__file__).parent
 FINDINGS = "findings.json"
-BESIDE = ("memberships.json", "outcome_units.json")
-LARGEST = 5_000_000  # bytes of docs/benchmark
+BESIDE = ("memberships.json",)
+REPORT = ("report.html", "table.csv")
+LARGEST = 2_000_000  # bytes of docs/benchmark
 # Methods whose stored results are of earlier defaults (CHANGELOG.md has both).
 EARLIER = {
     "easgd": "alpha=null in place of alpha=0.5",
     "clusteredfl": "epsilon_1=0.1 in place of 0.2",
     "fedmgda": "decay=1 in place of 0.99",
 }
-_MARK = re.compile(r"<!-- table: (?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
+_MARK = re.compile(r"<!-- table: (?P<asked>[^>]+?) -->")
 
 Findings = Mapping[str, Any]
 
 
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Reserves the places of the benchmark's page and table (MkDocs calls this)."""
+    for name in REPORT:
+        files.append(File.generated(config, f"benchmark/{name}", content="`make docs` fills this."))
+    return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Writes that page and table; ``REPORT=false`` saves the seconds (MkDocs calls this)."""
+    if os.environ.get("REPORT") != "false":
+        for name, text in rendered(found(DOCS / "benchmark")).items():
+            (Path(config.site_dir) / "benchmark" / name).write_text(text, encoding="utf-8")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fills in the tables of a page (MkDocs calls this)."""
+    return filled(markdown, found(DOCS / "benchmark"))
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Takes the files of a report, where one is named, and writes all pages anew."""
+    """Keeps the findings of a report."""
+    source = Path(arguments[0] if arguments else "") / FINDINGS
+    if not source.is_file():
+        sys.exit(f"error: {source} does not exist; name the report folder of a benchmark.")
     kept = DOCS / "benchmark"
-    if arguments:
-        source = Path(arguments[0]) / FINDINGS
-        if not source.is_file():
-            sys.exit(f"error: {source} does not exist; name the report folder of a benchmark.")
-        kept.mkdir(exist_ok=True)
-        compact = json.dumps(json.loads(source.read_bytes()), separators=(",", ":"))
-        (kept / FINDINGS).write_text(compact, encoding="utf-8")
-    findings = found(kept)
-    for name, text in rendered(findings).items():
-        (kept / name).write_text(text, encoding="utf-8")
+    compact = json.dumps(json.loads(source.read_bytes()), separators=(",", ":"))
+    (kept / FINDINGS).write_text(compact, encoding="utf-8")
     if (size := sum(file.stat().st_size for file in kept.iterdir())) > LARGEST:
         sys.exit(f"error: the files of {kept} have {size} bytes, more than {LARGEST}.")
-    for page in sorted(DOCS.rglob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        if (new := filled(text, findings)) != text:
-            page.write_text(new, encoding="utf-8")
-            print(f"written: {page.relative_to(DOCS)}")
 
 
+@cache
 def found(folder: Path) -> Findings:
     """Reads what a benchmark found; nothing where none is kept."""
-    path = folder / "findings.json"
+    path = folder / FINDINGS
     findings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for name in BESIDE:
         if findings and (folder / name).is_file():
@@ -96,7 +117,7 @@ def found(folder: Path) -> Findings:
 
 
 def filled(text: str, findings: Findings) -> str:
-    """Returns a page with its tables written anew.
+    """Returns a page with its tables.
 
     Args:
         text: The page.
@@ -108,8 +129,7 @@ def filled(text: str, findings: Findings) -> str:
         if kind not in KINDS:
             sys.exit(f"error: no table is of kind {kind!r}; they are {', '.join(KINDS)}.")
         lines = KINDS[kind](findings, name) if findings else []
-        body = lines or ["*Not measured yet: `medfed benchmark` measures it.*"]
-        return "\n".join([f"<!-- table: {match['asked']} -->", "", *body, "", "<!-- end -->"])
+        return "\n".join(lines or ["*Not measured yet: `medfed benchmark` measures it.*"])
 
     return _MARK.sub(table, text)
 
@@ -134,6 +154,10 @@ def _number(value: Any, sign: str = "", digits: int = 4) -> str:
     return f"{value:{sign}.{digits}f}".replace("-", "−") if known else "–"
 
 
+def _named(task: str, title: str) -> str:
+    return f"`{task}`" + " (generated)" * ("generated" in title)
+
+
 def _told(task: Any, key: str, method: Any) -> Any:
     value = method["mean"][key]
     return -value if task["smaller_is_better"] and value is not None else value
@@ -141,21 +165,20 @@ def _told(task: Any, key: str, method: Any) -> Any:
 
 def of_task(findings: Findings, name: str) -> list[str]:
     """Methods, best first."""
-    wanted = next(iter(_tasks(findings, name)), None)
-    for task, verdicts in judged(findings):
-        if task.name == wanted:
-            own = findings["tasks"][wanted]
-            better = "smaller" if task.falls else "larger"
-            told = (
-                f"`{wanted}`, size `{findings['size']}`: {task.metric}, {better} is better, over "
-                f"{task.splits} splits. A constant reaches {_number(own['floor']['value'])}, all "
-                f"patients in one place {_in_one_place(own)}. Differences are turned so that "
-                "larger is better; better and worse: p < 0.05 (Holm)."
-            )
-            shown = ("method", "harmed", "mean", "− local", "− FedAvg", "sent")
-            notes = [f"- {note}" for note in own["left_out"]]
-            table = _minus(methods_table(task, verdicts).only(shown))
-            return [told, "", *table, *([""] if notes else []), *notes]
+    for wanted, own in list(_tasks(findings, name).items())[:1]:
+        ((task, verdicts),) = judged({**findings, "tasks": {wanted: own}})
+        better = "smaller" if task.falls else "larger"
+        head = f"{_named(wanted, own['title'])}, size `{findings['size']}`: {task.metric}"
+        told = (
+            f"{head}, {better} is better, over {task.splits} splits. "
+            f"A constant reaches {_number(own['floor']['value'])}, all "
+            f"patients in one place {_in_one_place(own)}. Differences are turned so that "
+            "larger is better; better and worse: p < 0.05 (Holm)."
+        )
+        shown = ("method", "harmed", "mean", "− local", "− FedAvg", "sent")
+        notes = [f"- {note}" for note in own["left_out"]]
+        table = _minus(methods_table(task, verdicts).only(shown))
+        return [told, "", *table, *([""] if notes else []), *notes]
     return []
 
 
@@ -208,9 +231,10 @@ def of_claim(findings: Findings, name: str) -> list[str]:
                     _number(asked["mean"], "+"),
                     ends if asked["low"] is not None else "",
                     f"{asked['bound']:g}".replace("-", "−"),
+                    "< 0.001" if asked["p"] < 0.001 else f"{asked['p']:.3f}",
                 )
             )
-    head = ("", "where", "statement", "answer", "mean", "95 %", "bound")
+    head = ("", "where", "statement", "answer", "mean", "95 %", "bound", "p (Holm)")
     told = f"**{one['claim']}** ({one['source']}): **{one['verdict']}**."
     return [told, "", *_rows(head, rows, left=4)]
 
@@ -310,7 +334,7 @@ def of_suites(findings: Findings, name: str) -> list[str]:
         ]
         rows.append(
             (
-                f"`{where}`",
+                _named(where, task["title"]),
                 task["metric"],
                 _number(task["floor"]["value"]),
                 _in_one_place(task),
@@ -327,7 +351,7 @@ def of_suites(findings: Findings, name: str) -> list[str]:
 def of_answers(findings: Findings, name: str) -> list[str]:
     """The first sentence of a report on each task."""
     return [
-        f"- `{task.name}`: {answer(task, verdicts)[0].replace('-', '−')}"
+        f"- {_named(task.name, task.title)}: {answer(task, verdicts)[0].replace('-', '−')}"
         for task, verdicts in judged(findings)
     ]
 
@@ -373,7 +397,7 @@ def judged(findings: Findings) -> list[Judged]:
 
 
 def rendered(findings: Findings) -> dict[str, str]:
-    """Returns the files of docs/benchmark that the findings decide."""
+    """Returns the files of the site that the findings decide."""
     if not findings:
         return {}
     tasks = judged(findings)
@@ -385,7 +409,7 @@ def rendered(findings: Findings) -> dict[str, str]:
     report.notes += sentences_of(report.dials)
     report.notes += [note for task, _ in tasks for note in short_of(task)]
     report.commands, report.libraries = findings["commands"], findings["libraries"]
-    return {"report.html": report_page(report), "table.csv": table_csv(report)}
+    return dict(zip(REPORT, (report_page(report), table_csv(report)), strict=True))
 
 
 def _known(kept: Any) -> Any:
@@ -417,7 +441,72 @@ def of_card(findings: Findings, name: str) -> list[str]:
 def of_undecided(findings: Findings, name: str) -> list[str]:
     """The tasks that show no method to use, and the gains that they could have detected."""
     told = undecided(judged(findings))
-    return [f"- `{where}`: {text}" for where, text in told.items()]
+    titles = {name: task["title"] for name, task in findings["tasks"].items()}
+    return [f"- {_named(where, titles[where])}: {text}" for where, text in told.items()]
+
+
+def of_evidence(findings: Findings, name: str) -> list[str]:
+    """All tables of real hospitals."""
+    return list(_script("evidence")["pages"](_stored("evidence")))
+
+
+def of_privacy(findings: Findings, name: str) -> list[str]:
+    """Scores by epsilon, and what an attack finds."""
+    return list(_script("frontier")["table"](_stored("frontier"), name))
+
+
+def of_detection(findings: Findings, name: str) -> list[str]:
+    """Nodules found, by method; or in pairs of a seed and a hospital."""
+    return list(_script("detection")[name or "table"](_stored("detection")))
+
+
+def of_methods(findings: Findings, name: str) -> list[str]:
+    """Every method's row."""
+    files = methods.yamls()
+    rows = methods.by_family(methods.method(name, files[name]) for name in files)
+    return methods.markdown(rows).split("\n")
+
+
+def of_references(findings: Findings, name: str) -> list[str]:
+    """What each file with an independent loop checks, of which methods."""
+    files = methods.yamls()
+    named = {methods.method(n, files[n]).kind.__name__: f"`{n}`" for n in files}
+    rows = []
+    for file in sorted((DOCS.parent / "tests" / "references").glob("test_*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        loaded = {alias.name for node in imports for alias in node.names}
+        checked = ", ".join(sorted(named[name] for name in loaded & named.keys()))
+        says = (ast.get_docstring(tree) or "").partition("\n")[0]
+        tests = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+        words = [n.removeprefix("test_").replace("_", " ") for n in tests if n.startswith("test_")]
+        if checked:
+            rows.append((f"`{file.name}`", checked, says, "; ".join(words)))
+    return _rows(("file", "methods", "compares", "its tests"), rows, left=4)
+
+
+def of_readme(findings: Findings, name: str) -> list[str]:
+    """The first page, whose links lead into the site; others become text."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8").partition("\n## More\n")[0]
+    text = text.replace("](docs/", "](")
+    return [re.sub(r"(?<!!)\[([^\]]+)\]\((?!#|http)([^)]+)\)", _inside, text)]
+
+
+def _inside(link: re.Match[str]) -> str:
+    path = link[2].partition("#")[0]
+    return link[0] if (DOCS / path).exists() and not path.startswith("..") else link[1]
+
+
+@cache
+def _script(name: str) -> dict[str, Any]:
+    """The functions of a script of benchmarks/."""
+    (path,) = (DOCS.parent / "benchmarks").rglob(f"{name}.py")
+    return runpy.run_path(str(path))
+
+
+@cache
+def _stored(name: str) -> Any:
+    return json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
@@ -431,6 +520,12 @@ KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "suites": of_suites,
     "answers": of_answers,
     "kept": of_kept,
+    "evidence": of_evidence,
+    "privacy": of_privacy,
+    "detection": of_detection,
+    "methods": of_methods,
+    "references": of_references,
+    "readme": of_readme,
 }
 
 if __name__ == "__main__":

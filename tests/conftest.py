@@ -2,10 +2,18 @@
 
 import gc
 import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import sweeps, tiers
+
+SETTINGS = pytest.StashKey[dict[str, object]]()
+RUNNING = pytest.StashKey[set[threading.Thread | int]]()
 
 # Before NumPy is imported, and for all processes: the workers of the tests take all cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="test each method with what is tested once for each shape of state else",
     )
+    parser.addoption(
+        "--tier",
+        choices=["all", "short", "rest"],
+        default="all",
+        help="the cases that are short or stand for a promise, or all others: tests/tiers.py",
+    )
+    parser.addoption(
+        "--seconds", type=Path, metavar="FILE", help="write which cases are short by their CPU time"
+    )
+    parser.addoption(
+        "--changed", metavar="COMMIT", help="only what a change since a commit can break"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,6 +70,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.contract.names import EVERY_METHOD
 
         os.environ[EVERY_METHOD] = "1"
+    if config.getoption("seconds") and getattr(config.option, "dist", "no") == "no":
+        config.pluginmanager.register(tiers.Stopwatch(config.getoption("seconds")))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    record = config.getoption("seconds")
+    if record and not hasattr(config, "workerinput"):  # not in a worker: all of them are done
+        tiers.write(record, record.parent.glob(f"{record.name}.*.lines"))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -66,13 +94,73 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             torch.manual_seed = torch.default_generator.manual_seed
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    from tests import leftovers
+
+    leftovers.seed()  # no test draws what another has left of the global streams
+    item.stash[SETTINGS] = leftovers.settings()
+    yield
+    item.stash[RUNNING] = leftovers.running()  # what a fixture of a module runs, ends with it
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    from tests import leftovers
+
+    if changed := leftovers.changed(item.stash[SETTINGS]):
+        pytest.fail(f"This test leaves other settings: {', '.join(changed)}.", pytrace=False)
+    if RUNNING in item.stash:
+        item.funcargs.clear()  # they may hold a pool, which ends with them
+        if left := leftovers.left(item.stash[RUNNING]):
+            pytest.fail(f"This test leaves behind: {', '.join(left)}.", pytrace=False)
+
+
 # The longest files come first: no worker waits for another that has begun one of them last.
 LONGEST = ("test_contract.py", "test_wheel.py", "test_docs.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    sweeps.list_rows(metafunc, alone=bool(metafunc.config.option.keyword))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out: list[pytest.Item] = []
+    if since := config.getoption("changed"):
+        from tests import changed
+
+        files = changed.tests_of(changed.changed_files(since))
+        if files is not None:
+            paths = {changed.ROOT / path for path in files}
+            left_out += [item for item in items if item.path not in paths]
+            items[:] = [item for item in items if item.path in paths]
+    if (tier := config.getoption("tier")) != "all":
+        items[:], others = tiers.of_tier(items, tier)
+        left_out += others
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # each search through all that was imported would take half a second
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Runs each experiment once, and returns a copy of the folder that it leaves."""
+    from tests.integration.runs import run
+
+    made: dict[tuple[str, ...], Path] = {}
+
+    def copy_of(*overrides: str) -> Path:
+        folder = tmp_path_factory.mktemp("finished") / "run"
+        if overrides not in made:
+            run(folder, *overrides)
+            made[overrides] = Path(shutil.copytree(folder, folder.with_name("kept")))
+        else:
+            shutil.copytree(made[overrides], folder)
+        return folder
+
+    return copy_of

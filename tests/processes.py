@@ -23,6 +23,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SERVERS: set[int] = set()  # processes that serve all tests of a session
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
@@ -67,7 +68,9 @@ class Started:
         # What a process that was killed leaves of its temporary files goes with the session's.
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), **(env or {})}
         files = (self._out, self._out if together else self._err)
-        self._process = context.Process(target=_run, args=(self.args, str(cwd), environ, files))
+        self._process = context.Process(  # type: ignore[attr-defined]  # of all but the base
+            target=_run, args=(self.args, str(cwd), environ, files)
+        )
         self._process.start()
         self.pid = self._process.pid or 0
         self.returncode: int | None = None
@@ -131,6 +134,7 @@ class Forks:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         command = [str(python), str(ROOT / "tests" / "forks.py"), *modules]
         self._server = subprocess.Popen(command, cwd=cwd, env=env, **pipes)  # type: ignore[call-overload]
+        SERVERS.add(self._server.pid)
         self._files = [str(Path(_folder()) / f"{name}-{self._server.pid}") for name in "oe"]
         atexit.register(self.end)
 
@@ -158,10 +162,16 @@ def with_torch() -> Forks:
 
 
 def free_port() -> str:
-    """Returns a port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """Returns a port of this machine that nothing listens on.
+
+    It stays taken for everybody else: a socket keeps it that does not listen, beside which one that
+    does may be bound.
+    """
+    probe = socket.socket()
+    atexit.register(probe.close)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    return str(probe.getsockname()[1])
 
 
 def ranks(script: str | Path, *arguments: str, **settings: object) -> list[Started]:

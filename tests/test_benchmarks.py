@@ -4,89 +4,128 @@ from __future__ import annotations
 
 import json
 import runpy
-import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from tests import processes
 from tests.datamodules.picture_files import cohort
 from tests.integration.test_bad_data import write_heart
 
 ROOT = Path(__file__).resolve().parents[1]
+NOT_HERE = {
+    "speed/flower.py": "needs an environment with Flower",
+    "speed/sites.py": "needs medfed[sites]",
+    "project/mutations.py": "forks a Python that knows nothing of medfed yet",
+    "project/personas.py": "takes minutes",
+}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("adapters.py --ranks 4 --width 48", "( 1.08%)"),
-        ("round_overhead.py --rounds 1 --clients 2 --blocks 1", "medfed / peer:"),
+        ("speed/round_overhead.py --rounds 1 --clients 2 --blocks 1", "medfed / peer:"),
         (
-            "nnunet.py generated FOLDER/new --rounds 1 --steps 1 --seeds 1 --memory 0.01 "
+            "evidence/nnunet.py generated FOLDER/new --rounds 1 --steps 1 --seeds 1 --memory 0.01 "
             "--features 4",
             "agreed plans ",
         ),
-        ("layouts.py --steps 1 --networks small_cnn", "| small_cnn | 32×1×32×32 |"),
-        ("inference.py --networks small_cnn --repeats 1", "| small_cnn | 97 | "),
-        ("network_lasso.py --largest 4", "ns/column"),
-        ("loading.py --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2", "2-D nnunet"),
-        ("prepare.py --scans 2 --size 64 64 32 --repeats 1 --kills 0", "620 candidates per scan"),
-        ("ppfl_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks small_cnn", "ratio"),
-        ("qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
-        ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
-        ("mixture_floor.py --clients 2 --samples 20 --seeds 1", "seed 0: half L1"),
         (
-            "memberships.py FOLDER/new --only linear clinical --rounds 1 --seeds 0 1",
+            "speed/training.py layouts --steps 1 --networks small_cnn",
+            "| small_cnn | 32×1×32×32 |",
+        ),
+        (
+            "speed/training.py loading --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2",
+            "2-D nnunet",
+        ),
+        ("speed/training.py run experiment=clinical_pfednet rounds=1", "gradient steps"),
+        ("speed/bundles.py --networks small_cnn --repeats 1 --models", "| small_cnn | 97 | "),
+        ("speed/kernels.py network_lasso --largest 4", "ns/column"),
+        (
+            "speed/prepare.py scans --scans 2 --size 64 64 32 --repeats 1",
+            "620 candidates per scan",
+        ),
+        ("speed/prepare.py volumes --repeats 1", "ms, 16 patches"),
+        ("speed/codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
+        (
+            "evidence/memberships.py FOLDER/new --only linear clinical --rounds 1 --seeds 0 1",
             "| 20 | fine-tuning |",
         ),
-        ("outcome_units.py FOLDER/new --methods fedadam --rounds 1", "| a constant | 79.21 "),
-        ("fused_lasso.py --largest 3", "ns/element"),
-        ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
-        ("kill.py --kills 1 --kinds train", "left over"),
-        ("fuzz.py --inputs 20 --messages", "links with memory"),
-        ("fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
-        ("readers.py FOLDER --scales 1", "pictures read twice"),
-        ("attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
-        ("masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
+        ("speed/kernels.py fused_lasso --largest 3", "ns/element"),
+        ("speed/bundles.py --networks --models unet --bits 2", "seconds of k-means"),
+        ("trust/kill.py --kills 1 --kinds train", "left over"),
+        ("trust/fuzz.py --inputs 20 --messages", "links with memory"),
+        ("trust/fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
         (
-            "frontier.py digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
+            "evidence/detection.py FOLDER --rounds 0 --store docs/detection.json",
+            "| pfednet − local |",
+        ),
+        ("evidence/partial_labels.py FOLDER/eyes --rounds 1", "left as background"),
+        ("evidence/flamby.py heart FOLDER/heart --methods fedavg --seeds 1", "| | medfed | "),
+        ("trust/attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
+        ("trust/masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
+        (
+            "trust/frontier.py digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
             "--shadows 4 --figure FOLDER/frontier.png",
             "| fedavg | 3 | shared model | ",
         ),
-        ("pfednet_figures.py --out FOLDER", "pfednet_gamma.png"),
-        ("inversion.py --messages 1 --iterations 5 --only noise", "| clip 1, noise 0.1 | "),
-        ("privacy.py --steps 1 --networks logistic", "logistic        all"),
-        ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
-        ("side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
-        ("scale.py --clients 20 --methods fedavg", "\nfedavg         20 "),
-        ("verdict_rule.py --repeats 20 --cases 1", "| 5 | 0 | 6 |"),
-        ("house.py --repeats 0", "modules that one neighbour reads"),
-        ("same_results.py --only ^methods.apfl$", "3 hashes"),
-        ("methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
+        ("evidence/pfednet_figures.py --out FOLDER", "pfednet_gamma.png"),
+        ("trust/inversion.py --messages 1 --iterations 5 --only noise", "| clip 1, noise 0.1 | "),
+        ("trust/privacy.py --steps 1 --networks logistic", "logistic        all"),
+        ("evidence/bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
+        ("evidence/side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
+        ("speed/scale.py clients --clients 20 --methods fedavg", "\nfedavg                  20 "),
+        ("speed/scale.py models --millions 1 --methods fedavg", "\nfedavg                   1 "),
+        ("evidence/verdict_rule.py --repeats 20 --cases 1", "| 5 | 0 | 6 |"),
+        ("project/house.py --repeats 0", "modules that one neighbour reads"),
+        ("project/same_results.py --only ^methods.apfl$", "3 hashes"),
+        ("speed/methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (
-            "gpu.py --device cpu --size tiny --networks unet_2d --clients 2 --steps 2 --repeats 1 "
-            "--sides bare medfed",
-            "| unet_2d | 2 | medfed |",
+            "speed/gpu.py --device cpu --size tiny --networks unet_2d perceptron --clients 2 "
+            "--steps 2 --repeats 1 --sides bare indexed graph medfed fused",
+            "| perceptron | 2 | fused |",
         ),
+        ("speed/gpu.py --device cpu --size tiny --networks perceptron --bits", "deterministic"),
         (
-            "methods.py scaffold ppfl --network small_cnn --rounds 2 --steps 2 --batch-size 2",
+            "speed/methods.py scaffold ppfl --network small_cnn --rounds 2 --steps 2 "
+            "--batch-size 2",
             "memory and bytes as the cards say: all\n",
         ),
-        ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
+        ("speed/kernels.py quantised --blocks 1 --batch-size 2 --networks U-Net", "maps "),
     ],
 )
 def test_runs(command, expected, tmp_path):
-    if "FOLDER " in command:
-        for row in cohort(tmp_path, patients=1):
-            mask = tmp_path / row["mask"]
-            shutil.copy(mask, mask.with_stem(mask.stem + "_second_reader"))
+    if "FOLDER/heart" in command:
+        write_heart(tmp_path / "heart")
+    if "FOLDER/eyes" in command:
+        cohort(tmp_path / "eyes", patients=5)
+        for path in (tmp_path / "eyes").rglob("*.png"):  # twice as large as a patch
+            picture = Image.open(path)
+            large = (4 * picture.width, 4 * picture.height)
+            picture.resize(large, Image.Resampling.NEAREST).save(path)
     command = command.replace("FOLDER", str(tmp_path))
     script, *options = command.split()
     done = processes.run(f"benchmarks/{script}", *options)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def test_every_benchmark_is_in_some_test():
+    tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    scripts = [p.relative_to(ROOT / "benchmarks") for p in (ROOT / "benchmarks").rglob("*.py")]
+    unseen = set()
+    for script in scripts:
+        content = (ROOT / "benchmarks" / script).read_text("utf-8")
+        module = ".".join(("benchmarks", *script.with_suffix("").parts))
+        known = f"{script.as_posix()} " in tests or f'{script.as_posix()}"' in tests
+        if '__name__ == "__main__"' in content and not known and module not in tests:
+            unseen.add(script.as_posix())
+    assert unseen == set()
+    assert {*NOT_HERE} <= {script.as_posix() for script in scripts}
 
 
 def test_a_published_table_of_privacy_is_accounted_again(tmp_path):
@@ -97,41 +136,26 @@ def test_a_published_table_of_privacy_is_accounted_again(tmp_path):
     kept = tmp_path / "kept.json"
     words = ["heart_flamby", str(tmp_path / "heart"), "--published", str(tmp_path / "dp.csv")]
     words += ["--store", str(kept), "--rounds", "1", "--steps", "1", "--seeds", "1"]
-    done = processes.run("benchmarks/frontier.py", *words)
+    done = processes.run("benchmarks/trust/frontier.py", *words)
     assert done.returncode == 0, done.stderr
     assert "| none | 0.600 ± 0.141 | unbounded | " in done.stdout
     assert "| 1 | 0.600 ± 0.000 | 1.5, 1.6, 4.1, 2.3 | " in done.stdout
     assert "| 0.1 | 0.600 ± 0.000 | 0.15, 0.16, 0.41, 0.23 | " in done.stdout
-    published = runpy.run_path(str(ROOT / "benchmarks" / "frontier.py"))["published"]
+    published = runpy.run_path(str(ROOT / "benchmarks/trust/frontier.py"))["published"]
     assert all(line in done.stdout for line in published(json.loads(kept.read_text())))
 
 
-def test_the_page_on_privacy_has_the_stored_runs():
-    """After a change: the commands of the page with ``--store docs/frontier.json``."""
-    frontier = runpy.run_path(str(ROOT / "benchmarks" / "frontier.py"))
-    stored = json.loads((ROOT / "docs" / "frontier.json").read_text())
-    page = (ROOT / "docs" / "privacy.md").read_text().splitlines()
-    for name, of_cohort in stored.items():
-        assert all(len(s) == 5 for m in of_cohort["runs"].values() for s in m.values())
-        is_published = name == "heart_flamby"
-        lines = frontier["published"](stored) if is_published else frontier["table"](stored, name)
-        assert {line for line in lines if line} <= {*page}
+def test_the_floor_of_mixtures_is_their_likeliest():
+    """Where a row tells its model surely, the likeliest mixture is how often each occurs."""
+    fit = runpy.run_path(str(ROOT / "benchmarks/evidence/memberships.py"))["fit"]
+    rows = np.eye(3)[[0] * 6 + [1] * 3 + [2]]
+    assert fit(rows) == pytest.approx([0.6, 0.3, 0.1], abs=1e-4)
 
 
-@pytest.mark.parametrize("family", sorted((ROOT / "benchmarks/mutations").glob("*.yaml")))
+@pytest.mark.parametrize("family", sorted((ROOT / "benchmarks/project/mutations").glob("*.yaml")))
 def test_every_mutation_still_fits_its_line(family):
     listed = yaml.safe_load(family.read_text("utf-8"))
     assert all((ROOT / test).is_file() for test in listed["tests"])
     for file, was, now in listed["mutations"]:
         assert (ROOT / file).read_text("utf-8").count(was) == 1, was
         assert now != was
-
-
-def test_the_page_on_detection_has_the_stored_runs():
-    """After more runs: the command of the page."""
-    detection = runpy.run_path(str(ROOT / "benchmarks" / "detection.py"))
-    stored = json.loads((ROOT / "docs" / "detection.json").read_text())
-    page = (ROOT / "docs" / "detection.md").read_text().splitlines()
-    lines = [*detection["table"](stored), *detection["paired"](stored)]
-    assert {*lines} <= {*page}
-    assert {len(seeds) for seeds in stored.values()} == {5}

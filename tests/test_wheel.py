@@ -86,6 +86,7 @@ def installed(tmp_path_factory) -> Iterator[Installed]:
     found.server.end()
 
 
+@pytest.mark.promise("the wheel")
 def test_it_is_the_wheel_that_runs(installed):
     where = installed._run([str(installed.python), "-c", "import medfed; print(medfed.__file__)"])
     assert Path(where.strip()).is_relative_to(installed.environment)

@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from medfed.common.streams import own_stream
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.loop import LocalTrainer
@@ -62,11 +63,11 @@ class ToyTask(pl.LightningModule):
 
     def __init__(self, features: int = 3, norm: bool = True, dtype: torch.dtype = torch.float32):
         super().__init__()
-        torch.manual_seed(0)
-        layers = {"body": nn.Linear(features, 4)}
-        if norm:
-            layers["norm"] = nn.BatchNorm1d(4)
-        layers["head"] = nn.Linear(4, 1)
+        with own_stream(0):  # threads build networks at once
+            layers = {"body": nn.Linear(features, 4)}
+            if norm:
+                layers["norm"] = nn.BatchNorm1d(4)
+            layers["head"] = nn.Linear(4, 1)
         self.network = nn.Sequential()
         for name, layer in layers.items():
             self.network.add_module(name, layer.to(dtype))
@@ -89,8 +90,8 @@ def canonical_toy(
     task = ToyTask(norm=norm, dtype=dtype)
     networks = [task.network, *(copy.deepcopy(task.network) for _ in range(1, count))]
     for k, network in enumerate(networks[1:], start=1):
-        torch.manual_seed(k)
-        network.head.reset_parameters()
+        with own_stream(k):
+            network.head.reset_parameters()
     task.network = Canonical(networks, ["head.*"], mix, "identity")
     task.personal = ("membership",)
     return task

@@ -130,8 +130,12 @@ def by_family(methods: Iterator[Method]) -> list[Method]:
 
     from medfed.federation.card import Family
 
-    families = get_args(Family)
-    return sorted(methods, key=lambda m: (families.index(m.kind.card.family), m.name))
+    # A method of one's own may be of a family of its own, which comes last.
+    order = {family: number for number, family in enumerate(get_args(Family))}
+    return sorted(
+        methods,
+        key=lambda m: (order.get(m.kind.card.family, len(order)), m.kind.card.family, m.name),
+    )
 
 
 def print_table(methods: Sequence[Method]) -> None:

@@ -208,6 +208,8 @@ def without_remarks() -> Iterator[None]:
     with levels(dict.fromkeys(names, logging.WARNING)), warnings.catch_warnings():
         # Lightning 2.6 uses a type of PyTorch's pytrees that newer PyTorch deprecates.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+        # PyTorch 2.11 says so of our graphs, whose invariants are checked.
+        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
         yield
 
 

@@ -90,7 +90,7 @@ def end_with_parent() -> None:
             time.sleep(0.2)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="medfed-parent", daemon=True).start()
 
 
 class Launched(NamedTuple):
@@ -191,9 +191,17 @@ class WatchedPool(ProcessPoolExecutor):
         """Submits a task; raises `BrokenProcessPool` like the pool of the standard library."""
         future = super().submit(fn, *args, **kwargs)
         if self._watch is None:  # not before: forking with a thread may deadlock
-            self._watch = threading.Thread(target=_watch, args=(self,), daemon=True)
+            self._watch = threading.Thread(
+                target=_watch, args=(self,), name="medfed-pool", daemon=True
+            )
             self._watch.start()
         return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the processes, and with them the thread that checks them."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        if wait and self._watch is not None:
+            self._watch.join()
 
 
 def start_worker() -> None:
@@ -207,7 +215,7 @@ def start_worker() -> None:
         parent.join()
         os._exit(1)  # otherwise the workers of a killed parent would wait for ever
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="medfed-parent", daemon=True).start()
 
 
 def _watch(pool: WatchedPool) -> None:

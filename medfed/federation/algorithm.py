@@ -26,7 +26,7 @@ from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.card import Card
 from medfed.federation.client import Client, ClientData, share_of
-from medfed.federation.entries import divide
+from medfed.federation.entries import divide, patterns_of
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
@@ -184,8 +184,7 @@ class Algorithm(ABC):
     def __post_init__(self) -> None:
         check_fields("algorithm", self)
         if self.personal not in PERSONAL_KEYWORDS:
-            patterns = [self.personal] if isinstance(self.personal, str) else self.personal
-            object.__setattr__(self, "personal", tuple(patterns))
+            object.__setattr__(self, "personal", patterns_of(self.personal))
         if self.mask_aware and not (self.leaves and self.masks):
             raise ConfigError(
                 f"algorithm.mask_aware is not for {type(self).__name__}, which averages nothing or "
@@ -193,7 +192,7 @@ class Algorithm(ABC):
             )
 
     def split(
-        self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
+        self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
         """Splits a network's entries by ``personal``.
 
@@ -206,6 +205,7 @@ class Algorithm(ABC):
         Raises:
             ConfigError: If a pattern matches nothing, or a requested part does not exist.
         """
+        task_patterns = patterns_of(task_patterns)
         if self.personal in ("task", "body") and not task_patterns:
             raise nothing_personal(network, type(self).__name__)
         if self.personal in ("task", "body"):

@@ -8,10 +8,11 @@ ordinary layout.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfed.common.checks import check_fields, check_positive, within
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, first_line
 from medfed.common.tensors import Tensors
 
 ChannelsLast = bool | Literal["auto"]
@@ -92,7 +93,9 @@ def _kernels(module: nn.Module) -> Tensor | None:
     return kernels if kernels is not None and kernels.ndim in _FORMATS else None
 
 
-OptimizerFactory = Callable[[Any], torch.optim.Optimizer]  # of parameters, or groups of them
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer of parameters, or groups of them; one that needs two arguments also gets the
+network."""
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -154,10 +157,44 @@ class LocalBudget:
 
     def __post_init__(self) -> None:
         check_fields("local", self)
+        for name in ("steps", "epochs", "accumulate"):
+            if not isinstance(value := getattr(self, name), int | None):
+                raise ConfigError(f"local.{name} must be a whole number, not {value!r}.")
 
     def of(self, num_samples: int, batch_size: int) -> int:
         """Returns the gradient steps of one round for a client of this size."""
-        return self.steps or self.epochs * math.ceil(num_samples / (batch_size * self.accumulate))
+        return self.of_batches(math.ceil(num_samples / batch_size))
+
+    def of_batches(self, batches: int) -> int:
+        """Returns the gradient steps of one round for a client whose epoch has these batches."""
+        return self.steps or self.epochs * math.ceil(batches / self.accumulate)
+
+
+def takes_network(factory: OptimizerFactory) -> bool:
+    """Returns whether a factory of optimizers needs the network, as a second argument.
+
+    Example:
+        >>> takes_network(torch.optim.SGD), takes_network(lambda params, network: None)
+        (False, True)
+    """
+    try:
+        arguments = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(a.kind in places and a.default is a.empty for a in arguments) == 2
+
+
+def of_kind(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
+    """Returns a factory of such optimizers with its default values, for any parameters.
+
+    Example:
+        >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+        >>> of_kind(sgd)([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+        0.5
+    """
+    known = inspect.signature(type(optimizer)).parameters
+    return partial(type(optimizer), **{n: v for n, v in optimizer.defaults.items() if n in known})
 
 
 def learning_rates(
@@ -179,13 +216,14 @@ def learning_rates(
         >>> learning_rates(sgd, partial(torch.optim.lr_scheduler.StepLR, step_size=1), 2)
         [0.5, 0.05]
     """
-    dummy = optimizer([nn.Parameter(torch.zeros(1))])
+    dummy = _try_out(optimizer)
     options = dummy.param_groups[0]
     if "lr" not in options:
         raise ConfigError(
             f"{type(dummy).__name__} has no step size lr, which the run sets in every round"
         )
-    schedule = scheduler(dummy) if scheduler else None
+    options["lr"] = dummy.defaults.get("lr", options["lr"])  # a group may have a rate of its own
+    schedule = None if scheduler is None else _scheduled(scheduler, dummy)
     kept = {n: v for n, v in options.items() if n in dummy.defaults and n != "lr"}
     rates = []
     for _ in range(rounds):
@@ -199,6 +237,59 @@ def learning_rates(
                 "only change the step size; switch that off"
             )
     return rates
+
+
+def _try_out(optimizer: OptimizerFactory) -> torch.optim.Optimizer:
+    """Returns an optimizer of one number, after another one has taken a step of it.
+
+    Raises:
+        ConfigError: If it is no function that makes optimizers, or no plain step is possible.
+    """
+    example = "give a function of parameters, such as partial(torch.optim.SGD, lr=0.1)"
+    if not callable(optimizer):
+        what = repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
+        raise ConfigError(f"optimizer={what} makes no optimizers; {example}.")
+    try:
+        tried, made = (optimizer([nn.Parameter(torch.zeros(1))]) for _ in range(2))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"The optimizer cannot be made: {first_line(error)}.") from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer makes a {type(made).__name__}; {example}.")
+    for options in tried.param_groups:
+        for parameter in options["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    try:
+        tried.step()
+    except Exception as error:
+        raise ConfigError(
+            f"{type(made).__name__} takes no step from gradients alone ({first_line(error)}); "
+            "choose an optimizer that needs no closure and takes dense gradients, such as SGD or "
+            "Adam."
+        ) from error
+    return made
+
+
+def _scheduled(
+    scheduler: SchedulerFactory, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler:
+    if not callable(scheduler):
+        what = repr(scheduler) if isinstance(scheduler, str) else type(scheduler).__name__
+        raise ConfigError(
+            f"scheduler={what} makes no schedules; give a function of an optimizer, such as "
+            "partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=20)."
+        )
+    try:
+        schedule = scheduler(optimizer)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"The schedule cannot be made: {first_line(error)}.") from error
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(
+        schedule, "step"
+    ):
+        raise ConfigError(
+            f"{type(schedule).__name__} is no schedule over rounds, which depends on the round "
+            "alone and on no metric; choose another, such as CosineAnnealingLR."
+        )
+    return schedule
 
 
 SETTLED = 1000

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import ceil
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 from torch import Tensor
 
 from medfed.common.tensors import State, Tensors
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit, Update
 
 Batch = dict[str, Any]
@@ -107,7 +109,11 @@ class Over(TypedDict, total=False):
 
 
 class ClientData(Protocol):
-    """The interface of a client's data; the data modules implement it."""
+    """The interface of a client's data; the data modules implement it.
+
+    An attribute ``num_batches`` gives the batches of an epoch where the samples and the batch size
+    do not: of loaders that skip or repeat samples.
+    """
 
     id: str
 
@@ -140,6 +146,11 @@ class ClientData(Protocol):
         """Yields a split in a fixed order."""
 
 
+def batches_of(data: ClientData) -> int:
+    """Returns the training batches of an epoch."""
+    return getattr(data, "num_batches", None) or ceil(data.num_samples / data.batch_size)
+
+
 class Client(Protocol):
     """The interface of one hospital for algorithms.
 
@@ -149,6 +160,8 @@ class Client(Protocol):
         weights: The initial model that all clients start from.
         state: The client's state, which persists between rounds.
         phase_index: Position of the current phase within the round, from 0.
+        passes_move_state: Whether passes of this phase's gradients have moved other state of the
+            network, which :meth:`gradient` itself leaves as it was.
     """
 
     id: str
@@ -156,6 +169,7 @@ class Client(Protocol):
     weights: Tensors
     state: State
     phase_index: int
+    passes_move_state: bool
 
     @property
     def split(self) -> ParameterSplit:
@@ -257,11 +271,11 @@ def with_statistics(client: Client, model: Tensors) -> Tensors:
         return model
     # Shared statistics do not change.
     moved = statistics_at(client, model)
-    return {**model, **{n: t for n, t in moved.items() if n in client.split.personal}}
+    return {**model, **{n: t for n, t in moved.items() if n not in client.split.shared}}
 
 
 def statistics_at(client: Client, model: Tensors) -> Tensors:
-    """Returns all running statistics after the batches of ``client.steps`` steps.
+    """Returns all running statistics and other state after the batches of ``client.steps`` steps.
 
     Every parameter is restored after each step. Without statistics that may change, nothing is
     done.
@@ -270,10 +284,11 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
         client: The client.
         model: All entries.
     """
-    if client.split.policy == "frozen" or not client.split.buffers:
+    still = client.split.policy == "frozen" or not client.split.buffers
+    if still and not client.passes_move_state:
         return {}
     end = client.train(model, after_step=put_back(model))
-    return {n: end[n] for n in client.split.buffers}
+    return {n: t for n, t in end.items() if n in client.split.buffers or n == OTHER}
 
 
 def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:

@@ -58,7 +58,19 @@ class Entries(nn.Module):
         return whole[~self.personal], whole[self.personal]
 
 
-def divide(network: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
+def patterns_of(patterns: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns patterns of names; a text is one pattern.
+
+    Example:
+        >>> patterns_of("head.*"), patterns_of(["head.*", "neck.*"])
+        (('head.*',), ('head.*', 'neck.*'))
+    """
+    if not isinstance(patterns, str | Iterable):
+        raise ConfigError(f"A pattern of parameter names must be a text, not {patterns!r}.")
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def divide(network: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Makes parameters of the entries that patterns such as ``head.weight[0]`` name, in place.
 
     The network computes what it did. A network that is divided so already stays as it is.
@@ -83,7 +95,7 @@ def divide(network: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
     """
     globs, masks = [], dict[str, Tensor]()
     known = _tensors(network)
-    for pattern in patterns:
+    for pattern in patterns_of(patterns):
         found = _INDEXED.fullmatch(pattern) if isinstance(pattern, str) else None
         if not found or any(fnmatchcase(entry, pattern) for entry in known):
             globs.append(pattern)  # in a glob, brackets are a set of characters
@@ -138,10 +150,10 @@ def parted(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
 def _divided(network: nn.Module) -> dict[str, tuple[str, Entries]]:
     """The divided tensors by name: where their vectors stand, and how they are put together."""
     found = {}
-    for prefix, module in network.named_modules():
+    for place, module in network.named_modules():
+        prefix = f"{place}." if place else ""
         for leaf, chain in getattr(module, "parametrizations", {}).items():
             if isinstance(chain[0], Entries):
-                prefix = f"{prefix}." if prefix else ""
                 found[prefix + leaf] = (f"{prefix}{_PLACE}{leaf}.original", chain[0])
     return found
 

@@ -21,13 +21,13 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
 from medfed.federation.budget import Passes, reach
-from medfed.federation.client import Batch, ClientData, How, Over, Seen, share_of
+from medfed.federation.client import Batch, ClientData, How, Over, Seen, batches_of, share_of
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.split import ParameterSplit
+from medfed.federation.split import ParameterSplit, of_one_sample
 
 Groups = dict[str, State]
 
@@ -116,6 +116,7 @@ class LocalClient:
         self.passes = Passes()
         self._optimizers: State = {}
         self.phase_index = 0
+        self.passes_move_state = False
         self._round, self._phase, self._calls = 0, "", 0
         self._losses: list[tuple[float, int]] = []  # of this round's calls, with their steps
 
@@ -132,7 +133,7 @@ class LocalClient:
     @property
     def steps(self) -> int:
         """The budget of local gradient steps of one round."""
-        return self.trainer.budget.of(self.data.num_samples, self.data.batch_size)
+        return self.trainer.budget.of_batches(batches_of(self.data))
 
     @property
     def expected_work(self) -> float:
@@ -147,14 +148,15 @@ class LocalClient:
 
     def reach(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
         """See :meth:`medfed.federation.client.Client.reach`."""
-        optimizer = self.trainer.model.make_optimizer
-        return reach(optimizer, self.learning_rate, steps, self._fresh, along)
+        self.trainer.check_one_rate()
+        return reach(self.trainer.probe, self.learning_rate, steps, self._fresh, along)
 
     def begin(self, round: int, phase: str, index: int) -> None:
         """Sets the round and phase of the next calls, which determine their random numbers."""
         if index == 0 or round != self._round:
             self._losses = []
         self._round, self._phase, self.phase_index, self._calls = round, phase, index, 0
+        self.passes_move_state = False
 
     @property
     def training_loss(self) -> float | None:
@@ -197,7 +199,9 @@ class LocalClient:
         """See :meth:`medfed.federation.client.Client.gradient`."""
         key = self._where() if same else self._key()
         with self._counted():
-            return self.trainer.gradient(self.data, at, key, **over)
+            gradient = self.trainer.gradient(self.data, at, key, **over)
+        self.passes_move_state |= self.trainer.model.has_moved(at)
+        return gradient
 
     def loss_at(
         self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Seen = "train"
@@ -211,7 +215,12 @@ class LocalClient:
     def _counted(self) -> Iterator[None]:
         """Counts the shared trainer's work within the block as this client's."""
         before = self.trainer.gradients.passes
-        yield
+        try:
+            yield
+        except ValueError as error:
+            if (sentence := of_one_sample(error)) is None:
+                raise
+            raise ConfigError(f"Client {self.id} {sentence}.") from error
         new = (done - old for done, old in zip(self.trainer.gradients.passes, before, strict=True))
         self.passes = Passes(*map(sum, zip(self.passes, new, strict=True)))
 
@@ -292,17 +301,26 @@ class Pool:
         """Training samples per client, so that budgets in epochs equal those of all clients."""
         return ceil(sum(c.num_samples for c in self._everyone) / len(self._everyone))
 
+    @property
+    def num_batches(self) -> int:
+        """Batches of the client's size of so many samples."""
+        return ceil(self.num_samples / self._data.batch_size)
+
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """Yields one epoch over the samples of all clients, in an order from the seed only."""
         streams = [c.train_batches(derive_seed(seed, c.id)) for c in self._everyone]
-        counts = [ceil(c.num_samples / c.batch_size) for c in self._everyone]
+        counts = [batches_of(c) for c in self._everyone]
         turns = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         random = torch_rng(seed, "pool")
         turns = turns[torch.randperm(len(turns), generator=random)]
         waiting = iter(turns.tolist())
         while group := list(islice(waiting, len(counts))):
             batches = [next(streams[n]) for n in group]
-            joined = {k: torch.cat([b[k] for b in batches]) for k in batches[0]}
+            joined = {
+                k: torch.cat([b[k] for b in batches])
+                for k, v in batches[0].items()
+                if isinstance(v, Tensor)
+            }
             order = torch.randperm(len(next(iter(joined.values()))), generator=random)
             for index in order.split(self._data.batch_size):
                 yield {k: v[index.to(v.device)] for k, v in joined.items()}

@@ -15,27 +15,35 @@ The module also onboards a client to a trained federation, and counts the bytes.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
 
 from medfed.common.errors import ConfigError
-from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, check_reply, count
+from medfed.federation.hospital import ArrayClient, Batched, Hospital
+from medfed.federation.inputs import (
+    Beside,
+    Scalar,
+    check_clients,
+    check_kind,
+    check_network,
+    check_rounds,
+    kind,
+)
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
 from medfed.federation.onboarding import rules_of
+from medfed.federation.other_state import copied, filled
 from medfed.federation.split import BufferPolicy
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -44,182 +52,7 @@ from medfed.federation.wire.packet import Packet
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
-
-class _Batched:
-    """What follows from the batches of a client's samples."""
-
-    num_samples: int
-
-    def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
-        """Yields a split in order."""
-        raise NotImplementedError
-
-    @cached_property
-    def label_counts(self) -> Tensor:
-        """Samples per class, ``(K,)``; one class if labels are not one whole number each."""
-        labels: list[Any] = [batch.get("label") for batch in self.eval_batches("train")]
-        if all(isinstance(t, Tensor) and t.ndim == 1 and not t.is_floating_point() for t in labels):
-            return torch.bincount(torch.cat(labels).long())
-        return torch.tensor([self.num_samples])
-
-    @cached_property
-    def channels(self) -> Tensor:
-        """All channels, ``(C,)``."""
-        first = self.train_inputs(1)
-        return torch.ones(first.shape[1] if first.ndim > 1 else 1, dtype=torch.bool)
-
-    def train_inputs(self, limit: int) -> Tensor:
-        """Returns the first inputs."""
-        images: list[Tensor] = []
-        for batch in self.eval_batches("train"):
-            images.append(batch["image"])
-            if sum(map(len, images)) >= limit:
-                break
-        return torch.cat(images)[:limit]
-
-    def patients_behind(self, limit: int) -> int:
-        """Returns how many samples these inputs are of; each counts as a patient."""
-        return min(limit, self.num_samples)
-
-
-@dataclass(frozen=True)
-class ArrayClient(_Batched):
-    """A client whose data are two tensors.
-
-    Attributes:
-        id: Its name.
-        inputs: ``(n, ...)``, in batches under ``image``.
-        labels: ``(n, ...)``, in batches under ``label``.
-        batch_size: Samples per training batch.
-    """
-
-    id: str
-    inputs: Tensor
-    labels: Tensor
-    batch_size: int = 16
-
-    @property
-    def num_samples(self) -> int:  # type: ignore[override]  # as a property it cannot be set
-        """Number of training samples."""
-        return len(self.inputs)
-
-    def train_batches(self, seed: int) -> Iterator[Batch]:
-        """Yields one epoch, in an order from the seed only."""
-        order = torch.randperm(self.num_samples, generator=torch_rng(seed))
-        yield from self._batches(order)
-
-    def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
-        """Yields all samples in order, for every split."""
-        yield from self._batches(torch.arange(self.num_samples))
-
-    def _batches(self, order: Tensor) -> Iterator[Batch]:
-        for rows in order.split(self.batch_size):
-            yield {"image": self.inputs[rows], "label": self.labels[rows]}
-
-
-class Hospital(_Batched):
-    """A client whose data are PyTorch's data sets or loaders, MONAI's among them.
-
-    A sample is a pair of image and label, or a dictionary with both; or, as MONAI's random crops
-    give it, a list of dictionaries. The order of an epoch comes from the run's seed alone, and so
-    do random transforms of MONAI: a loader's sampler gets a new generator, and the data set's
-    ``transform`` a new random state, in every epoch.
-
-    Args:
-        id: Its name.
-        train: A ``Dataset`` with a length, a list of samples, or a ``DataLoader``.
-        val: The same, of the validation split; only some methods need it.
-        test: The same, of the test split.
-        batch_size: Samples per batch; a loader keeps its batches.
-        keys: The names of image and label in dictionaries.
-
-    Raises:
-        ConfigError: If a split has no length or no sample.
-
-    Example:
-        >>> samples = [{"ct": torch.zeros(1, 8), "mask": torch.tensor(k)} for k in (0, 1, 1)]
-        >>> north = Hospital("north", samples, batch_size=2, keys=("ct", "mask"))
-        >>> [batch["image"].shape for batch in north.train_batches(seed=0)]
-        [torch.Size([2, 1, 8]), torch.Size([1, 1, 8])]
-        >>> north.label_counts
-        tensor([1, 2])
-    """
-
-    def __init__(
-        self,
-        id: str,
-        train: Any,
-        val: Any = None,
-        test: Any = None,
-        *,
-        batch_size: int = 16,
-        keys: tuple[str, str] = ("image", "label"),
-    ) -> None:
-        self.id, self.keys = id, keys
-        splits = {"train": train, "val": val, "test": test}
-        self._loaders = {
-            name: self._loader(name, given, batch_size)
-            for name, given in splits.items()
-            if given is not None
-        }
-        self._train = self._loaders["train"]
-        data: Any = self._train.dataset
-        self.num_samples, self.batch_size = len(data), self._train.batch_size or batch_size
-        self._loaders["train"] = DataLoader(
-            data, self.batch_size, collate_fn=self._train.collate_fn
-        )
-
-    def _loader(self, split: str, given: Any, batch_size: int) -> DataLoader[Any]:
-        data: Any = given.dataset if isinstance(given, DataLoader) else given
-        try:
-            empty = len(data) == 0
-        except TypeError:
-            empty = True
-        if empty:
-            raise ConfigError(
-                f"Hospital {self.id}: {split} is of the type {type(data).__name__}, without a "
-                "length or without a sample; give a Dataset with both, or a DataLoader of one."
-            )
-        if isinstance(given, DataLoader):
-            return given
-        return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
-
-    def train_batches(self, seed: int) -> Iterator[Batch]:
-        """Yields one epoch, in an order from the seed only."""
-        sampler = getattr(self._train.batch_sampler, "sampler", self._train.sampler)
-        for drawing in (self._train, sampler):
-            if hasattr(drawing, "generator"):
-                drawing.generator = torch_rng(seed)
-        transform: Any = getattr(self._train.dataset, "transform", None)
-        if hasattr(transform, "set_random_state"):
-            transform.set_random_state(seed % 2**32)
-        return map(self._named, self._train)
-
-    def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
-        """Yields a split in order; nothing of a split that is not there."""
-        return map(self._named, self._loaders.get(split, ()))
-
-    def _named(self, given: Any) -> Batch:
-        """Returns a batch with the names that federations use, the image first."""
-        pair = isinstance(given, list | tuple) and len(given) == 2
-        batch = dict(zip(self.keys, given, strict=True)) if pair else given
-        image, label = self.keys
-        if not isinstance(batch, Mapping) or not isinstance(batch.get(image), Tensor):
-            held = f"with {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
-            raise ConfigError(
-                f"Hospital {self.id}: a batch is a {type(given).__name__} {held}".rstrip()
-                + f"; give pairs of image and label, or dictionaries with the tensor {image!r}, "
-                "or name the keys, as in keys=('ct', 'mask')."
-            )
-        renamed = {"image": batch[image], **({"label": batch[label]} if label in batch else {})}
-        batch = renamed | {k: v for k, v in batch.items() if k not in self.keys}
-        return {k: v.as_tensor() if hasattr(v, "as_tensor") else v for k, v in batch.items()}
-
-
-def _collated(samples: Sequence[Any]) -> Any:
-    """Joins samples to a batch, as MONAI does: one sample may be a list of dictionaries."""
-    crops = isinstance(samples[0], list) and isinstance(samples[0][0], Mapping)
-    return default_collate([s for each in samples for s in each] if crops else list(samples))
+__all__ = ["ArrayClient", "Federated", "Hospital", "assemble", "federate", "run_reference"]
 
 
 @dataclass(frozen=True)
@@ -251,7 +84,9 @@ class Federated:
         return {n: fed.trainer.evaluated(fed.clients[n].data, at[n], split) for n in at}
 
     def weights(self, client: str) -> Tensors:
-        """Returns all entries of a client's personal model.
+        """Returns a client's personal model: the tensors of its state dict, by name.
+
+        Other state, which no state dict names, is in ``other state``, if there is any.
 
         Raises:
             ConfigError: If there is no such client.
@@ -259,7 +94,8 @@ class Federated:
         if client not in self.federation.clients:
             known = ", ".join(self.federation.clients)
             raise ConfigError(f"There is no client {client!r}; the clients are {known}.")
-        return self.federation.personal_model(client)
+        assert self.federation.trainer is not None
+        return self.federation.trainer.model.whole(self.federation.personal_model(client))
 
     def model(self, client: str) -> nn.Module:
         """Returns a new network with a client's personal weights, in evaluation mode.
@@ -267,17 +103,14 @@ class Federated:
         Raises:
             ConfigError: If there is no such client.
         """
-        network = copy.deepcopy(self.network)
-        # BatchNorm's counters and further names of tied weights are not entries.
-        network.load_state_dict(self.weights(client), strict=False)
-        return network.requires_grad_(True).eval()
+        return filled(copied(self.network), self.weights(client)).eval()
 
 
 def assemble(
     algorithm: Algorithm,
     network: nn.Module,
     loss: Callable[[Batch], Tensor],
-    clients: Sequence[ClientData],
+    clients: Iterable[ClientData],
     *,
     personal: str | Sequence[str] = (),
     buffers: BufferPolicy = "averaged",
@@ -315,11 +148,20 @@ def assemble(
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
     """
+    check_network(network)
+    check_rounds(rounds)
+    check_kind("algorithm", algorithm, Algorithm)
+    check_kind("cohort", cohort, Cohort | None)
+    clients = check_clients(clients)
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)
-    local = LocalTrainer(network, loss, split, optimizer, scheduler, rounds, budget, seed, measure)
+    local = LocalTrainer(
+        network, Scalar(loss), split, optimizer, scheduler, rounds, budget, seed, measure
+    )
     weights = local.model.initial()
     if everyone is None:
+        if not clients:
+            raise ConfigError("There is no client; give at least one.")
         everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
     server, state = algorithm.init(weights, split, everyone)
     if algorithm.mask_aware:
@@ -336,7 +178,7 @@ def federate(
     algorithm: Algorithm,
     network: nn.Module,
     loss: Loss,
-    clients: Sequence[ClientData],
+    clients: Iterable[ClientData],
     *,
     rounds: int = 10,
     steps: int | None = None,
@@ -376,14 +218,21 @@ def federate(
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
-    # Trained networks may hold tensors that cannot be copied, as MONAI's DynUNet does.
-    before, network = copy.deepcopy(network), copy.deepcopy(network)
+    check_network(network)
+    check_kind("channel", channel, Channel | None)
+    check_kind("after_round", after_round, Callable | None)
+    if not callable(loss) or isinstance(loss, nn.modules.loss._Loss):
+        raise ConfigError(
+            f"The loss must be a function of a network and a batch, not {kind(loss)}; write "
+            "def loss(network, batch): return criterion(network(batch['image']), batch['label'])."
+        )
+    before, network = copied(network), copied(network)
     federation, _ = assemble(
         algorithm,
         network,
         partial(loss, network),
         clients,
-        personal=(personal,) if isinstance(personal, str) else personal,
+        personal=personal,
         buffers=buffers,
         optimizer=optimizer or partial(torch.optim.SGD, lr=lr),
         rounds=rounds,
@@ -434,6 +283,8 @@ def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
         data: The onboarded client's data.
     """
     like = next(iter(federation.clients.values()))
+    if isinstance(data, Batched):
+        data = Beside(data, [c.data for c in federation.clients.values()])
     return LocalClient(data, like.trainer, like.weights, federation.client_start)
 
 

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
+from medfed.federation.entries import patterns_of
+from medfed.federation.other_state import OTHER
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
@@ -29,22 +32,21 @@ def float_entries(network: nn.Module) -> Tensors:
     """Returns live parameters and persistent floating-point buffers by name.
 
     A tensor with several names (tied weights, layers in two places) is one entry, under its first
-    name, so that it is trained, sent and counted once. Integer counters (such as
-    ``num_batches_tracked``) are left out: they are never averaged and affect no result.
+    name, so that it is trained, sent and counted once. All else that training changes is
+    :mod:`medfed.federation.other_state`.
 
     Raises:
-        ConfigError: If a BatchNorm layer uses ``momentum=None``, whose running mean depends on
-            its counter.
+        ConfigError: If a layer has no weights yet.
 
     Example:
         >>> list(float_entries(nn.BatchNorm1d(2)))
         ['weight', 'bias', 'running_mean', 'running_var']
     """
     for name, module in network.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats and module.momentum is None:
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             raise ConfigError(
-                f"Layer {name or 'network'} averages its statistics by a counter (momentum=None), "
-                "which cannot be federated; give it a momentum such as 0.1."
+                f"Layer {name or 'network'} ({type(module).__name__}) has no weights yet: pass one "
+                "batch through the network before it is federated."
             )
     kept = network.state_dict(keep_vars=True)
     first = set(aliases(network).values())
@@ -79,7 +81,7 @@ def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
     )
 
 
-def remainder(network: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+def remainder(network: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a pattern for each entry that matches none of the given patterns.
 
     Args:
@@ -104,38 +106,39 @@ def normalises_batches(network: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
-@contextmanager
-def training_mode(
-    network: nn.Module,
-    policy: BufferPolicy,
-    base: Collection[str] = (),
-    modules: Iterable[nn.Module] | None = None,
-) -> Iterator[None]:
-    """Puts a network in training mode, with fixed running statistics for frozen buffers.
+def of_one_sample(error: Exception) -> str | None:
+    """Says what follows where a BatchNorm layer got one value per channel; else ``None``."""
+    if "more than 1 value per channel" not in str(error):
+        return None
+    return (
+        "trains on batches of one sample, whose variance BatchNorm cannot compute; give it batches "
+        "of two or more, choose buffers=frozen or a network with another normalisation, or leave "
+        "out a hospital with one sample"
+    )
+
+
+def fixed_statistics(
+    network: nn.Module, policy: BufferPolicy, base: Container[str] = ()
+) -> list[nn.Module]:
+    """Returns the layers whose running statistics never change, and normalise in training, too.
 
     Args:
         network: The model.
         policy: The policy of all buffers.
         base: Entries that never change, under any policy.
-        modules: The network's modules, if they are already known.
     """
-    if not all(m.training for m in modules or network.modules()):
-        network.train()
-    if fixed := policy == "frozen" or bool(base):
-        for name, module in network.named_modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
-                # The network itself has an empty name.
-                statistic = f"{name}.running_mean".lstrip(".")
-                module.train(policy != "frozen" and statistic not in base)
-    try:
-        yield
-    finally:
-        if fixed:
-            network.train()
+    return [
+        module
+        for name, module in network.named_modules()
+        if isinstance(module, _NormBase)
+        and module.track_running_stats
+        # The network itself has an empty name.
+        and (policy == "frozen" or f"{name}.running_mean".lstrip(".") in base)
+    ]
 
 
 def match(
-    patterns: Iterable[str],
+    patterns: str | Iterable[str],
     names: Iterable[str],
     missing: str = "The personal pattern {!r} matches no parameter",
 ) -> list[str]:
@@ -153,7 +156,7 @@ def match(
         >>> match(["head.*"], ["body.weight", "head.weight", "head.bias"])
         ['head.weight', 'head.bias']
     """
-    known = list(names)
+    known, patterns = list(names), patterns_of(patterns)
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(fnmatchcase(n, pattern) for n in known):
             roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
@@ -193,6 +196,51 @@ def parameter_groups(
     return [{"params": params, "name": name} for name, params in groups.items() if params]
 
 
+OWN_RATE = "own_rate"
+"""The key of a group of parameters whose step size is this multiple of the round's."""
+
+
+def keep_groups(
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, Tensor],
+    personal: Container[str],
+    network: nn.Module,
+) -> None:
+    """Fits a user's groups of parameters to what trains, in place; each is of one part.
+
+    Args:
+        optimizer: Made by the user.
+        trained: The parameters that train.
+        personal: Names of the personal part.
+        network: The network that trains.
+
+    Raises:
+        ConfigError: If it moves other tensors, or leaves out a parameter that trains.
+    """
+    names = {id(t): n for n, t in trained.items()}
+    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if strangers := set(given).difference(map(id, network.parameters())):
+        raise ConfigError(
+            f"The optimizer moves {len(strangers)} tensors that are not of the network that "
+            "trains, which may be a copy of yours; take the parameters from the factory's "
+            "arguments: lambda params: SGD(params, lr=0.1), or lambda params, network: ...."
+        )
+    if left := [n for i, n in names.items() if i not in set(given)]:
+        raise ConfigError(
+            f"The optimizer leaves out {left[0]}; give it all parameters, and freeze those that "
+            "should not train by requires_grad_(False)."
+        )
+    usual, groups = optimizer.defaults.get("lr"), []
+    for group in optimizer.param_groups:
+        own = group["lr"] / usual if usual and "lr" in group else 1.0
+        for part in ("shared", "personal"):
+            mine = [p for p in group["params"] if id(p) in names]
+            mine = [p for p in mine if (names[id(p)] in personal) == (part == "personal")]
+            if mine:
+                groups.append({**group, "params": mine, "name": part, OWN_RATE: own})
+    optimizer.param_groups = groups
+
+
 @dataclass(frozen=True)
 class ParameterSplit:
     """The names of a model's entries, in a shared part, a personal part and a frozen base.
@@ -203,8 +251,9 @@ class ParameterSplit:
         buffers: Names (of either part) that are buffers and not parameters.
         policy: The policy of buffers: ``averaged`` (they belong to the part of their pattern),
             ``local`` (they stay with the client) or ``frozen`` (they never change).
-        base: Names that never change, from the network's ``frozen_entries``. All clients know these
-            values before the first round; no state, message or training result holds them.
+        base: Names that never change: parameters with ``requires_grad=False``, and the network's
+            ``frozen_entries``. All clients know these values before the first round; no state,
+            message or training result holds them.
         head: Parameters that the task proposes as personal, in either part.
     """
 
@@ -217,7 +266,10 @@ class ParameterSplit:
 
     @classmethod
     def of(
-        cls, network: nn.Module, personal: Sequence[str] = (), policy: BufferPolicy = "averaged"
+        cls,
+        network: nn.Module,
+        personal: str | Sequence[str] = (),
+        policy: BufferPolicy = "averaged",
     ) -> ParameterSplit:
         """Splits a network by name patterns.
 
@@ -240,15 +292,20 @@ class ParameterSplit:
             raise ConfigError(
                 f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
             )
-        base = frozenset(getattr(network, "frozen_entries", ()))
-        entries = {n: t for n, t in float_entries(network).items() if n not in base}
+        personal = patterns_of(personal)
+        every = float_entries(network)
+        marked = (
+            n for n, t in every.items() if isinstance(t, nn.Parameter) and not t.requires_grad
+        )
+        base = frozenset(getattr(network, "frozen_entries", ())).union(marked)
+        entries = {n: t for n, t in every.items() if n not in base}
         buffers = frozenset(n for n, t in entries.items() if not isinstance(t, nn.Parameter))
         known = aliases(network)
         kept = {known[n] for n in match(personal, known)} - base
         if personal and not kept:
             raise ConfigError(
                 f"The personal part {', '.join(personal)} is all frozen; let some of it train by "
-                "adapters.train, or choose adapters.part=personal."
+                "adapters.train or requires_grad, or choose adapters.part=personal."
             )
         # Neither local nor frozen statistics are sent.
         if policy != "averaged":
@@ -258,7 +315,7 @@ class ParameterSplit:
             tuple(n for n in entries if n in kept),
             buffers,
             policy,
-            base,
+            frozenset(base),
         )
 
     def check_features(self, method: str) -> None:
@@ -288,7 +345,7 @@ class ParameterSplit:
         return tuple(n for n in self.names(update) if n not in self.buffers)
 
     def split(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-        """Returns the shared and the personal entries.
+        """Returns the shared and the personal entries; these with the client's other state.
 
         Example:
             >>> import torch
@@ -296,7 +353,8 @@ class ParameterSplit:
             >>> ParameterSplit(("a",), ("b",)).split(t)
             ({'a': tensor([1.])}, {'b': tensor([0.])})
         """
-        return select(tensors, self.shared), select(tensors, self.personal)
+        personal = [*self.personal, *({OTHER} & tensors.keys())]
+        return select(tensors, self.shared), select(tensors, personal)
 
 
 _LISTED = 12
@@ -414,6 +472,8 @@ def nothing_to_train(part: str) -> ConfigError:
     Args:
         part: ``shared``, ``personal`` or ``all``.
     """
+    if part == "all":
+        return ConfigError("No parameter of the model trains: all are frozen by requires_grad.")
     return ConfigError(
         f"The model has no {part} part, which the algorithm trains; choose a model of several "
         "layers, or another algorithm.personal."

@@ -8,7 +8,7 @@ communication-efficient regulariser (CER), corrected. The printed minimisation o
 ``argmin_y <g, y> + gamma ||Lambda (y - y_t)||_1 + ||y - y_t||^2 / (2 eta)``, becomes with
 ``w = (y_t - y) / eta`` the proximal map of `fused_lasso`, from which eta and y_t have gone. It is
 solved exactly, in linear time, by Johnson's dynamic programme (Johnson 2013), not by the printed
-ADMM, which ``benchmarks/fused_lasso.py`` has for comparison.
+ADMM, which ``benchmarks/speed/kernels.py`` has for comparison.
 
 ======  ==================================================================
 symbol  here

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
-from medfed.federation.entries import divide
+from medfed.federation.entries import divide, patterns_of
 from medfed.federation.split import aliases, match, parameter_groups
 from medfed.functional.scores import Floats
 from medfed.models import meters
@@ -92,7 +92,7 @@ class TaskModule(pl.LightningModule):
         self.optimizer = optimizer
         self.scheduler = scheduler
         personal = (personal,) if isinstance(personal, str) else personal
-        self.personal = default_personal(network) if personal is None else tuple(personal)
+        self.personal = default_personal(network) if personal is None else patterns_of(personal)
         self.custom_metrics = dict(metrics or {})
         meters.check_metrics(self.custom_metrics, tuple(self.meter(test=True).compute()))
         self.selection = self._checked_selection(selection or self.default_selection)

@@ -107,7 +107,7 @@ class EASGD(OnboardingRules, FedAvg):
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """The centre, completed by what is personal of the client's model."""
-        return {**message.parts["shared"], **select(client.state["model"], client.split.personal)}
+        return {**message.parts["shared"], **client.split.split(client.state["model"])[1]}
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """The centre and alpha."""

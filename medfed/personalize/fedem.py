@@ -45,7 +45,7 @@ from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import State, Tensors, add, subtract
 from medfed.federation.algorithm import Replies, sent_by_each
 from medfed.federation.card import Card
-from medfed.federation.client import Client
+from medfed.federation.client import Client, batches_of
 from medfed.federation.split import BufferPolicy, ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
@@ -122,7 +122,7 @@ class FedEM(CanonicalMethod):
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
         """Fits pi alone by EM, with as many passes as the steps have batches for."""
-        epoch = math.ceil(client.data.num_samples / client.data.batch_size)
+        epoch = batches_of(client.data)
         at = start
         for _ in range(max(1, steps // min(epoch, self.membership_batches or epoch))):
             at = {**at, MEMBERSHIP: self.em_step(client, at)}

@@ -79,7 +79,10 @@ class FedMD(KeepsModel, HeteroFL):
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """Also the outputs for one input; in segmentation for one position."""
-        return {**super().vectors(split, weights), "outputs": len([*weights.values()][-1])}
+        return {
+            **super().vectors(split, weights),
+            "outputs": len(weights[split.parameters("all")[-1]]),
+        }
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """There is no consensus yet; every client starts from the same weights."""
@@ -105,6 +108,10 @@ class FedMD(KeepsModel, HeteroFL):
             answers["outputs"] = z.detach().clone()
             return self.strength * smooth_l1_loss(z, aim["outputs"]) if aim else 0 * z.sum()
 
-        start = {n: alone(t, shapes[n]) for n, t in client.state["model"].items()}
+        model = client.state["model"]
+        start = {
+            **model,
+            **{n: alone(model[n], shape) for n, shape in shapes.items() if n in model},
+        }
         client.state["model"] = client.train(start, batch_penalty=distil, after_step=narrow(shapes))
         return Message("fit", {"outputs": answers})

@@ -38,6 +38,7 @@ from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.card import Card, Range
 from medfed.federation.client import Batch, Client, Forward
 from medfed.federation.onboarding import TrainsOn
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
@@ -98,8 +99,8 @@ class FedPHP(TrainsOn, FedAvg):
         end = client.train(start, batch_penalty=transfer if before and self.strength else None)
         count = client.state["count"]["count"] + 1
         share = min(self.inheritance * float(count) / (self.fraction * self.rounds), 1.0)
-        kept = {n: share * t + (1 - share) * end[n] for n, t in before.items()}
-        client.state |= {"inherited": kept or end, "count": {"count": count}}
+        kept = {n: share * t + (1 - share) * end[n] for n, t in before.items() if n != OTHER}
+        client.state |= {"inherited": {**end, **kept}, "count": {"count": count}}
         return end
 
     def broadcast(self, server: State, client: str) -> Message:

@@ -49,7 +49,7 @@ class GradientMethod(FedAvg):
     def reply(self, client: Client, message: Message, model: Tensors, parts: State) -> Message:
         """Returns a client's gradients, and the displacement of its statistics if there are any."""
         statistics = statistics_at(client, model)
-        personal = {n: t for n, t in statistics.items() if n in client.split.personal}
+        personal = {n: t for n, t in statistics.items() if n not in client.split.shared}
         client.state["personal"] = {**client.state["personal"], **personal}
         if shared := {n: t for n, t in statistics.items() if n not in personal}:
             parts = {**parts, "statistics": subtract(shared, model)}

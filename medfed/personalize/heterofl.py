@@ -123,8 +123,8 @@ class HeteroFL(FedAvg):
             model[name] = torch.zeros_like(client.weights[name])
             corner(model[name], tensor.shape).copy_(tensor)
         # Statistics of missing channels have no effect, as these channels have no weight.
-        whole = client.split.buffers
-        return {n: t if n in whole else alone(t, shapes[n]) for n, t in model.items()}
+        narrowed = client.split.parameters("all")
+        return {**model, **{n: alone(model[n], shapes[n]) for n in narrowed if n in model}}
 
 
 def corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:

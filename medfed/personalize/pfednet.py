@@ -288,7 +288,8 @@ class PFedNet(OnboardingRules, Algorithm):
         # If no personal phase follows, nothing else updates the statistics that stay here.
         end = client.train(model, update=part, steps=steps, statistics=not self.personal_rounds)
         # Buffers of the personal part are never sent; parameters wait for the server.
-        kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
+        waiting = client.split.parameters("personal")
+        kept = {n: t for n, t in client.split.split(end)[1].items() if n not in waiting}
         client.state["model"] = {**model, **kept}
         names, scalars = client.split.shared, dict[str, float]()
         if part == "personal":

@@ -447,7 +447,8 @@ class RunFolder(Places):
             CheckpointError: If its file is missing or torn, or of another network.
         """
         # Late: the other questions need no PyTorch.
-        from medfed.federation.split import aliases, float_entries
+        from medfed.federation.other_state import OTHER, filled
+        from medfed.federation.split import float_entries
         from medfed.records.tasks import build_task
 
         self.check_client(client)
@@ -456,10 +457,10 @@ class RunFolder(Places):
         config, mixes = self.config, optional(self.config, "canonical")
         network: nn.Module = build_task(config.model, mixes, self.seed).network
         with reading(path):
-            if not set(float_entries(network)) <= set(weights) <= set(aliases(network)):
+            known = {OTHER, *network.state_dict()}
+            if not set(float_entries(network)) <= set(weights) <= known:
                 raise ValueError("its entries are not those of the run's network")
-            network.load_state_dict(weights, strict=False)  # integer counters are not in it
-        return network.eval()
+            return filled(network, weights).eval()
 
 
 class Run(RunFolder):

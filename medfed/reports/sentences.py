@@ -121,13 +121,14 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     middle = known[len(known) // 2]
     least = f"{middle.detectable:.4f}"
     possible = gain if 0 < gain < most else most
+    over = " over FedAvg" if reference == "fedavg" else ""
     if middle.detectable <= possible:
-        return f"A gain of {least} would be detected with 80 % power."
+        return f"A gain{over} of {least} would be detected with 80 % power."
     limit = f"no gain can exceed {possible:.4f}"
     if possible == gain:
         limit = f"training on all patients in one place gains {possible:.4f}"
     needs = _needed(task, middle, possible, len(gaps))
-    return f"This task cannot tell: it detects gains of {least} or more, and {limit}. {needs}"
+    return f"This task cannot tell: it detects gains{over} of {least} or more, and {limit}. {needs}"
 
 
 def _needed(task: Task, now: Difference, target: float, comparisons: int) -> str:

@@ -26,6 +26,7 @@ from medfed.datamodules.splits import check_measurable
 from medfed.federation import split
 from medfed.federation.entries import divide, numbered
 from medfed.federation.lightning.collect import rank
+from medfed.federation.other_state import copied
 from medfed.models.networks.personal_part import last_activation, nearest
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask, chosen_activation
@@ -50,7 +51,7 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
     batch = _first_batch(data)
     task.check_parts(batch)
     trial = copy.copy(task)
-    trial._modules = {**task._modules, "network": copy.deepcopy(task.network)}
+    trial._modules = {**task._modules, "network": copied(task.network)}
     few = {name: values[:2] for name, values in batch.items()}
     with _explained(task, batch), seeded():
         trial.network.train()
@@ -92,6 +93,10 @@ def _explained(task: TaskModule, batch: Batch) -> Iterator[None]:
             f"pip install {package}, or pip install 'medfed[networks]'."
         ) from error
     except Exception as error:  # a network may raise anything
+        if (sentence := split.of_one_sample(error)) is not None:
+            raise ConfigError(
+                f"With data.batch_size={len(batch['image'])} the model {sentence}."
+            ) from error
         shapes = " and ".join(f"{k} {tuple(batch[k].shape)}" for k in ("image", "label"))
         raise ConfigError(
             f"The model cannot take the batches of these data ({shapes}): {first_line(error)}; "

@@ -263,12 +263,7 @@ def test_selected(experiment: Experiment) -> None:
     """Loads the round that validation selects and evaluates it on the test split."""
     experiment.evaluation.check_selected()
     best = best_checkpoint(experiment.folder)
-    # The checkpoint holds the record up to its own round; the record of later rounds must stay.
-    whole = experiment.evaluation.state_dict()
-    evaluated = bool(experiment.evaluation.history or experiment.evaluation.losses)
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
-    if evaluated:
-        experiment.evaluation.load_state_dict(whole)
     tested = examined(experiment)
     for client, metrics in experiment.evaluation.test.items():
         metrics |= tested.of_candidates(client)

@@ -24,7 +24,6 @@ from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text
 from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
-from medfed.federation.entries import joined
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
@@ -107,7 +106,7 @@ def save_models(experiment: Experiment) -> None:
         model, centers = federation.personal_model(client), federation.centers(client)
         # Adapters are merged, divided tensors whole: other programs know only the plain network.
         network = experiment.task.network
-        plain = merged(network, joined(network, model))
+        plain = merged(network, module.local.model.whole(model))
         save_tensors(models[client], plain)
         if lost := centers.keys() - plain.keys():
             text = "%s: the centres of %d adapters are not kept, as the merged weights have none."

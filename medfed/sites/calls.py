@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from medfed.common.checks import check_fields, within
 from medfed.common.console import shown
@@ -24,6 +24,7 @@ Merging = Generator[bytes, Sequence[bytes], None]
 _Ask = Callable[[Request, float], Reply | str]
 _Seconds = Annotated[float, within("[0, inf)")]
 SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was restarted"
+ENDED = "the run has ended"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Terms:
 class Caller:
     """Sends requests to sites in parallel, and accepts only replies to these requests.
 
+    It is a context manager: at its end no thread sends a request any more, not even one that asks
+    whether an absent site is back.
+
     Args:
         transport: Carries the bytes.
         sites: All sites, in the order of clients.
@@ -81,6 +85,33 @@ class Caller:
         self.session = secrets.token_hex(8)
         self.lacking: dict[str, str] = {}
         self.traffic = Traffic()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all threads; no transport can stop a call, so it waits for these as for a probe."""
+        self._ended.set()
+        end = time.monotonic() + self.terms.probe
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def in_thread(self, function: Callable[..., Found], *args: Any) -> Future[Found]:
+        """Calls a function in a new thread, for which the program does not wait at exit."""
+        future: Future[Found] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
+
+        thread = threading.Thread(target=work, name="medfed-site", daemon=True)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
+        return future
 
     def request(self, kind: Kind, site: str, **rest: Any) -> Request:
         """Returns a request of this session."""
@@ -97,7 +128,7 @@ class Caller:
         Raises:
             NonFiniteError: If training failed at a site as it would in a simulation.
         """
-        futures = {c: in_thread(ask or self.one, r, timeout) for c, r in requests.items()}
+        futures = {c: self.in_thread(ask or self.one, r, timeout) for c, r in requests.items()}
         return _divided({c: future.result() for c, future in futures.items()})
 
     def one(self, asked: Request, timeout: float) -> Reply | str:
@@ -109,6 +140,8 @@ class Caller:
         data, waits = asked.to_bytes(), (timeout, min(timeout, self.terms.grace))
         for number, seconds in enumerate(waits):
             answer = b""
+            if self._ended.is_set():
+                return ENDED
             try:
                 answer = self.transport.call(asked.site, data, seconds)
                 reply = Reply.from_bytes(answer)
@@ -150,7 +183,7 @@ class Caller:
         Raises:
             SiteError: If none answers.
         """
-        futures = {c: in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
+        futures = {c: self.in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
         end, least = time.monotonic() + self.terms.hello, self.terms.quorum * len(futures)
         while waiting := [f for f in futures.values() if not f.done()]:
             answered = sum(f.done() and isinstance(f.result(), Reply) for f in futures.values())
@@ -174,27 +207,13 @@ class Caller:
             answer = self.one(asked, max(0.0, end - time.monotonic()))
             if answer != BUSY or time.monotonic() >= end:
                 return answer
-            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+            self._ended.wait(min(1.0, max(0.0, end - time.monotonic())))
 
 
 def _divided(answers: Mapping[str, Reply | str]) -> tuple[dict[str, Reply], dict[str, str]]:
     """Divides answers into replies and reasons why there are none."""
     replies = {c: reply for c, reply in answers.items() if isinstance(reply, Reply)}
     return replies, {c: why for c, why in answers.items() if isinstance(why, str)}
-
-
-def in_thread(function: Callable[..., Found], *args: Any) -> Future[Found]:
-    """Calls a function in a new thread, for which the program does not wait at exit."""
-    future: Future[Found] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="medfed-site", daemon=True).start()
-    return future
 
 
 def refusal(reply: Reply) -> str:

@@ -171,7 +171,7 @@ class Coordinator:
                 type(method).__name__,
             )
         there = [c for c in self.federation.ids if c not in {*self.withdrawn, *self.away}]
-        futures = {c: calls.in_thread(self._begin, c) for c in there}
+        futures = {c: self.caller.in_thread(self._begin, c) for c in there}
         wrong = {c: why for c, future in futures.items() if (why := future.result())}
         if wrong:
             raise SiteError(f"{calls.sentence(wrong)}.")
@@ -204,13 +204,14 @@ class Coordinator:
             SiteError: If no quorum takes part within the terms' patience.
             NonFiniteError: If a loss at a site is not finite.
         """
-        end = time.monotonic() + self.terms.patience
-        attempt = 0
+        left, attempt = self.terms.patience, 0
         self._summed = ()
         out: dict[str, str] = {}  # of this round, unless there is no quorum otherwise
         self.readmit(list(self.away))
         while True:
-            cohort = self._gather(number, out, end)
+            began = time.monotonic()
+            cohort = self._gather(number, out, began + left)
+            left -= time.monotonic() - began  # however long the sites train
             try:
                 return self._attempt(number, attempt, cohort, evaluated)
             except Lost as lost:
@@ -255,7 +256,7 @@ class Coordinator:
                 )
             self._say("waits for sites", number)
             if out:
-                time.sleep(min(1.0, self.terms.probe))
+                time.sleep(min(1.0, self.terms.grace))
             self.readmit(list(self.away))
         self._say("trains", number)
         return self._cohort(number, [c for c in planned if c not in self.away])
@@ -291,7 +292,7 @@ class Coordinator:
         sites = [c for c in able if self._faults[c] < self.terms.faults]
         for site in sites:
             if site not in self._probes:
-                self._probes[site] = calls.in_thread(self._welcome, site)
+                self._probes[site] = self.caller.in_thread(self._welcome, site)
         wait([self._probes[c] for c in sites], self.terms.probe)
         for site in sites:
             if self._probes[site].done():

@@ -27,7 +27,6 @@ from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation import algorithm, onboarding, reference
-from medfed.federation.entries import joined
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule, Measures
 from medfed.federation.wire.ledger import Ledger
@@ -141,16 +140,15 @@ class Joining(reference.Newcomer):
             The model, and its metrics on the test patients.
         """
         client, module = self.client, self.module
-        network = module.local.network
         model = onboarding.rules_of(self.federation.algorithm).onboard(client, self.begin(packet))
         module.local.model.load(model)
         batches = (to_device(batch, module.device) for batch in client.data.eval_batches("test"))
         with torch.no_grad():
             if not isinstance(module.task, Measures):
-                return joined(network, model), module.task.evaluate(batches, test=True)
+                return module.local.model.whole(model), module.task.evaluate(batches, test=True)
             meter = module.task.measured(batches, test=True)
         module.cases[client.id] = meter.cases()
-        return joined(network, model), meter.compute()
+        return module.local.model.whole(model), meter.compute()
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ class SitesModule(FederatedModule):
         coordinator: Reaches the sites.
     """
 
+    needs_rounds = False
+
     def __init__(
         self, task: TaskLike, federation: Federation, local: LocalTrainer, coordinator: Coordinator
     ) -> None:
@@ -100,10 +102,6 @@ class SitesModule(FederatedModule):
     def owned(self) -> list[str]:
         """There are no clients in this process."""
         return []
-
-    def tasks(self, round: int) -> list[Task]:
-        """The round, as one task."""
-        return [Task(round, "round")]
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
         """Runs the round, its evaluation and its commit."""
@@ -177,20 +175,20 @@ def coordinate(
     if config.adapters is not None:
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
     with claim.claimed(config, logs):
-        return _coordinate(config, transport, sites, terms or calls.Terms())
+        gone = withdrawn_of(Path(config.folder)) if config.resume is not None else []
+        there = [c for c in sites if c not in gone]
+        with calls.Caller(transport, there, terms or calls.Terms()) as caller:
+            return _coordinate(config, caller, sites, gone)
 
 
 def _coordinate(
-    config: RunDescription, transport: Transport, sites: Sequence[str], terms: calls.Terms
+    config: RunDescription, caller: calls.Caller, sites: Sequence[str], gone: Sequence[str]
 ) -> dict[str, Any]:
     folder = Path(config.folder)
     run = RunFolder(folder)
     agreed = fingerprints(config.values)
     start, config = read_start(config)
-    gone = withdrawn_of(folder) if config.resume is not None else []
-    there = [c for c in sites if c not in gone]
     job, progress, checkpoint = before_of(config, sites)
-    caller = calls.Caller(transport, there, terms)
     if config.resume is not None:
         caller.traffic.read(run.traffic_csv)
     greetings = calls.greet(caller, some=checkpoint is not None)
@@ -259,7 +257,7 @@ def _coordinate(
         whole, module.selected = evaluation.state_dict(), evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.load_state_dict(whole)
-        values = coordinator.across(module.next_round) if terms.across else {}
+        values = coordinator.across(module.next_round) if caller.terms.across else {}
         trajectories = None
         if memberships is not None:
             trajectories = Memberships.of([c.id for c in everyone], memberships, module.selected)

@@ -338,7 +338,10 @@ class Site:
         entries = module.local.model.entries
         if any(n not in model or model[n].shape != entries[n].shape for n in entries):
             raise Refusal("message")
-        module.local.model.load(model)
+        try:
+            module.local.model.load(model)
+        except ValueError as error:
+            raise Refusal("message") from error
         data = self.client.data.eval_batches("test")
         batches = (to_device(batch, module.device) for batch in data)
         with torch.no_grad():

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
-import torch
 from torch import nn
 
+from medfed.common.streams import own_stream
 from medfed.config.compose import build
 from medfed.federation.algorithm import Algorithm, Cohort
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import (
     CommunicationLogger,
@@ -23,10 +25,12 @@ from medfed.federation.lightning.callbacks import (
 )
 from medfed.federation.lightning.checkpoint import RoundCheckpoint
 from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.reference import run_reference
 from medfed.federation.split import BufferPolicy
 from medfed.federation.wire.channel import CER, Channel, Link
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
+from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.models.networks.canonical import Canonical
 from tests.contract.names import algorithm_yamls, load_algorithm
@@ -58,6 +62,34 @@ class Serialising(Channel):
         return Packet.from_bytes(packet.to_bytes()), memory
 
 
+class Recording(Channel):
+    """Remembers all messages, with their direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[tuple[str, Message]] = []
+
+    def encode(self, message, direction, *where):
+        self.messages.append((direction, message))
+        return super().encode(message, direction, *where)
+
+
+class Recorded(NamedTuple):
+    """A federation that has run in the plain loop, and what travelled; tests only read it."""
+
+    federation: Federation
+    local: LocalTrainer
+    messages: list[tuple[str, Message]]
+
+
+@functools.cache
+def recorded(name: str, policy: BufferPolicy = "averaged") -> Recorded:
+    """Runs a method once under a policy for buffers, for all that is asserted of such a run."""
+    channel = Recording()
+    _, fed, local = federation(name, channel=channel, buffers=policy)
+    return Recorded(run_reference(fed, ROUNDS), local, channel.messages)
+
+
 @functools.cache
 def algorithm(name: str) -> Algorithm:
     """The algorithm as its yaml ships it, for a run of ROUNDS."""
@@ -71,17 +103,15 @@ def network(seed: int = 0) -> nn.Module:
 
     It has a layer that is neither the first nor the last.
     """
-    torch.manual_seed(seed)
-    built = nn.Sequential()
-    for name, layer in {
-        "body": nn.Linear(3, 4),
-        "norm": nn.BatchNorm1d(4),
-        "middle": nn.Linear(4, 4),
-        "drop": nn.Dropout(0.2),
-        "head": nn.Linear(4, 1),
-    }.items():
-        built.add_module(name, layer)
-    return built
+    with own_stream(seed):  # threads build networks at once
+        layers: dict[str, nn.Module] = {
+            "body": nn.Linear(3, 4),
+            "norm": nn.BatchNorm1d(4),
+            "middle": nn.Linear(4, 4),
+            "drop": nn.Dropout(0.2),
+            "head": nn.Linear(4, 1),
+        }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def task(name: str = "") -> ToyTask:

@@ -12,14 +12,10 @@ import torch
 from medfed.common.scores import Record
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort, HasCenters
-from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.ledger import Ledger
-from medfed.federation.wire.message import Message
 from tests.contract.harness import (
     NAMES,
     POLICIES,
@@ -29,25 +25,13 @@ from tests.contract.harness import (
     federation,
     half,
     lightning,
+    recorded,
 )
-from tests.contract.shapes import STATES
+from tests.contract.shapes import KNOWN, STATES, marks
 
 each_method = pytest.mark.parametrize("name", NAMES)
 each_state = pytest.mark.parametrize("name", STATES)
 Runs = Callable[[str], tuple[FederatedModule, PersonalEvaluation, Path]]
-
-
-class Recording(Channel):
-    """Remembers what clients send."""
-
-    def __init__(self):
-        super().__init__()
-        self.sent: list[Message] = []
-
-    def encode(self, message, direction, *where):
-        if direction == "up":
-            self.sent.append(message)
-        return super().encode(message, direction, *where)
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +44,6 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return (*lightning(name, folder, cohort=half()), folder)
 
     return run
-
-
-@cache
-def plain(name: str) -> Federation:
-    """A method in the plain loop; tests only read it."""
-    return run_reference(federation(name)[1], ROUNDS)
-
-
-@cache
-def heard(name: str, policy: str) -> tuple[Federation, LocalTrainer, list[Message]]:
-    """Two rounds under a policy for buffers, and what clients have sent; tests only read it."""
-    channel = Recording()
-    _, fed, local = federation(name, channel=channel, buffers=policy)
-    return run_reference(fed, 2), local, channel.sent
 
 
 @each_method
@@ -140,8 +110,8 @@ def test_a_checkpoint_is_written_every_round(name, tmp_path: Path):
 @each_method
 def test_serialised_messages_change_nothing(name):
     _, serial, _ = federation(name, channel=Serialising())
-    assert run_reference(serial, ROUNDS).digests() == plain(name).digests()
-    assert serial.ledger.to_csv() == plain(name).ledger.to_csv()
+    assert run_reference(serial, ROUNDS).digests() == recorded(name).federation.digests()
+    assert serial.ledger.to_csv() == recorded(name).federation.ledger.to_csv()
 
 
 @each_method
@@ -171,8 +141,8 @@ def test_clients_outside_the_cohort_are_untouched(name):
 @each_method
 def test_only_declared_parts_leave_a_client(name):
     for policy in POLICIES:
-        fed, local, sent = heard(name, policy)
-        split = local.split
+        fed, local, messages = recorded(name, policy)
+        split, sent = local.split, [m for direction, m in messages if direction == "up"]
         allowed = {"shared": set(split.shared), "personal": set(split.parameters("personal"))}
         for message in sent:
             assert set(message.parts) <= set(fed.algorithm.leaves)
@@ -185,7 +155,7 @@ def test_only_declared_parts_leave_a_client(name):
 
 @each_method
 def test_frozen_buffers_never_change(name):
-    fed, local, _ = heard(name, "frozen")
+    fed, local, _ = recorded(name, "frozen")
     untouched = federation(name, buffers="frozen")[2].model.initial()
     start = {n: untouched[n] for n in local.split.buffers}
     for client in fed.ids:
@@ -195,7 +165,7 @@ def test_frozen_buffers_never_change(name):
 
 @each_method
 def test_yields_match_phases(name):
-    fed = plain(name)
+    fed = recorded(name).federation
     for number in range(2):
         current = [e.phase for e in fed.ledger.entries if e.round == number]
         assert list(dict.fromkeys(current)) == [
@@ -240,9 +210,14 @@ def test_who_mixes_and_nobody_else_has_memberships(name):
         torch.testing.assert_close(found.sum(-1), torch.ones(3, 3))
 
 
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_its_shape_is_the_one_in_the_file(name):
+    assert marks(name) == KNOWN[name], "python -m tests.contract.shapes finds all shapes anew"
+
+
 @each_state
 def test_the_ledger_survives_its_state(name):
-    fed, again = plain(name), Ledger()
+    fed, again = recorded(name).federation, Ledger()
     again.load_state_dict(fed.ledger.state_dict())
     assert again.to_csv() == fed.ledger.to_csv()
 

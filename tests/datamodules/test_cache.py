@@ -42,7 +42,7 @@ def make(source, cache, **settings):
     return build(recipe(source, **settings), cache, workers=1, quiet=True)
 
 
-def start(source, workers=2, pause=0.02):
+def start(source, workers=2, pause=0.02, errors=subprocess.PIPE):
     """Makes the cache in another process, with a process group of its own."""
     module = [sys.executable, "-m", "tests.datamodules.cache_items"]
     return subprocess.Popen(
@@ -50,12 +50,12 @@ def start(source, workers=2, pause=0.02):
         cwd=ROOT,
         start_new_session=True,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
     )
 
 
-def wait_for(condition, seconds=60.0):
+def wait_for(condition, seconds=240.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -113,6 +113,8 @@ def test_other_settings_are_another_cache(source, cache):
 def test_resumes_after_being_killed_at_random(source, cache, tmp_path):
     write_sources(tmp_path / "straight")
     expected = contents(make(tmp_path / "straight", tmp_path / "straight" / "cache"))
+    last = source / f"scan.{COUNT - 1}.closed"
+    last.touch()  # so that no process can finish before it is killed
     moments = random.Random(0)
     for kill in range(3):
         process = start(source)
@@ -124,8 +126,9 @@ def test_resumes_after_being_killed_at_random(source, cache, tmp_path):
         assert find(recipe(source, 0.02), cache) is None
     kept = {path: path.stat().st_mtime_ns for path in seals(cache)}
     were_read(source)
+    last.unlink()
     process = start(source)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert len(were_read(source)) == COUNT - len(kept)  # what was finished was not read again
     store = find(recipe(source, 0.02), cache)
@@ -135,7 +138,9 @@ def test_resumes_after_being_killed_at_random(source, cache, tmp_path):
 
 
 def test_workers_end_with_a_killed_parent(source, cache):
-    process = start(source, pause=0.3)
+    last = source / f"scan.{COUNT - 1}.closed"
+    last.touch()  # one of them is at work whenever the parent is killed
+    process = start(source)
     wait_for(lambda: len(seals(cache)) >= 1)
     process.kill()  # the parent alone
     process.wait()
@@ -147,8 +152,9 @@ def test_workers_end_with_a_killed_parent(source, cache):
             return True
         return False
 
-    wait_for(gone, 20)
+    wait_for(gone)
     process.communicate()
+    last.unlink()
     assert contents(make(source, cache))
 
 
@@ -249,13 +255,20 @@ def test_damaged_bytes_are_found_and_named(source, cache):
         find(recipe(source), cache)
 
 
-def test_two_processes_at_once(source, cache):
-    both = [start(source, workers=1, pause=0.1) for _ in range(2)]
-    results = [(p.communicate(timeout=60), p.returncode) for p in both]
-    assert [code for _, code in results] == [0, 0], results
-    assert sum("Waiting for process" in err for (_, err), _ in results) == 1
+def test_two_processes_at_once(source, cache, tmp_path):
+    first = source / "scan.0.closed"
+    first.touch()
+    files = [tmp_path / name for name in "ab"]
+    with files[0].open("w") as one, files[1].open("w") as other:
+        both = [start(source, workers=1, pause=0, errors=file) for file in (one, other)]
+    wait_for(lambda: any("Waiting for process" in file.read_text() for file in files))
+    first.unlink()
+    for process in both:
+        process.communicate(timeout=240)
+    assert [process.returncode for process in both] == [0, 0], [f.read_text() for f in files]
+    assert sum("Waiting for process" in file.read_text() for file in files) == 1
     assert sorted(were_read(source)) == [f"scan.{i}" for i in range(COUNT)]
-    find(recipe(source, 0.1), cache).verify()
+    find(recipe(source), cache).verify()
 
 
 def test_a_folder_that_cannot_be_written(source, tmp_path):
@@ -338,7 +351,7 @@ def test_a_script_without_a_main_guard_ends_with_a_sentence(source, tmp_path):
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 1
     assert 'put what it does under if __name__ == "__main__":' in done.stderr

@@ -17,7 +17,7 @@ from medfed.common.processes import WatchedPool
 
 # The first process of a server waits until the server has imported PyTorch, MONAI and more
 # (tests/processes.py): on a busy machine longer than any wait that could tell a hang.
-PATIENCE = 300
+PATIENCE = 280
 
 
 def _half_an_answer():
@@ -47,5 +47,4 @@ def test_processes_that_end_with_their_pool_are_no_deaths(monkeypatch):
     monkeypatch.setattr(pools, "EVERY", 0.01)
     with WatchedPool(2, multiprocessing.get_context("fork")) as pool:
         assert list(pool.map(abs, range(-20, 0))) == list(range(20, 0, -1))
-    pool._watch.join(10)
     assert not pool._watch.is_alive()

@@ -73,13 +73,15 @@ def brca(folder):
     write(folder / "centers.csv", [{"TSS Code": c, "Region": c[0]} for c in codes])
     folds = [{"pid": p, "fold": "test" if n % 5 < 2 else "train"} for n, p in enumerate(pids)]
     write(folder / "train_test_split.csv", folds[:-2])  # two are in no split, as in FLamby's
-    runpy.run_path(str(ROOT / "benchmarks/flamby_brca.py"))["prepare"](folder, folder / "t.csv")
+    runpy.run_path(str(ROOT / "benchmarks/evidence/flamby.py"))["prepare_brca"](
+        folder, folder / "t.csv"
+    )
     return (f"data.path={folder / 't.csv'}",)
 
 
 def heart(folder):
     write_heart(folder / "uci")
-    runpy.run_path(str(ROOT / "benchmarks/flamby_heart.py"))["prepare"](
+    runpy.run_path(str(ROOT / "benchmarks/evidence/flamby.py"))["prepare_heart"](
         folder / "uci", folder / "t.csv"
     )
     return (f"data.path={folder / 't.csv'}",)

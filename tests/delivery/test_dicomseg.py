@@ -96,8 +96,8 @@ def test_one_series_into_one_file(three_regions, tmp_path):
 
 
 def test_the_application_of_monai_deploy(three_regions, tmp_path):
-    """The one that docs/serving.md shows, where the SDK is installed."""
-    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    """The one that docs/export.md shows, where the SDK is installed."""
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
     (code,) = re.findall(r'```python title="app.py"\n(.*?)```', page, re.DOTALL)
     compile(code, "app.py", "exec")
     hd = pytest.importorskip("highdicom", reason="DICOM SEG is written by highdicom")

@@ -258,7 +258,7 @@ def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 1
@@ -310,8 +310,10 @@ def test_a_name_brings_no_html_link_or_line_into_the_pages(run):
 
 
 def test_the_benchmark_prints_what_the_exports_measure(run, capsys, monkeypatch):
-    """benchmarks/finetuning.py, on a run that is there, at two bits."""
-    spec = importlib.util.spec_from_file_location("bench", ROOT / "benchmarks" / "finetuning.py")
+    """benchmarks/evidence/finetuning.py, on a run that is there, at two bits."""
+    spec = importlib.util.spec_from_file_location(
+        "bench", ROOT / "benchmarks/evidence/finetuning.py"
+    )
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "BITS", (2,))

@@ -34,6 +34,7 @@ CASES = {
 OWN = f"from torch import Tensor, nn\n\n\n{inspect.getsource(Tied)}"
 
 
+@pytest.mark.promise("a bundle of a network of one's own")
 @pytest.mark.filterwarnings("ignore")  # of MONAI's own making
 @pytest.mark.parametrize("name", each((name,) for name in CASES))
 def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
+import medfed
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import select
 from medfed.config.compose import load
@@ -17,7 +21,8 @@ from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.federation.entries import divide, joined, numbered, parted
-from medfed.federation.reference import run_reference
+from medfed.federation.reference import ArrayClient, run_reference
+from medfed.federation.split import float_entries
 from medfed.personalize.fedper import FedPer
 from medfed.records.folder import Run
 from medfed.run.evaluation import evaluate_run
@@ -132,6 +137,62 @@ def test_division_computes_the_same_again_and_in_other_cuts():
     plain = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     plain.load_state_dict(whole)
     assert torch.equal(plain(x), before)
+
+
+LAYERS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 2)))
+SIZES = {n: t.shape for n, t in LAYERS.named_parameters()}
+
+
+@st.composite
+def divisions(draw):
+    """Indices of some tensors of any layers, with the mask of each."""
+    masks = {}
+    for name in draw(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, unique=True)):
+        index = [draw(st.integers(0, size - 1)) for size in SIZES[name]]
+        length = draw(st.integers(1, len(index)))  # a whole row, or one entry of it
+        mask = torch.zeros(SIZES[name], dtype=torch.bool)
+        mask[tuple(index[:length])] = True
+        masks[name] = (f"{name}[{', '.join(map(str, index[:length]))}]", mask)
+    return masks
+
+
+@settings(max_examples=12, deadline=None)
+@given(divided=divisions())
+def test_any_division_is_put_together_again(divided):
+    """Of several tensors of a layer, and of several layers: x is one, z is each client's."""
+    torch.manual_seed(0)
+    network, x = copy.deepcopy(LAYERS), torch.randn(6, 3)
+    before = network.eval()(x)
+    patterns = [pattern for pattern, _ in divided.values()]
+    found = divide(network, patterns)
+    named = {n: t.detach() for n, t in float_entries(network).items()}
+    assert len(set(found)) == len(patterns)
+    assert set(found) <= set(named)
+    assert torch.equal(network(x), before)
+    whole = joined(network, named)
+    assert set(whole) == set(float_entries(LAYERS))
+    again = parted(network, whole)
+    assert set(again) == set(named)
+    assert all(torch.equal(again[n], named[n]) for n in named)
+    clients = [ArrayClient(c, torch.randn(8, 3) + n, torch.randn(8, 2)) for n, c in enumerate("ab")]
+    done = medfed.federate(
+        FedPer(personal=tuple(patterns)),
+        LAYERS,
+        lambda net, b: (net(b["image"]) - b["label"]).square().mean(),
+        clients,
+        rounds=2,
+    )
+    first, second = (done.model(c).state_dict() for c in "ab")
+    for name, size in SIZES.items():
+        mask = divided[name][1] if name in divided else torch.zeros(size, dtype=torch.bool)
+        assert torch.equal(first[name][~mask], second[name][~mask])
+        start = LAYERS.state_dict()[name]
+        assert not torch.equal(first[name], start) or name == "0.bias"  # which norms cancel
+        assert (
+            not mask.any()
+            or not torch.equal(first[name][mask], second[name][mask])
+            or (name == "0.bias")
+        )
 
 
 def test_a_run_keeps_a_feature_by_name(tmp_path):

@@ -71,10 +71,12 @@ def test_an_order_of_patterns_changes_nothing():
     assert match(["b.*", "a.z"], names) == match(["a.z", "b.*"], names) == ["b.y", "a.z"]
 
 
-def test_statistics_by_a_counter_are_refused():
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None))
-    with pytest.raises(ConfigError, match=r"Layer 1 averages its statistics by a counter"):
+def test_a_layer_without_weights_is_refused():
+    net = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
+    with pytest.raises(ConfigError, match=r"Layer 1 .LazyLinear. has no weights yet: pass one"):
         float_entries(net)
+    net(torch.ones(1, 2))
+    assert "1.weight" in float_entries(net)
 
 
 def test_unknown_policy():

@@ -17,6 +17,7 @@ from medfed.common.streams import own_stream, seeded
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit
 from medfed.records.tasks import plain_task
+from tests.contract.harness import federation, lightning
 from tests.sweeps import sweep
 from tests.toys import toy_data
 
@@ -48,16 +49,18 @@ def trained() -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Another thread draws from the global stream all the time."""
-    done = threading.Event()
+def meanwhile(action: Callable[[], object]) -> Iterator[None]:
+    """Another thread does something again and again."""
+    done, begun = threading.Event(), threading.Event()
 
-    def draw() -> None:
+    def repeat() -> None:
         while not done.is_set():
-            torch.rand(())
+            action()
+            begun.set()
 
-    thread = threading.Thread(target=draw)
+    thread = threading.Thread(target=repeat)
     thread.start()
+    begun.wait()
     try:
         yield
     finally:
@@ -67,9 +70,18 @@ def drawing() -> Iterator[None]:
 
 def test_threads_that_initialise_and_train_at_once_change_nothing():
     expected = trained()
-    with drawing(), ThreadPoolExecutor(4) as pool:
+    with meanwhile(lambda: torch.rand(())), ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: trained(), range(16)):
             assert all(map(torch.equal, found, expected))
+
+
+def test_a_simulation_changes_nothing_while_a_site_of_a_test_joins():
+    """The tests' networks are built in threads of coordinators, too."""
+    expected, _ = lightning("fedper", rounds=1)
+    with meanwhile(lambda: federation("fedper")):
+        for _ in range(5):
+            module, _ = lightning("fedper", rounds=1)
+            assert module.federation.digests() == expected.federation.digests()
 
 
 DRAWS: dict[str, Callable[[], Tensor]] = {

@@ -17,6 +17,7 @@ from medfed.federation.client import with_statistics
 from medfed.federation.engine import loop as live
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.local_client import LocalClient
+from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
@@ -48,7 +49,7 @@ def by_hand(
 ) -> Tensors:
     """SGD with momentum on full batches; ``change`` acts on the gradients."""
     network = copy.deepcopy(client.trainer.network).train()
-    network.load_state_dict(start, strict=False)
+    network.load_state_dict({n: t for n, t in start.items() if n != OTHER}, strict=False)
     for _ in range(steps):
         weights = dict(network.named_parameters())
         loss = square_loss(network, client.data.x, client.data.y)
@@ -65,6 +66,7 @@ def square_loss(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def assert_close(a: Tensors, b: Tensors) -> None:
+    a, b = ({n: t for n, t in one.items() if n != OTHER} for one in (a, b))
     assert set(a) == set(b)
     for n in a:
         torch.testing.assert_close(a[n], b[n], rtol=1e-12, atol=1e-14)
@@ -261,6 +263,7 @@ def test_float16_trains_as_single_precision_and_keeps_weights_in_it() -> None:
         ends[half], passes[half] = client.train(client.weights), client.passes.gradient
     assert passes[True] > passes[False] == 6
     assert not torch.equal(ends[True]["head.weight"], client.weights["head.weight"])
+    assert torch.equal(ends[False].pop(OTHER), ends[True][OTHER])  # a repeated pass counts once
     for name, exact in ends[False].items():
         assert ends[True][name].dtype == torch.float32
         torch.testing.assert_close(ends[True][name], exact, rtol=1e-3, atol=1e-4)
@@ -318,8 +321,9 @@ STATISTICS = {"norm.running_mean", "norm.running_var"}
 def test_buffer_policies(policy: str) -> None:
     client = toy_client(buffers=policy)
     end = client.train(client.weights)
-    changed = {n for n in end if not torch.equal(end[n], client.weights[n])}
-    parameters = set(end) - STATISTICS - {"body.bias"}  # which normalisation cancels
+    assert (OTHER in end) == (policy != "frozen")  # the counter of the batches
+    changed = {n for n in client.weights if not torch.equal(end[n], client.weights[n])}
+    parameters = set(client.weights) - STATISTICS - {"body.bias"}  # which normalisation cancels
     assert parameters <= changed
     assert STATISTICS & changed == (set() if policy == "frozen" else STATISTICS)
     assert (set(client.split.shared) >= STATISTICS) == (policy == "averaged")

@@ -324,13 +324,12 @@ def test_two_trainings_in_one_folder(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run(folder, *SMALL)
     code = (
-        "import sys, time; from pathlib import Path; from medfed.common.files import locked\n"
+        "import sys; from pathlib import Path; from medfed.common.files import locked\n"
         "with locked(Path(sys.argv[1]), '.lock', wait=False):\n"
-        "    print('held', flush=True); time.sleep(60)"
+        "    print('held', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
-    ) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], **pipes) as other:
         assert other.stdout.readline() == "held\n"
         before = {n: b for n, b in state(folder).items() if not n.startswith(".lock")}
         with pytest.raises(
@@ -458,10 +457,8 @@ def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    run(folder, *SMALL)
-    return folder
+def undisturbed(finished_run) -> Path:
+    return finished_run(*SMALL)
 
 
 @pytest.mark.parametrize("writes", [None, 0, 1, 2, 3])

@@ -1,8 +1,8 @@
-"""A few hostile command lines; ``benchmarks/hostile_lines.py`` runs 500."""
+"""A few hostile command lines; ``benchmarks/trust/hostile_lines.py`` runs 500."""
 
 from __future__ import annotations
 
-from benchmarks.hostile_lines import bad_lines, lines
+from benchmarks.trust.hostile_lines import bad_lines, lines
 
 
 def test_a_hostile_line_is_answered_by_a_sentence():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -109,10 +109,8 @@ def test_python_does_not_start_itself_anew(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    run(folder, *CLINICAL)
-    return folder
+def finished(finished_run):
+    return finished_run(*CLINICAL)
 
 
 @pytest.fixture
@@ -242,25 +240,24 @@ TRAIN = (ROOT / "scripts" / "train.py", *CLINICAL, "trainer.devices=2")
 
 
 def further_ranks(process: Started) -> list[int]:
-    ours = ["pgrep", "-P", str(process.pid), "-f", "train.py"]
-
-    def children() -> set[int]:
-        return set(map(int, subprocess.run(ours, capture_output=True, text=True).stdout.split()))
-
-    # Git is asked for the commit, too, and has its parent's name until it begins.
-    found = children()
-    time.sleep(0.1)
-    return sorted(found & children())
+    """Returns the children that were started as ranks; Git, asked for the commit, is another."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    found = [int(child) for task in tasks for child in task.read_text().split()]
+    return [c for c in found if b"LOCAL_RANK=1" in Path(f"/proc/{c}/environ").read_bytes()]
 
 
-@pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep")
+@pytest.mark.promise("a dead rank")
+@pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="needs Linux")
 def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(finished, tmp_path):
     folder = tmp_path / "run"
     first = Started(*TRAIN, f"hydra.run.dir={folder}")
-    while first.poll() is None and not (further := further_ranks(first)):
-        time.sleep(0.01)
+    further: list[int] = []
+    while not further:
+        assert first.poll() is None, first.told()
+        with suppress(OSError):  # what has ended in the meantime
+            further = further_ranks(first)
     os.kill(further[0], signal.SIGKILL)
-    _, error = first.communicate(timeout=60)
+    _, error = first.communicate(timeout=240)
     assert first.returncode == 1
     assert error == (
         "error: Rank 1 ended by signal 9, so that the other ranks were stopped; continue with the "
@@ -275,18 +272,33 @@ def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(f
 def test_sigterm_ends_the_other_ranks_at_once():
     """Lightning passes it on by this function, and would then wait for them to hear of it."""
     launcher = Launcher(LightningEnvironment(), 2, 1)
-    launcher.procs = [subprocess.Popen(["sleep", "60"])]
+    launcher.procs = [subprocess.Popen(["sleep", "10000"])]
     assert launcher.failed() is None
     with pytest.raises(Terminated):
         launcher.kill(signal.SIGTERM)
     assert launcher.procs[0].returncode == -signal.SIGKILL
 
 
+def test_the_thread_that_watches_ranks_ends_with_them(monkeypatch):
+    """It used to watch for ever, and ended the process if a rank failed after the run."""
+    launcher, code = Launcher(LightningEnvironment(), 2, 1), "import sys; sys.stdin.read()"
+    rank = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    for name in ("LOCAL_RANK", "MEDFED_PARENT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launcher, "_call_children_scripts", lambda: launcher.procs.append(rank))
+    launcher.launch(lambda: None)
+    assert launcher._watching.is_alive()
+    rank.stdin.close()
+    launcher.join()
+    assert rank.returncode == 0
+    assert not launcher._watching.is_alive()
+
+
 def test_a_rank_does_not_outlive_the_first():
     code = "import time; from medfed.common.processes import end_with_parent as e; e(); "
     gone = {**os.environ, "MEDFED_PARENT": "1" if os.getpid() != 1 else "2"}
-    command = [sys.executable, "-c", code + "time.sleep(60)"]
-    assert subprocess.run(command, env=gone, cwd=ROOT, timeout=30).returncode == 1
+    command = [sys.executable, "-c", code + "time.sleep(10_000)"]
+    assert subprocess.run(command, env=gone, cwd=ROOT, timeout=240).returncode == 1
 
 
 # What a kill leaves

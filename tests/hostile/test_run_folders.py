@@ -25,16 +25,14 @@ from medfed.federation.lightning.checkpoint import digest_file, last_whole, seal
 from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
-from tests.integration.runs import CLINICAL, left_in, resume, run
+from tests.integration.runs import CLINICAL, left_in, resume
 
 DEEP = 100_000
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("folders") / "run"
-    run(folder, *CLINICAL, "rounds=2")
-    return folder
+def finished(finished_run):
+    return finished_run(*CLINICAL, "rounds=2")
 
 
 @pytest.fixture(autouse=True)

@@ -291,6 +291,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.promise("settings are checked first")
 @sweep(("overrides", "message"), SETTINGS.items())
 def test_settings_are_checked_before_the_first_round(overrides, message, tmp_path):
     folder = tmp_path / "run"

@@ -17,7 +17,7 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.allowed import check_targets, shipped
 from medfed.config.compose import build, load
 from medfed.delivery.bundle.networks import build_network
-from tests.integration.runs import CLINICAL, left_in, run
+from tests.integration.runs import CLINICAL, left_in
 from tests.sweeps import sweep
 
 NOT_ON_THE_LIST = "is nothing that a configuration may build"
@@ -142,10 +142,8 @@ def test_a_bundle_builds_only_what_bundles_are_made_of():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("targets") / "run"
-    run(folder, *CLINICAL, "rounds=1")
-    return folder
+def finished(finished_run):
+    return finished_run(*CLINICAL)
 
 
 def said(command, *arguments: str) -> str:

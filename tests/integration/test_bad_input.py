@@ -178,10 +178,8 @@ def test_a_truncated_volume_is_named(tmp_path, cohort_root):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("straight") / "run"
-    run(folder, *CLINICAL)
-    return folder
+def straight(finished_run):
+    return finished_run(*CLINICAL)
 
 
 def bad_loss(monkeypatch):

@@ -12,17 +12,14 @@ import pytest
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.run.evaluation import evaluate_run
-from tests.integration.runs import run
+from tests.integration.runs import CLINICAL
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("experiment=clinical_pfednet", "rounds=2", "local.steps=2", "logger=none")
 
 
 @pytest.fixture(scope="module")
-def finished_run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluate") / "run"
-    run(folder, *SMALL, "progress=false")
-    return folder
+def whole_run(finished_run) -> Path:
+    return finished_run(*CLINICAL, "rounds=2")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -31,8 +28,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def copy(finished_run, tmp_path) -> Path:
-    shutil.copytree(finished_run, tmp_path / "copy")
+def copy(whole_run, tmp_path) -> Path:
+    shutil.copytree(whole_run, tmp_path / "copy")
     return tmp_path / "copy"
 
 
@@ -57,8 +54,8 @@ def test_validation_metrics_are_those_that_selected_the_round(copy):
     assert {c: m["balanced_accuracy"] for c, m in measured["clients"].items()} == recorded
 
 
-def test_all_rounds_stay_in_the_record(finished_run):
-    rows = [line.split(",") for line in (finished_run / "metrics.csv").read_text().splitlines()]
+def test_all_rounds_stay_in_the_record(whole_run):
+    rows = [line.split(",") for line in (whole_run / "metrics.csv").read_text().splitlines()]
     assert {row[0] for row in rows if row[2] == "val"} == {"0", "1"}
 
 
@@ -72,7 +69,7 @@ def test_a_folder_without_a_run(tmp_path):
         evaluate_run(tmp_path)
 
 
-def test_an_unfinished_run(copy):
+def test_an_unwhole_run(copy):
     (copy / "summary.json").unlink()
     with pytest.raises(CheckpointError, match="has not finished"):
         evaluate_run(copy)
@@ -117,7 +114,7 @@ def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 1

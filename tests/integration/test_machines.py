@@ -17,7 +17,7 @@ from medfed.config.description import describe
 from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.run import claim
 from medfed.run.claim import SameEverywhere
-from tests.integration.runs import CLINICAL, ROOT, outcome, run
+from tests.integration.runs import CLINICAL, ROOT, outcome
 from tests.processes import Started, free_port
 
 TRAIN = str(ROOT / "scripts" / "train.py")
@@ -26,10 +26,8 @@ SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "medfed", "SLURM_NODELIST": "
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    run(folder, *CLINICAL)
-    return outcome(folder)
+def alone(finished_run):
+    return outcome(finished_run(*CLINICAL))
 
 
 def ended(started: list[Started]) -> None:
@@ -45,7 +43,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 rank, meet, *sys.argv = sys.argv[1:]
 config = LaunchConfig(
     min_nodes=2, max_nodes=2, nproc_per_node=1, start_method="fork", rdzv_backend="static",
-    rdzv_endpoint=meet, rdzv_configs={"rank": int(rank), "timeout": 60}, run_id="none",
+    rdzv_endpoint=meet, rdzv_configs={"rank": int(rank), "timeout": 240}, run_id="none",
 )
 elastic_launch(config, runpy.run_path)(sys.argv[0], None, "__main__")
 """

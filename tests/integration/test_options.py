@@ -270,6 +270,7 @@ def test_mixed_precision_is_of_losses_alone_and_resumes_bit_for_bit(tmp_path, mo
     assert all(n > s for n, s in zip(passes, steps, strict=True))
 
 
+@pytest.mark.promise("two ranks")
 def test_ranks_with_unequal_numbers_of_clients(tmp_path, cohort_root):
     small = (*imaging(cohort_root, hospitals=3), "augment=nnunet", "data.patches=fresh")
     run(tmp_path / "one", *small)

@@ -199,7 +199,7 @@ def test_afterwards_it_is_compared_with_the_test_patients(done, folder, monkeypa
     found, _ = done
     given = (*asks(folder), "--methods", *METHODS, "--folds", "3", "--repeats", "1", "--seeds", "0")
     monkeypatch.setattr("sys.argv", ["advice.py", *given, "--out", str(folder / "out")])
-    runpy.run_path(str(ROOT / "benchmarks" / "advice.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "benchmarks/evidence/advice.py"), run_name="__main__")
     text = capsys.readouterr().out
     measured = {}
     for name in ("fedavg", "local"):

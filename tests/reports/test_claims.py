@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks.judge_claims import judge_claims, read_claims, sentence
+from benchmarks.evidence.judge_claims import judge_claims, read_claims, sentence
 from medfed.benchmark.suite import ALWAYS, suites
 from medfed.common.errors import ConfigError
 

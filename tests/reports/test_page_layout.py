@@ -80,7 +80,7 @@ def test_nothing_is_cut_or_covered(dark, tmp_path):
     command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom"]
     run = subprocess.run(
         [*command, "--window-size=1400,900", f"file://{tmp_path}/look.html"],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     for seen in json.loads(re.search(r"<title>(\[.*?\])</title>", run.stdout)[1]):
         assert seen["scroll"] <= seen["width"]

@@ -46,6 +46,7 @@ def values(folder, method, seed, split):
     return [metrics["auroc"] for metrics in clients.values()]
 
 
+@pytest.mark.promise("a report")
 def test_splits_are_paired_and_their_overlap_is_allowed_for(sweep, tmp_path):
     both = tmp_path / "both"
     for split, seed in ((0, 0), (1, 1)):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.verdict_rule import rates
+from benchmarks.evidence.verdict_rule import rates
 from medfed.functional.statistics import LEVEL, difference, noncentrality, splits_needed
 from medfed.reports.findings import judged
 from medfed.reports.tasks import Moment, Scores, Task

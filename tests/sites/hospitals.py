@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from medfed.common.scores import rounded
@@ -15,7 +16,9 @@ from medfed.sites.wire import Transport
 from tests.sites.direct import Direct
 
 EQUAL = ("hashes.json", "metrics.csv", "ledger.csv")
-QUICK = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=5)
+# Waits that end by what happens: no busy machine exceeds them. What waits in vain is IMPATIENT.
+QUICK = Terms(timeout=250, hello=250, grace=0.05, probe=250, patience=250)
+IMPATIENT = replace(QUICK, patience=0)
 
 
 class Rehearsal(Policy, frozen=True):

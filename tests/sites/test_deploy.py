@@ -92,7 +92,7 @@ def order(tmp_path, *more, **rest):
 
 def test_an_order_is_carried_out_and_followed(tmp_path):
     """What the coordinator's process does under FLARE, over sites in this process."""
-    asked = order(tmp_path, "rounds=2", terms={"patience": 1})
+    asked = order(tmp_path, "rounds=2", terms={"patience": 250})
     before = logging.root.level
     run_coordinator(asked.text(), direct(tmp_path, SITES, *CLINICAL, "rounds=2"))
     assert outcome(tmp_path / "told") == (FINISHED, "")

@@ -8,6 +8,7 @@ import json
 import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,10 +23,9 @@ from medfed.sites.site import MODELS, Site
 from medfed.sites.wire import Reply, Request
 from tests.contract.harness import lightning
 from tests.sites.faults import Faulty, is_at, once
-from tests.sites.hospitals import as_left
+from tests.sites.hospitals import IMPATIENT, QUICK, as_left
 from tests.sites.toy_sites import (
     NAMES,
-    QUICK,
     Toy,
     coordinated,
     fit,
@@ -343,7 +343,7 @@ def test_a_site_that_has_lost_its_folder_cannot_go_on(tmp_path: Path):
 
 
 def test_too_few_sites_stop_the_run(tmp_path: Path):
-    terms = dataclasses.replace(QUICK, quorum=0.9, patience=0.2, probe=0.1)
+    terms = dataclasses.replace(IMPATIENT, quorum=0.9)
     silent = lambda asked: asked.site == "c1" and asked.round == 1  # noqa: E731
     with pytest.raises(SiteError, match=r"Round 2 needs 3 of its 3 sites.*c1: it did not answer"):
         across(tmp_path, plain, terms, deaf=silent)
@@ -369,30 +369,61 @@ def test_a_busy_site_is_left_out_and_comes_back(tmp_path: Path):
     transport = Faulty(toy_sites(tmp_path, METHOD, lossy))
     module = coordinated(transport, METHOD, lossy)
     site = transport.inner.sites["c1"]
-    gate, working = threading.Event(), threading.Event()
-    training, call = site.workplace, transport.inner.call
+    busy, call = threading.Event(), transport.inner.call
 
     def slow(name: str, request: bytes, timeout: float) -> bytes:
         asked = Request.from_bytes(request)
-        if is_at("fit", "c1", 1)(asked) and asked.attempt == 0 and not working.is_set():
+        if is_at("fit", "c1", 1)(asked) and asked.attempt == 0:
             site._lock.acquire()  # as a thread that computes would
-            working.set()
-            return Reply.to(asked, "busy").to_bytes()
+            busy.set()
         if name == "c1" and asked.kind == "evaluate" and asked.round == 1:
             pytest.fail("it was asked although it was busy")
-        if working.is_set() and not gate.is_set() and name == "c0" and asked.round == 2:
-            gate.set()
+        answered = call(name, request, timeout)
+        if name == "c1" and asked.kind == "agree" and busy.is_set():
+            busy.clear()  # by when it is asked for the next round, and has said so once
             site._lock.release()
-        return call(name, request, timeout)
+        return answered
 
     transport.inner.call = slow  # type: ignore[method-assign]
-    assert training is site.workplace
-    terms = dataclasses.replace(QUICK, timeout=0.3, probe=0.1)
-    module.coordinator.terms = module.coordinator.caller.terms = terms
-    fit(module, tmp_path / "server", ROUNDS)
-    absent = module.coordinator.progress.absent
-    assert absent[1] == ["c1"]
-    assert module.coordinator.progress.left_out[0] == (1, "c1", "it was busy")
+    evaluation = fit(module, tmp_path / "server", ROUNDS)
+    progress = module.coordinator.progress
+    assert progress.absent == {1: ["c1"]}
+    assert progress.left_out == [(1, "c1", "it was busy")]
+    assert result(module, evaluation)[::2] == simulated(absent=((1, ("c1",)),))[::2]
+
+
+def test_probes_end_with_the_run(tmp_path: Path):
+    """A site that is busy to the end is asked no more once the run has ended."""
+    transport = Faulty(toy_sites(tmp_path, METHOD))
+    module = coordinated(transport, METHOD, terms=dataclasses.replace(QUICK, probe=0.01))
+    caller, busy = module.coordinator.caller, transport.inner.sites["c1"]
+    transport.before = lambda asked: is_at("fit", "c1", 1)(asked) and busy._lock.acquire()
+    with caller:
+        fit(module, tmp_path / "server", ROUNDS)
+        assert module.coordinator.away == {"c1": "it was busy"}
+        (probe,) = (thread for thread in caller._threads if thread.is_alive())
+        caller.terms = QUICK  # the end waits for a call, however slow the machine
+    asked = len(transport.seen)
+    assert not probe.is_alive()
+    assert caller.one(caller.request("hello", "c1"), 1) == "the run has ended"
+    assert len(transport.seen) == asked
+
+
+def test_patience_is_for_waiting_and_not_for_training(tmp_path: Path, monkeypatch):
+    """A round that takes longer still waits for a site that is lost in it."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr("medfed.sites.coordinator.time", clock)
+
+    def trains(asked: Request) -> bool:
+        now[0] += 100 * (asked.kind == "fit")
+        return is_at("commit", "c1", 1)(asked) and asked.attempt == 0
+
+    terms = dataclasses.replace(QUICK, quorum=1.0, patience=60)
+    module, evaluation, transport = across(tmp_path, terms=terms, deaf=trains)
+    assert any(is_at("fit", "c1", 1)(asked) and asked.attempt for asked in transport.seen)
+    assert not module.coordinator.progress.absent
+    assert result(module, evaluation) == simulated()
 
 
 def test_what_an_error_says_stays_at_the_site(tmp_path: Path, caplog):

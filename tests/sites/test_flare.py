@@ -58,7 +58,7 @@ def federation(tmp_path_factory):
     with LocalFederation(tmp_path_factory.mktemp("kits"), SITES, (*PREFIXES, ECHO)) as found:
         for site in SITES:
             found.write_site(site)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while SERVER not in str((found.folder / f"{SERVER}.log").read_text()):
             assert time.monotonic() < end
         time.sleep(3)
@@ -85,7 +85,7 @@ def test_bytes_come_back_as_they_went_and_who_is_slow_is_silent(federation, tmp_
     write_job(job, TWO, (f"{ECHO}.Server", {"out": str(out)}), (f"{ECHO}.Site", {}))
     assert told(federation, job)[0] == "FINISHED:COMPLETED"  # a third site is connected, too
     found = json.loads(out.read_text())
-    assert found.pop("seconds") < 4
+    assert found.pop("seconds") < 15
     assert found == {"sites": TWO, "equal": True, "slow": "silent", "absent": "silent"}
     kept = federation.kit(SERVER) / "jobs"  # not in /tmp, where other users reach them
     assert {path.name for path in kept.iterdir()} >= {"jobs-storage", "snapshot-storage"}
@@ -174,7 +174,7 @@ def test_a_site_that_never_connects_is_named(federation, tmp_path):
     asked = ("sites=[hospital_0,hospital_9]", "terms.patience=0", "cut=true")
     more = (f"kit={federation.admin}", f"folder={tmp_path / 'run'}")
     with deploying(federation, *CLINICAL, *asked, *more) as process:
-        said = process.communicate(timeout=60)[0].strip().splitlines()
+        said = process.communicate(timeout=240)[0].strip().splitlines()
     assert said[-1].startswith("error: hospital_9 did not connect")
     assert not (tmp_path / "run").exists()
 

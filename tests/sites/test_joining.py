@@ -20,8 +20,8 @@ from medfed.sites.site import Site
 from medfed.sites.wire import Facts
 from tests.contract.harness import federation
 from tests.sites.direct import Direct
-from tests.sites.hospitals import as_left
-from tests.sites.toy_sites import NAMES, QUICK, Toy, lossy
+from tests.sites.hospitals import QUICK, as_left
+from tests.sites.toy_sites import NAMES, Toy, lossy
 from tests.toys import toy_data
 
 NEW, STEPS = "c3", 5

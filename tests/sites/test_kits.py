@@ -32,7 +32,7 @@ def test_a_service_starts_the_kit_again_without_more_rights(tmp_path: Path):
         path = tmp_path / "medfed-va.service"
         path.write_text(files["medfed-va.service"])
         asked = ["systemd-analyze", "verify", "--man=no", str(path)]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=240)
         said = [line for line in done.stderr.splitlines() if path.name in line]
         assert not [line for line in said if "Unknown" in line or "Failed to parse" in line]
     lines = [line for line in files["Dockerfile"].splitlines() if line and line[0] != "#"]

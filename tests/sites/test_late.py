@@ -27,7 +27,7 @@ from tests.sites.test_deploy import sentence
 *OTHERS, NEW = SITES
 SHORT = (*EXPERIMENT, "rounds=1")
 STEPS = 3
-TERMS = {"timeout": 20, "hello": 60, "grace": 0.1, "patience": 5}
+TERMS = {"timeout": 250, "hello": 250, "grace": 0.1, "probe": 250, "patience": 250}
 
 
 def at(root: Path, name: str, agreed: Agreed) -> Direct:

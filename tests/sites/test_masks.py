@@ -21,7 +21,7 @@ from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import EncodedPart, Packet
-from medfed.sites.calls import Caller, agree_on_data, greet
+from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
 from medfed.sites.run import SitesModule
@@ -31,8 +31,8 @@ from tests.contract.harness import algorithm, federation
 from tests.integration.runs import CLINICAL, run
 from tests.sites.direct import Direct
 from tests.sites.faults import Faulty, is_at, once
-from tests.sites.hospitals import across, direct, same
-from tests.sites.toy_sites import QUICK, Toy, fit, nothing
+from tests.sites.hospitals import IMPATIENT, QUICK, across, direct, same
+from tests.sites.toy_sites import Toy, fit, nothing, opened
 from tests.toys import toy_data
 
 ROUNDS = 2
@@ -60,8 +60,8 @@ class Masking:
         data = toy_data(len(self.names), batch=4)
         return {"channel": secure(self.method, self.lossy), "data": data, **more}
 
-    def module(self) -> SitesModule:
-        caller = Caller(self.transport, self.names, QUICK)
+    def module(self, terms: Terms = QUICK) -> SitesModule:
+        caller = opened(Caller(self.transport, self.names, terms))
         greet(caller)
         facts, answers, _ = agree_on_data(caller, nothing())
         task, fed, local = federation(self.method, **self.settings())
@@ -70,8 +70,8 @@ class Masking:
         coordinator.begin()
         return SitesModule(task, fed, local, coordinator)
 
-    def run(self) -> SitesModule:
-        module = self.module()
+    def run(self, terms: Terms = QUICK) -> SitesModule:
+        module = self.module(terms)
         fit(module, self.folder / "server", ROUNDS)
         return module
 
@@ -136,8 +136,7 @@ def test_two_attempts_of_a_round_reveal_nothing(tmp_path: Path):
     federated.run()
     restarted = Direct({c: Site(federated.places[c], tmp_path / c) for c in federated.names})
     federated.transport = Faulty(restarted)
-    module = federated.module()
-    coordinator = module.coordinator
+    coordinator = federated.module(IMPATIENT).coordinator
     coordinator._planned = Cohort(clients=federated.names[:4])
     federated.transport.seen.clear()
     with pytest.raises(SiteError, match="it has given its share to a sum of other sites"):
@@ -160,7 +159,7 @@ def test_a_sum_that_was_given_stays_the_only_one(tmp_path: Path):
     with pytest.raises(
         SiteError, match="Round 1 has a sum of c0, c1, c2, c3, c4, and one of fewer"
     ):
-        federated.run()
+        federated.run(IMPATIENT)
 
 
 def test_a_site_lost_in_a_later_phase_holds_the_round_up(tmp_path: Path, caplog):
@@ -192,7 +191,7 @@ def test_fewer_than_three_sites_are_refused(tmp_path: Path):
         r.site == "c2" and r.kind not in ("hello", "agree", "begin")
     )
     with pytest.raises(SiteError, match="Round 1 needs 3 of its 3 sites"):
-        federated.run()
+        federated.run(IMPATIENT)
     site = federated.direct.sites["c0"]
     asked = Request("keys", "c0", site._session, 0, 9, 0, -1, {"cohort": ["c0", "c1"]})
     reply = Reply.from_bytes(site.answer(asked.to_bytes()))

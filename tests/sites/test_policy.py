@@ -18,7 +18,7 @@ from medfed.sites.run import coordinate
 from medfed.sites.wire import Reply, Request
 from tests.integration.runs import run
 from tests.sites.direct import Direct
-from tests.sites.hospitals import QUICK, as_left
+from tests.sites.hospitals import IMPATIENT, QUICK, as_left
 from tests.sites.tables import EXPERIMENT, write_table
 
 TWO = ("Basel", "Bern")
@@ -113,7 +113,7 @@ def test_statistics_of_few_patients_are_refused_without_a_policy(few, start, tmp
     study = Agreed(TWO, (*EXPERIMENT[:-2], *few))
     sites = {name: start(name=name, study=study) for name in TWO}
     with pytest.raises(SiteError, match="Basel: its policy, or the least"):
-        across(tmp_path, study, sites)
+        across(tmp_path, study, sites, IMPATIENT)
     log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
     assert FEW[few] in log
     way = "set data.scaling=client." if "(data.scaling" in log else "change algorithm."
@@ -146,7 +146,7 @@ def test_a_round_that_the_others_miss_is_refused(start, agreed, tmp_path):
 
     sites["Bern"].answer = away
     with pytest.raises(SiteError, match="Basel: its policy, or the least"):
-        across(tmp_path, study, sites)
+        across(tmp_path, study, sites, IMPATIENT)
     log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
     assert "Site Basel has 100.0 % of a round's training samples" in log
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,31 @@ def test_a_run_is_resumed_although_a_site_is_not_there(tmp_path: Path):
         return type(again).call(again, site, request, timeout)
 
     again.call = back  # type: ignore[method-assign]
-    waiting = dataclasses.replace(QUICK, probe=60.0)  # while it builds its model
-    across(folder, again, names, *overrides, f"resume={folder}", terms=waiting)
+    across(folder, again, names, *overrides, f"resume={folder}")
     record = json.loads((folder / "absences.json").read_text())
     assert record["absent"] == {"1": [names[1]]}
     run(tmp_path / "simulation", *overrides, record["simulation"])
     assert not same(tmp_path / "simulation", folder, ("hashes.json", "ledger.csv"))
     assert list(Run(folder).clients) == names
+
+
+def test_a_site_that_is_busy_to_the_end_is_asked_no_more_after_it(tmp_path: Path):
+    overrides = (*CLINICAL, "algorithm=fedavg", "partition.num_clients=3", "rounds=2")
+    names = [f"hospital_{n}" for n in range(3)]
+    transport = direct(tmp_path / "sites", names, *overrides)
+    call, busy = transport.call, transport.sites[names[1]]
+
+    def works(site: str, request: bytes, timeout: float) -> bytes:
+        asked = Request.from_bytes(request)
+        if (asked.kind, asked.round, site) == ("fit", 1, names[1]) and not busy._lock.locked():
+            busy._lock.acquire()  # as a thread that computes would
+        return call(site, request, timeout)
+
+    transport.call = works  # type: ignore[method-assign]
+    terms = dataclasses.replace(QUICK, probe=0.01)
+    summary = across(tmp_path / "server", transport, names, *overrides, terms=terms)
+    assert summary["not_tested"] == [names[1]]
+    for thread in threading.enumerate():
+        if thread.name == "medfed-site":
+            thread.join(60)
+            assert not thread.is_alive()

@@ -13,13 +13,13 @@ from medfed.config.description import describe
 from medfed.delivery.main import keep_bundle
 from medfed.federation.lightning.checkpoint import rounds_in
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.calls import Terms
 from medfed.sites.deploying import Deployment
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
 from medfed.sites.withdrawal import forgotten_state
 from tests.integration.runs import run
 from tests.sites.direct import Direct
+from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 
 TYPED = (*EXPERIMENT, "rounds=2", "algorithm=fedavg", "algorithm.weighting=samples")
@@ -53,8 +53,7 @@ def stopped(tmp_path_factory):
     def go_on(transport: Direct, *more: str):
         folder = f"folder={root / 'server'}"
         config = load([*agreed.overrides, *alone, "data.path=null", folder, *more])
-        terms = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=1)
-        return coordinate(describe(config), transport, agreed.sites, terms)
+        return coordinate(describe(config), transport, agreed.sites, QUICK)
 
     first = sites(*SITES)
     first.before = 1

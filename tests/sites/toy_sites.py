@@ -24,10 +24,10 @@ from medfed.sites.site import Site
 from medfed.sites.wire import Facts, Greeting, Transport
 from tests.contract.harness import federation
 from tests.sites.direct import Direct
+from tests.sites.hospitals import QUICK
 
 NAMES = ["c0", "c1", "c2"]
 ROUNDS = 2
-QUICK = Terms(timeout=30, hello=30, grace=0.05, probe=0.5, patience=1.0)
 Settings = Callable[[], dict[str, Any]]
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
@@ -79,6 +79,15 @@ def nothing():
     yield from ()
 
 
+OPEN: list[Caller] = []  # closed at the end of each test: conftest.py
+
+
+def opened(caller: Caller) -> Caller:
+    """Has a caller closed at the end of the test, as the command closes its own."""
+    OPEN.append(caller)
+    return caller
+
+
 def toy_sites(folder: Path, method: str, settings: Settings = plain) -> Direct:
     """All sites, in this process."""
     return Direct({c: Site(Toy(c, method, settings), folder / c) for c in NAMES})
@@ -92,7 +101,7 @@ def coordinated(
     progress: SitesProgress | None = None,
 ) -> SitesModule:
     """A coordinator that has greeted its sites."""
-    caller = Caller(transport, NAMES, terms)
+    caller = opened(Caller(transport, NAMES, terms))
     greet(caller)
     facts, answers, _ = agree_on_data(caller, nothing())
     task, fed, local = federation(method, **settings())

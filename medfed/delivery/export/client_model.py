@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.tensors import Tensors
 from medfed.delivery.bundle.networks import build_network, check_state, describe_mixture
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import aliases, float_entries, match
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
@@ -34,7 +35,8 @@ class ClientModel:
 
     Attributes:
         plain: The network, see :mod:`medfed.delivery.bundle.networks`.
-        weights: All float entries, in single precision, and counters that the client has.
+        weights: All float entries, in single precision, and other tensors of the state dict that
+            training has changed.
     """
 
     plain: dict[str, Any]
@@ -176,6 +178,11 @@ def _entry(name: str, places: list[str], k: int) -> str:
 
 
 def _check_entries(network: nn.Module, weights: Tensors, source: str) -> None:
+    if OTHER in weights:
+        raise ConfigError(
+            f"The network of {source} keeps state in attributes, which no weight file holds; keep "
+            "it in buffers (register_buffer), and train it again."
+        )
     try:
         check_state(network, weights)
     except RuntimeError as error:

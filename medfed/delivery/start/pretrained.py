@@ -258,7 +258,11 @@ def read_run(folder: Path, client: str | None) -> Weights:
     read = clients if client is None else [client]
     files = run.files("models", clients)
     paths = {c: files[c] for c in read}
-    first, *others = (read_tensors(path) for path in paths.values())
+    # Counters and other state are of the hospital that has trained.
+    first, *others = (
+        {n: t for n, t in read_tensors(path).items() if t.is_floating_point()}
+        for path in paths.values()
+    )
     hashes, trained = _hashes(*paths.values()), of_training(run.config.plain())
     if client is not None:
         return Weights(first, f"the model of {client} in a run", hashes, trained)

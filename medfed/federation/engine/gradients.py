@@ -21,6 +21,7 @@ from medfed.common.errors import ConfigError, NonFiniteError, first_line
 from medfed.common.tensors import Tensors, forget, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
+from medfed.federation.other_state import OTHER
 
 if TYPE_CHECKING:
     from medfed.federation.engine.private import PrivateGradients
@@ -34,6 +35,16 @@ class KnownGradient(Protocol):
 
     def add_gradient(self, parameters: Mapping[str, Tensor]) -> None:
         """Adds the gradient to those of the parameters."""
+
+
+class Passing(Protocol):
+    """What a forward pass changes by itself: running statistics, counters."""
+
+    def statistics(self) -> Tensors:
+        """Returns copies."""
+
+    def put_back(self, statistics: Tensors) -> None:
+        """Undoes what passes have changed since."""
 
 
 class Gradients:
@@ -91,7 +102,7 @@ class Gradients:
         self,
         group: Sequence[Batch],
         trained: Mapping[str, Tensor],
-        buffers: Sequence[Tensor],
+        passing: Passing,
         penalty: Penalty | None = None,
         watch: WatchedForward | None = None,
     ) -> Tensor:
@@ -103,8 +114,7 @@ class Gradients:
         Args:
             group: Batches; each counts by its samples.
             trained: The parameters, without gradients where ``half``.
-            buffers: The other tensors that a pass changes; a repeated pass must not change them
-                twice.
+            passing: What else a pass changes; a repeated pass must not change it twice.
             penalty: A term added to the loss.
             watch: Watches the forward passes; its term is added, too.
 
@@ -120,7 +130,7 @@ class Gradients:
         if not self.half:
             return _mean(group, backward)
         # A pass updates running statistics even if its gradients overflow and are discarded.
-        before = [t.clone() for t in buffers]
+        before = passing.statistics()
         while self._scale >= 1:
             loss = _mean(group, backward, self._scale)
             gradients = [t.grad for t in trained.values() if t.grad is not None]
@@ -130,8 +140,7 @@ class Gradients:
                 return loss
             self._scale /= 2
             forget(trained.values())
-            for tensor, value in zip(buffers, before, strict=True):
-                tensor.copy_(value)
+            passing.put_back(before)
         raise NonFiniteError(
             "the gradients overflow in float16; choose trainer.precision=bf16-mixed"
         )
@@ -230,7 +239,7 @@ class StepGradient:
         groups: The step's batches; those of later steps follow when they are asked for.
         stream: The batches of later steps.
         trained: The live parameters.
-        buffers: The live running statistics.
+        passing: The live running statistics, and other state.
         taken: Whether the step itself has passed its batches through the network.
         loss: The loss of the first call, if the step computes none.
     """
@@ -239,7 +248,7 @@ class StepGradient:
     groups: list[Sequence[Batch]]
     stream: Iterator[Sequence[Batch]]
     trained: Mapping[str, Tensor]
-    buffers: list[Tensor]
+    passing: Passing
     taken: bool = True
     loss: Tensor | None = None
 
@@ -249,7 +258,7 @@ class StepGradient:
         live = [self.trained[n] for n in names]
         # The values are put into the live tensors, and not passed by functional_call: so the loss
         # may be any function that knows the network.
-        statistics = [t.clone() for t in self.buffers]
+        statistics = self.passing.statistics()
         kept = [t.detach().clone() for t in live]
         with torch.no_grad():
             torch._foreach_copy_(live, [at[n] for n in names])
@@ -257,12 +266,12 @@ class StepGradient:
         # Fresh batches come from the stream of the steps, so no later step uses them again.
         while len(self.groups) <= fresh:
             self.groups.append(next(self.stream))
-        loss = self.gradients.add(self.groups[fresh], self.trained, self.buffers)
+        loss = self.gradients.add(self.groups[fresh], self.trained, self.passing)
         result = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
         with torch.no_grad():
             torch._foreach_copy_(live, kept)
-            if statistics and (self.taken or self.loss is not None):
-                torch._foreach_copy_(self.buffers, statistics)
+        if self.taken or self.loss is not None:
+            self.passing.put_back(statistics)
         self.loss = loss if self.loss is None else self.loss
         return result
 
@@ -361,9 +370,10 @@ class WatchedForward:
         flags = {m: m.training for m in self.network.modules()}
         self.network.eval()
         self.gradients.forward_passes += 1
+        entries = {n: t for n, t in weights.items() if n != OTHER}
         try:
             with self.gradients.precision():
-                return functional_call(self.network, dict(weights), args, kwargs)  # type: ignore[no-any-return]
+                return functional_call(self.network, entries, args, kwargs)  # type: ignore[no-any-return]
         finally:
             for module, flag in flags.items():
                 module.training = flag

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any, Literal, Unpack
@@ -36,21 +36,26 @@ from medfed.federation.budget import (
     SchedulerFactory,
     lay_out,
     learning_rates,
+    of_kind,
     ordinary,
     restore_optimizer,
     save_optimizer,
+    takes_network,
 )
 from medfed.federation.client import Batch, ClientData, Direction, How, Over, Seen
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
+from medfed.federation.entries import joined
+from medfed.federation.other_state import OTHER, OtherState
 from medfed.federation.split import (
+    OWN_RATE,
     ParameterSplit,
     Update,
+    fixed_statistics,
     float_entries,
+    keep_groups,
     normalises_batches,
     nothing_to_train,
-    parameter_groups,
-    training_mode,
 )
 
 _log = logging.getLogger(__name__)
@@ -73,16 +78,12 @@ class Plan:
 
     Attributes:
         trained: The network's parameters that it trains.
-        fixed: All its other parameters.
-        changing: The entries that training may change: ``trained`` and their buffers.
-        buffers: All running statistics.
+        fixed: All its other entries that are parameters.
         optimizer: The optimizer of ``trained``, in groups of shared and of personal parameters.
     """
 
     trained: Tensors
     fixed: list[Tensor]
-    changing: Tensors
-    buffers: list[Tensor]
     optimizer: torch.optim.Optimizer
 
     def __post_init__(self) -> None:
@@ -96,9 +97,10 @@ class Plan:
             if together and size < _SMALL * len(self.parameters) and not chosen:
                 options["foreach"] = True
 
-    def begin(
+    @contextmanager
+    def training(
         self, rate: float, rates: Rates | None = None, memory: Mapping[str, Tensor] | None = None
-    ) -> None:
+    ) -> Iterator[None]:
         """Puts gradients, step sizes and optimizer state in place for one client's training.
 
         Args:
@@ -113,8 +115,14 @@ class Plan:
                     parameter.requires_grad_(needed)
         forget([*self.fixed, *self.parameters])
         for options in self.optimizer.param_groups:
-            options["lr"] = rates[options["name"]] if rates else rate
+            options["lr"] = options[OWN_RATE] * (rates[options["name"]] if rates else rate)
         restore_optimizer(self.optimizer, memory or {})
+        try:
+            yield
+        finally:
+            # A parameter that is left without gradients is one that its owner has frozen.
+            for parameter in self.fixed:
+                parameter.requires_grad_(True)
 
 
 class WorkingNetwork:
@@ -128,6 +136,7 @@ class WorkingNetwork:
 
     Attributes:
         make_optimizer: See ``optimizer``.
+        other: Its other state.
         normalises: Whether a layer computes statistics of a batch.
     """
 
@@ -138,43 +147,58 @@ class WorkingNetwork:
         optimizer: OptimizerFactory,
         channels_last: ChannelsLast = False,
     ) -> None:
+        if not split.parameters("all"):
+            raise nothing_to_train("all")
         self.network, self.split, self.make_optimizer = network, split, optimizer
+        if takes_network(optimizer):
+            self.make_optimizer = lambda parameters: optimizer(parameters, network)
         self.normalises = False
         self._channels_last = channels_last
         self._plans: dict[Update, Plan] = {}
         self._entries: Tensors = {}
-        self._places: list[tuple[dict[str, Any], str, Tensor | None]] = []
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._device: torch.device | None = None
-        self._modules: list[nn.Module] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
+        self._stilled: list[nn.Module] = []
         self._first: nn.Parameter = next(network.parameters())
+        self.other = OtherState(network, split.names("all"))
+        # Who hands over a network in training mode, with parts in evaluation mode, wants it so.
+        self._evaluating = [m for m in network.modules() if network.training and not m.training]
 
     @property
     def entries(self) -> Tensors:
         """The network's live parameters and float buffers, except those that never change."""
         # A network that is moved keeps its parameters but gets new buffers, also on the way back.
         moved = self._device != self.device
-        if moved or not all(where.get(name) is t for where, name, t in self._places):
+        if moved or any(self._live(n) is not t for n, t in self._entries.items()):
             self._look_over()
         return self._entries
+
+    def _live(self, name: str) -> Tensor:
+        """Returns the tensor that stands in the network now: a pass may have replaced a buffer."""
+        where, leaf = self._places[name]
+        return where[leaf]  # type: ignore[no-any-return]
 
     def _look_over(self) -> None:
         """Finds the network's tensors again; all plans of the old ones become invalid."""
         self._first = next(self.network.parameters())
-        self._device = self.device
+        if self._device != self.device:
+            self._device = self.device
+            self.other.follow()
         # Before its tensors are listed: the layout gives each kernel other memory.
         lay_out(self.network, self._channels_last)
         every, base = float_entries(self.network), self.split.base
         self._entries = {n: t for n, t in every.items() if n not in base}
-        self._modules = list(self.network.modules())
-        # Where each module keeps its tensors, to notice when one is replaced.
-        self._places = [
-            (where, name, tensor)
-            for module in self._modules
+        self._places = {
+            n: (where, leaf)
+            for name, module in self.network.named_modules()
             for where in (module._parameters, module._buffers)
-            for name, tensor in where.items()
-        ]
+            for leaf in where
+            if (n := f"{name}.{leaf}".lstrip(".")) in self._entries
+        }
         self.normalises = normalises_batches(self.network)
         self._plans.clear()
+        self._modes.clear()
 
     @property
     def device(self) -> torch.device:
@@ -186,15 +210,73 @@ class WorkingNetwork:
         return {n: ordinary(t) for n, t in self.entries.items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies all entries into the network."""
+        """Copies all entries into the network, with its other state, or the initial one."""
+        for name in self.split.buffers if self._places else ():
+            where, leaf = self._places[name]
+            if self._device == self.device and where[leaf].shape == self._entries[name].shape:
+                where[leaf] = self._entries[name]  # which the last pass may have replaced
         entries = self.entries
+        self.other.restore(weights.get(OTHER))
         with torch.no_grad():
             torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
 
-    def training(self) -> AbstractContextManager[None]:
+    def changed(self, names: Iterable[str]) -> Tensors:
+        """Returns copies of entries as they are now, and the other state."""
+        with torch.no_grad():
+            entries = {n: ordinary(self._live(n)) for n in names}
+        return {**entries, OTHER: self.other.packed()}
+
+    def has_moved(self, weights: Mapping[str, Tensor]) -> bool:
+        """Returns whether passes have changed other state since the weights were loaded."""
+        now, before = self.other.packed(), weights.get(OTHER, torch.zeros(0, dtype=torch.uint8))
+        return not torch.equal(now, before.cpu())
+
+    def statistics(self) -> Tensors:
+        """Returns copies of all that a pass changes by itself."""
+        return self.changed(self.split.buffers)
+
+    def put_back(self, statistics: Tensors) -> None:
+        """Undoes the changes of passes since :meth:`statistics`."""
+        self.other.restore(statistics[OTHER])
+        with torch.no_grad():
+            for name in self.split.buffers:
+                self._live(name).copy_(statistics[name])
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
         """Sets training mode, with fixed statistics where they never change."""
-        # The modules are known, and the walk through a deep network takes as long as a small step.
-        return training_mode(self.network, self.split.policy, self.split.base, self._modules)
+        # Only the whole network is told to train: what its own `train` leaves in evaluation mode
+        # stays so. The walk through a deep network takes as long as a small step.
+        if not self._modes or any(m.training is not mode for m, mode in self._modes):
+            self.network.train()
+            for module in self._evaluating:
+                module.eval()
+            self._modes = [(m, m.training) for m in self.network.modules()]
+            fixed = fixed_statistics(self.network, self.split.policy, self.split.base)
+            self._stilled = [m for m in fixed if m.training]
+        for module in self._stilled:
+            module.eval()
+        try:
+            yield
+        finally:
+            for module in self._stilled:
+                module.train()
+
+    def whole(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """Returns a model as other programs read it: all tensors of the plain network by name.
+
+        Tensors that are divided by entries are put together; those that never change are added,
+        and other state that a state dict names. :data:`OTHER` remains only where there is more.
+
+        Args:
+            weights: A client's model.
+        """
+        named, more = self.other.by_name(weights.get(OTHER))
+        fixed = select(float_entries(self.network), self.split.base)
+        entries = {n: ordinary(t) for n, t in fixed.items()} | dict(weights)
+        entries.pop(OTHER, None)
+        rest = {} if more is None else {OTHER: more}
+        return {**joined(self.network, entries), **named, **rest}
 
     def plan(self, update: Update) -> Plan:
         """Returns the plan of training one part, or both."""
@@ -202,13 +284,10 @@ class WorkingNetwork:
         if (plan := self._plans.get(update)) is None:
             trained = select(entries, self.split.parameters(update))
             outside = self.split.buffers.union(trained)
-            plan = Plan(
-                trained,
-                [t for n, t in entries.items() if n not in outside],
-                select(entries, self.split.names(update)),
-                [entries[n] for n in self.split.buffers],
-                self.make_optimizer(parameter_groups(trained, self.split.personal)),
-            )
+            optimizer = self.make_optimizer(list(trained.values()))
+            keep_groups(optimizer, trained, self.split.personal, self.network)
+            fixed = [t for n, t in entries.items() if n not in outside]
+            plan = Plan(trained, fixed, optimizer)
             # PyTorch's optimizers keep nothing but their state, which every call restores or
             # clears. A user's optimizer may keep more: each call of a client gets a new one.
             if type(plan.optimizer).__module__.startswith("torch.optim."):
@@ -250,9 +329,10 @@ class LocalTrainer:
         measure: Callable[[Iterable[Batch]], float] | None = None,
     ) -> None:
         self.split, self.budget, self.seed = split, budget or LocalBudget(), seed
-        self.rates = learning_rates(optimizer, scheduler, rounds)
         self.measure = measure
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
+        self._of_network = takes_network(optimizer)
+        self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         self._said = False
 
@@ -260,6 +340,26 @@ class LocalTrainer:
     def network(self) -> nn.Module:
         """The network itself."""
         return self.model.network
+
+    @property
+    def probe(self) -> OptimizerFactory:
+        """Makes optimizers like the run's of any parameters, to see how far they step."""
+        if not self._of_network:
+            return self.model.make_optimizer
+        return of_kind(self.model.plan("all").optimizer)
+
+    def check_one_rate(self) -> None:
+        """Checks that all parameters of a part have one step size.
+
+        Raises:
+            ConfigError: If the user's groups have rates of their own.
+        """
+        groups = self.model.plan("all").optimizer.param_groups
+        if len({group[OWN_RATE] for group in groups}) > 1:
+            raise ConfigError(
+                "The algorithm reads gradients off displacements, which needs one step size for "
+                "all layers; give the optimizer no groups with rates of their own."
+            )
 
     def run(
         self,
@@ -290,8 +390,8 @@ class LocalTrainer:
             raise nothing_to_train(update)
         self.model.load(start)
         plan = self._begin(data, update)
-        plan.begin(rate, how.get("rates"), memory)
-        mean = self._steps(data, plan, key, steps, how)
+        with plan.training(rate, how.get("rates"), memory):
+            mean = self._steps(data, plan, key, steps, how)
         if not math.isfinite(mean):
             raise NonFiniteError(
                 "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
@@ -300,13 +400,14 @@ class LocalTrainer:
             memory.clear()
             # Copies, as the same optimizer serves the next client.
             memory.update(save_optimizer(plan.optimizer))
-        changing = plan.changing
+        changing = {*self.split.names(update)}
         if how.get("statistics"):
-            local = self.split.buffers.intersection(self.split.personal)
-            changing = {**changing, **select(self.model.entries, local)}
+            changing |= self.split.buffers.intersection(self.split.personal)
         # Copies, as the next client overwrites the network. Unchanged entries are those of `start`.
-        with torch.no_grad():
-            return {**start, **{n: ordinary(t) for n, t in changing.items()}}, mean
+        end = {**start, **self.model.changed(n for n in self.model.entries if n in changing)}
+        if not len(end[OTHER]) and OTHER not in start:
+            del end[OTHER]
+        return end, mean
 
     def _begin(self, data: ClientData, update: Update) -> Plan:
         """Returns the plan of training a part on a client's data."""
@@ -320,7 +421,7 @@ class LocalTrainer:
         epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
         stream = chain.from_iterable(epochs)
         direction, after_step = how.get("direction"), how.get("after_step")
-        terms, live = (how.get("penalty"), self._watch(plan, how)), (plan.trained, plan.buffers)
+        terms, live = (how.get("penalty"), self._watch(plan, how)), (plan.trained, self.model)
         # A sum on the device: reading each loss would make a GPU wait at every step.
         total = torch.zeros((), device=self.model.device, dtype=torch.float64)
         if self.gradients.private is not None:
@@ -373,19 +474,19 @@ class LocalTrainer:
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
         plan = self._begin(data, over.get("update", "all"))
-        plan.begin(0.0)
         sums = {n: torch.zeros_like(ordinary(t)) for n, t in plan.trained.items()}
         seen = 0
-        for batch, size in self._pass(data, at, key, over.get("batches")):
-            forget(plan.parameters)
-            self.gradients.add([batch], plan.trained, plan.buffers)
-            # By samples, as the last batch may be smaller, but the sizes of draws are secret; in
-            # the order of the batches.
-            weight = size if self.gradients.private is None else 1
-            torch._foreach_add_(
-                list(sums.values()), [gradient_of(t) for t in plan.parameters], alpha=weight
-            )
-            seen += weight
+        with plan.training(0.0):
+            for batch, size in self._pass(data, at, key, over.get("batches")):
+                forget(plan.parameters)
+                self.gradients.add([batch], plan.trained, self.model)
+                # By samples, as the last batch may be smaller, but the sizes of draws are secret;
+                # in the order of the batches.
+                weight = size if self.gradients.private is None else 1
+                torch._foreach_add_(
+                    list(sums.values()), [gradient_of(t) for t in plan.parameters], alpha=weight
+                )
+                seen += weight
         torch._foreach_div_(list(sums.values()), seen)
         return sums
 

@@ -12,12 +12,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ProgressBar
+from pytorch_lightning.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
@@ -30,6 +31,9 @@ from medfed.common.scores import Record
 from medfed.federation.aggregation import Far
 from medfed.federation.lightning.collect import gather_named, rank, world_size
 from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.lightning.module import (
+    FederatedRounds as FederatedRounds,  # users import it here
+)
 from medfed.federation.wire.ledger import DIRECTIONS
 from medfed.functional.points import Point, settled
 
@@ -118,24 +122,6 @@ SCORE = "val/score"  # the selection score, larger is better, for callbacks that
 Value = TypeVar("Value")
 
 
-class FederatedRounds(pl.Callback):
-    """Runs the rounds; a round closes before Lightning validates."""
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Opens the round."""
-        assert isinstance(pl_module, FederatedModule)
-        pl_module.begin_round()
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
-    ) -> None:
-        """Exchanges replies at the end of a phase."""
-        assert isinstance(pl_module, FederatedModule)
-        if not pl_module.exchange():
-            pl_module.open_round = None
-            pl_module.next_round += 1
-
-
 class PersonalEvaluation(pl.Callback):
     """Gathers validation metrics per client and logs mean and worst client.
 
@@ -161,6 +147,7 @@ class PersonalEvaluation(pl.Callback):
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
         self.points: dict[str, Point] = {}
+        self._fitting = True
 
     @property
     def history(self) -> History:
@@ -192,8 +179,14 @@ class PersonalEvaluation(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Appends the record of this round."""
         assert isinstance(pl_module, FederatedModule)
+        if trainer.sanity_checking:
+            pl_module.evaluations.clear()
+            return
         metrics = _gather(pl_module, pl_module.evaluations)
         number = pl_module.next_round - 1
+        if trainer.state.fn != TrainerFn.FITTING:  # a look at what the record holds
+            self._log(pl_module, self._values(metrics))
+            return
         undefined = dict(self.history.undefined)
         metrics = {c: scores.failures_count(m, undefined.get(c)) for c, m in metrics.items()}
         sentences = self._news(metrics, number)
@@ -206,6 +199,18 @@ class PersonalEvaluation(pl.Callback):
         if rank() == 0:
             for sentence in [*sentences, *([] if undefined else self._on_selection())]:
                 _log.warning(sentence)
+        values = self._values(metrics)
+        score = {} if math.isnan(s := self.score(number)) else {SCORE: s}
+        self._log(pl_module, values | score)
+        if trainer.logger:
+            # A logger cannot show more clients usefully: metrics.csv has them all.
+            chosen, few = self.metric, metrics if len(metrics) <= LOGGED else {}
+            values_of = {c: m[chosen] for c, m in few.items() if not math.isnan(m[chosen])}
+            per_client = {f"val/{c}/{chosen}": value for c, value in values_of.items()}
+            trainer.logger.log_metrics({**values, **per_client}, step=number)
+
+    def _values(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Returns the mean and the worst client of every metric that some client defines."""
         values: dict[str, float] = {}
         for name in next(iter(metrics.values())):
             over = scores.federation_statistics(
@@ -214,19 +219,15 @@ class PersonalEvaluation(pl.Callback):
             if not math.isnan(over["mean"]):
                 values[f"val/{name}"] = over["mean"]
                 values[f"val/{name}_worst"] = over["worst"]
-        shown = values
-        if not math.isnan(score := self.score(number)):
-            shown = {**values, SCORE: score}
-        for name, value in shown.items():
-            # All ranks have the same values; other callbacks watch the score and its metric.
-            if name in (SCORE, f"val/{self.metric}", f"val/{self.metric}_worst"):
-                pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
-        if trainer.logger:
-            # A logger cannot show more clients usefully: metrics.csv has them all.
-            chosen, few = self.metric, metrics if len(metrics) <= LOGGED else {}
-            values_of = {c: m[chosen] for c, m in few.items() if not math.isnan(m[chosen])}
-            per_client = {f"val/{c}/{chosen}": value for c, value in values_of.items()}
-            trainer.logger.log_metrics({**values, **per_client}, step=number)
+        return values
+
+    @staticmethod
+    def _log(pl_module: pl.LightningModule, values: Mapping[str, float]) -> None:
+        """Shows values to callbacks that watch them; all ranks have the same."""
+        if pl_module.trainer.barebones:  # which has no place for them
+            return
+        for name, value in values.items():
+            pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1, on_epoch=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Appends the training losses of the round that has closed, and logs them."""
@@ -234,6 +235,8 @@ class PersonalEvaluation(pl.Callback):
         number, known = pl_module.next_round - 1, pl_module.losses
         losses = {c: known[c] for c in pl_module.federation.ids if c in known}
         self.losses += [Record(number, client, {"loss": loss}) for client, loss in losses.items()]
+        if losses:
+            self._log(pl_module, {"train/loss": sum(losses.values()) / len(losses)})
         if trainer.logger and losses:
             few = losses if len(losses) <= LOGGED else {}
             per_client = {f"train/{client}/loss": loss for client, loss in few.items()}
@@ -319,8 +322,16 @@ class PersonalEvaluation(pl.Callback):
         rows = {"history": packed(self.history), "losses": packed(self.losses)}
         return {**rows, "diverged": diverged}
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Notes whether training continues; a test of an earlier round keeps the later ones."""
+        self._fitting = trainer.state.fn == TrainerFn.FITTING
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the record."""
+        """Restores the record, unless it holds more than that of a tested round."""
+        if not self._fitting and (self.history or self.losses):
+            return
         self.history = History(unpacked(state_dict["history"], Record))
         self.losses = unpacked(state_dict["losses"], Record)
         self.diverged = dict(state_dict["diverged"])
@@ -494,6 +505,8 @@ class RoundProgress(ProgressBar):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Shows the validation score, or writes the round's line."""
+        if trainer.sanity_checking:
+            return
         assert isinstance(pl_module, FederatedModule)
         value = trainer.callback_metrics.get(f"val/{self.evaluation.metric}")
         score = "" if value is None else f"val {self.evaluation.metric} {float(value):.4f}"

@@ -106,7 +106,9 @@ class Gathering:
         self._made: SimpleQueue[bytes] = SimpleQueue()
         self._found: list[bytes] = []
         self._error: Exception | None = None
-        self._thread = Thread(target=self._carry, args=(turns,), daemon=True)
+        self._thread = Thread(
+            target=self._carry, args=(turns,), name="medfed-gathering", daemon=True
+        )
         self._thread.start()
 
     def _carry(self, turns: int) -> None:

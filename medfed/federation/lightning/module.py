@@ -9,12 +9,11 @@ import io
 import json
 import math
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from statistics import median
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
@@ -22,38 +21,36 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, CodecError, NonFiniteError
+from medfed.common.errors import CheckpointError, CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
+from medfed.federation.lightning.flags import check_trainer
 from medfed.federation.wire.packet import Packet
 from medfed.functional.points import Chooser, Point
 
 EvalSplit = Literal["train", "val", "test"]
-# Lightning warns that nothing trains without an optimizer; here each client has its optimizer.
-_NO_OPTIMIZER = ".*returned `None`, this fit will run with no optimizer.*"
-
 
 # How much longer than its best assignment a round must take before clients change ranks.
 WORTH_MOVING, SECONDS = 1.1, 0.2
 
 
 class Task(NamedTuple):
-    """The work of this rank's clients in one phase; a batch, in Lightning's terms.
+    """A whole round, or an evaluation, of this rank's clients; a batch, in Lightning's terms.
 
-    Lightning takes longer over a batch than a small network over a step, and waits for the first
-    rank at every batch. So there is one for all clients.
+    Lightning takes longer over a batch than a small network over a step, waits for the first rank
+    at every batch, and may stop after any. So there is one for all clients and phases.
 
     Attributes:
         round: The round's number; -1 in evaluations.
-        phase: The phase's name.
+        name: What is done.
     """
 
     round: int
-    phase: str
+    name: str
 
 
 def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
@@ -112,8 +109,7 @@ class Tasks:
     """An iterable of the next tasks; Lightning requests a new iterator per epoch.
 
     Args:
-        upcoming: Returns them: those of the next round, which may have other phases than the one
-            before, or of an evaluation.
+        upcoming: Returns them: the next round, or an evaluation.
     """
 
     def __init__(self, upcoming: Callable[[], Sequence[Task]]) -> None:
@@ -161,6 +157,32 @@ class Measures(Protocol):
         """Returns the meter of ``evaluate``."""
 
 
+class FederatedRounds(pl.Callback):
+    """Closes each round in Lightning's books: a step of the Trainer is a round."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Shows the first round's step size."""
+        assert isinstance(pl_module, FederatedModule)
+        self._count(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
+    ) -> None:
+        """Counts the round that has ended."""
+        assert isinstance(pl_module, FederatedModule)
+        pl_module.next_round += 1
+        self._count(trainer, pl_module)
+
+    def _count(self, trainer: pl.Trainer, module: FederatedModule) -> None:
+        # Lightning counts the steps of its optimizers, and clients have others.
+        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+        steps.ready = steps.completed = module.next_round
+        rates = module.local.rates
+        for optimizer in trainer.optimizers:
+            for options in optimizer.param_groups:
+                options["lr"] = rates[min(module.next_round, len(rates) - 1)]
+
+
 class FederatedModule(pl.LightningModule):
     """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
 
@@ -180,6 +202,7 @@ class FederatedModule(pl.LightningModule):
     """
 
     task: TaskLike
+    needs_rounds: ClassVar[bool] = True  # the callback that counts them
 
     def __init__(self, task: TaskLike, federation: Federation, local: LocalTrainer) -> None:
         super().__init__()
@@ -217,13 +240,25 @@ class FederatedModule(pl.LightningModule):
         self.open_round, self.packets = self.federation.open(self.next_round), {}
         self.losses = {}
 
-    def tasks(self, round: int) -> list[Task]:
-        """Returns this rank's tasks of a round."""
-        return [Task(round, phase) for phase in self.federation.algorithm.phases(round)]
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Returns none; Lightning calls it first, so that it refuses what rounds cannot follow.
 
-    def configure_optimizers(self) -> None:
-        """Returns none: clients make their optimizers."""
-        warnings.filterwarnings("ignore", message=_NO_OPTIMIZER)
+        Raises:
+            ConfigError: See :func:`medfed.federation.lightning.flags.check_trainer`.
+        """
+        trainer: Any = self.trainer
+        check_trainer(trainer, self.task.network)
+        closing = any(isinstance(callback, FederatedRounds) for callback in trainer.callbacks)
+        if self.needs_rounds and trainer.state.fn == TrainerFn.FITTING and not closing:
+            raise ConfigError(
+                "The Trainer has no callback that closes rounds; add FederatedRounds() of "
+                "medfed.federation.lightning.callbacks."
+            )
+        return []
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns one that no weight follows: it shows the round's step size to callbacks."""
+        return self.local.model.make_optimizer([nn.Parameter(torch.zeros(1))])
 
     def setup(self, stage: str) -> None:
         """Passes every loss through Lightning's precision plugin.
@@ -250,8 +285,8 @@ class FederatedModule(pl.LightningModule):
         return batch
 
     def train_dataloader(self) -> Tasks:
-        """The tasks of each round."""
-        return Tasks(lambda: self.tasks(self.next_round))
+        """Each round, as one task."""
+        return Tasks(lambda: [Task(self.next_round, "round")])
 
     def val_dataloader(self) -> EvaluationTasks:
         """One task, for all clients."""
@@ -262,10 +297,18 @@ class FederatedModule(pl.LightningModule):
         return EvaluationTasks(lambda: [Task(-1, "test")])
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
+        """Runs a whole round: this rank's clients in every phase, with the exchanges between."""
+        self.begin_round()
+        assert self.open_round is not None
+        with self._full_precision():  # but for the losses
+            is_open = True
+            while is_open:
+                self._train_clients(self.open_round)
+                is_open = self.exchange()
+        self.open_round = None
+
+    def _train_clients(self, current: Round) -> None:
         """Trains this rank's clients; sends their encoded replies now or at the phase's end."""
-        current = self.open_round
-        if current is None:
-            return
         clients = self._share(current.recipients)
         if world_size() > 1:
             self._gathering = self._gathering or self._start_gathering(current.recipients)
@@ -282,8 +325,7 @@ class FederatedModule(pl.LightningModule):
         self._tell(phase, client, False)
         began = time.perf_counter()
         try:
-            with self._full_precision():  # but for the losses
-                packet = current.fit(client)
+            packet = current.fit(client)
         except (NonFiniteError, CodecError) as error:
             if self._gathering is None:
                 raise
@@ -318,7 +360,9 @@ class FederatedModule(pl.LightningModule):
         self._evaluate(self.test_split, keep=True)
 
     def _evaluate(self, split: EvalSplit, keep: bool = False) -> None:
-        for client in self._share(self.federation.ids):
+        clients = self._share(self.federation.ids)
+        # Lightning tries the validation before training, on some data.
+        for client in clients[:1] if self.trainer.sanity_checking else clients:
             with naming(client, self.next_round - 1, "evaluation"), self._full_precision():
                 self.evaluations[client] = self.evaluate_client(client, split, keep)
 

@@ -86,7 +86,11 @@ class Launcher(_SubprocessScriptLauncher):
     Lightning's launcher would also change the number of threads, which affects results.
     """
 
-    stopped = False
+    _watching: threading.Thread | None = None
+
+    def __init__(self, environment: ClusterEnvironment, processes: int, nodes: int) -> None:
+        super().__init__(environment, processes, nodes)
+        self._ended = threading.Event()
 
     def launch(
         self,
@@ -108,7 +112,10 @@ class Launcher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             del os.environ[PARENT]
             if self.procs:
-                threading.Thread(target=self._watch, args=(trainer,), daemon=True).start()
+                self._watching = threading.Thread(
+                    target=self._watch, args=(trainer,), name="medfed-ranks", daemon=True
+                )
+                self._watching.start()
         return function(*args, **kwargs)
 
     def kill(self, signum: int) -> None:
@@ -117,7 +124,7 @@ class Launcher(_SubprocessScriptLauncher):
         Lightning passes SIGTERM on by this function and would then wait for the other ranks, which
         may be waiting for something else.
         """
-        self.stopped = True
+        self._ended.set()
         for process in self.procs:
             process.kill()
         for process in self.procs:
@@ -130,6 +137,9 @@ class Launcher(_SubprocessScriptLauncher):
         for process in self.procs:
             with suppress(TimeoutExpired):
                 process.wait(_GRACE)
+        self._ended.set()
+        if self._watching is not None:
+            self._watching.join()
 
     def failed(self) -> str | None:
         """Names the other rank that has failed, if any."""
@@ -142,9 +152,9 @@ class Launcher(_SubprocessScriptLauncher):
     def _watch(self, trainer: pl.Trainer | None) -> None:
         """Ends this process if another rank has failed, for which it would wait for ever."""
         while (failure := self.failed()) is None:
-            time.sleep(0.5)
-        time.sleep(_GRACE)  # it may report the same failure, with more detail
-        if self.stopped:
+            if self._ended.wait(0.5) or all(process.poll() == 0 for process in self.procs):
+                return
+        if self._ended.wait(_GRACE):  # it may report the same failure, with more detail
             return
         self.kill(signal.SIGKILL)
         folder = "FOLDER" if trainer is None else trainer.default_root_dir

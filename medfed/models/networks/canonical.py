@@ -28,6 +28,7 @@ from torch.func import functional_call
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
+from medfed.federation.entries import patterns_of
 from medfed.models.networks.personal_part import part_roots
 from medfed.standalone.mixture import Activation, Mixture, take
 
@@ -66,7 +67,7 @@ class Canonical(Mixture):
     def __init__(
         self,
         networks: Sequence[nn.Module],
-        parts: Sequence[str],
+        parts: str | Sequence[str],
         mix: Mix = "outputs",
         activation: Activation = "softmax",
     ) -> None:
@@ -74,6 +75,7 @@ class Canonical(Mixture):
         check_known("activation", activation, get_args(Activation))
         if not networks:
             raise ConfigError("canonical.count must be 1 or more.")
+        parts = patterns_of(parts)
         places, like = part_roots(networks[0], parts), next(networks[0].parameters())
         taken = [take(network, places) for network in networks]
         super().__init__(taken[0], [one.layers for one in taken], activation)

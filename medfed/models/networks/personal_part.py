@@ -14,7 +14,6 @@ added or multiplied (a scale, an embedding of positions) ends no path.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,7 +25,14 @@ from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
-from medfed.federation.split import NORMALIZATION, aliases, match, nothing_personal, training_mode
+from medfed.federation.other_state import copied
+from medfed.federation.split import (
+    NORMALIZATION,
+    aliases,
+    fixed_statistics,
+    match,
+    nothing_personal,
+)
 from medfed.standalone.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
@@ -57,8 +63,10 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
         >>> nearest(net, lambda network, x: [network(x)], torch.ones(4, 2))
         ('2.*', '3.*')
     """
-    network = copy.deepcopy(network).requires_grad_(True)
-    with training_mode(network, "frozen"), torch.enable_grad(), seeded():
+    network = copied(network).requires_grad_(True).train()
+    for norm in fixed_statistics(network, "frozen"):
+        norm.eval()
+    with torch.enable_grad(), seeded():
         image = image.detach().clone().requires_grad_(True)
         answers = outputs(network, image)
     leaves = {id(p): n for n, p in network.named_parameters()}

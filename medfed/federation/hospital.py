@@ -1,0 +1,371 @@
+"""Clients of a user's own tensors, data sets and loaders."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    default_collate,
+    get_worker_info,
+)
+
+from medfed.common.errors import ConfigError, first_line
+from medfed.common.random_states import RandomStates
+from medfed.common.seeding import torch_rng
+from medfed.common.tensors import digest
+from medfed.federation.client import Batch
+
+Split = Literal["train", "val", "test"]
+
+
+class Batched:
+    """What follows from the batches of a client's samples."""
+
+    id: str
+    num_samples: int
+    classes: Sequence[str] | int | None = None
+
+    def eval_batches(self, split: Split) -> Iterator[Batch]:
+        """Yields a split in order."""
+        raise NotImplementedError
+
+    @cached_property
+    def label_counts(self) -> Tensor:
+        """Samples per class, ``(K,)``; one class if labels are not one whole number each."""
+        labels: list[Any] = [batch.get("label") for batch in self.eval_batches("train")]
+        if not all(isinstance(t, Tensor) and t.ndim == 1 and _counts(t) for t in labels):
+            return torch.tensor([self.num_samples])
+        counts = torch.bincount(torch.cat(labels).long())
+        if self.classes is None:
+            return counts
+        names = range(self.classes) if isinstance(self.classes, int) else self.classes
+        if len(counts) > len(names):
+            raise ConfigError(
+                f"Hospital {self.id}: the label {len(counts) - 1} is none of its {len(names)} "
+                "classes, which begin at 0; give it all classes, or other labels."
+            )
+        return padded(counts, len(names))
+
+    @cached_property
+    def channels(self) -> Tensor:
+        """All channels, ``(C,)``."""
+        first = self.train_inputs(1)
+        return torch.ones(first.shape[1] if first.ndim > 1 else 1, dtype=torch.bool)
+
+    def train_inputs(self, limit: int) -> Tensor:
+        """Returns the first inputs."""
+        images: list[Tensor] = []
+        for batch in self.eval_batches("train"):
+            images.append(batch["image"])
+            if sum(map(len, images)) >= limit:
+                break
+        return torch.cat(images)[:limit]
+
+    def patients_behind(self, limit: int) -> int:
+        """Returns how many samples these inputs are of; each counts as a patient."""
+        return min(limit, self.num_samples)
+
+
+def _counts(labels: Tensor) -> bool:
+    """Whether labels are whole numbers from 0."""
+    whole = not labels.is_floating_point() and not labels.is_complex()
+    return whole and not bool((labels < 0).any())
+
+
+def padded(counts: Tensor, size: int) -> Tensor:
+    """Returns counts of so many classes, of which the further ones have no sample."""
+    return torch.cat([counts, counts.new_zeros(size - len(counts))])
+
+
+@dataclass(frozen=True)
+class ArrayClient(Batched):
+    """A client whose data are two tensors.
+
+    Attributes:
+        id: Its name.
+        inputs: ``(n, ...)``, in batches under ``image``.
+        labels: ``(n, ...)``, in batches under ``label``.
+        batch_size: Samples per training batch.
+    """
+
+    id: str
+    inputs: Tensor
+    labels: Tensor
+    batch_size: int = 16
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]  # as a property it cannot be set
+        """Number of training samples."""
+        return len(self.inputs)
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """Yields one epoch, in an order from the seed only."""
+        order = torch.randperm(self.num_samples, generator=torch_rng(seed))
+        yield from self._batches(order)
+
+    def eval_batches(self, split: Split) -> Iterator[Batch]:
+        """Yields all samples in order, for every split."""
+        yield from self._batches(torch.arange(self.num_samples))
+
+    def _batches(self, order: Tensor) -> Iterator[Batch]:
+        for rows in order.split(self.batch_size):
+            yield {"image": self.inputs[rows], "label": self.labels[rows]}
+
+
+class Hospital(Batched):
+    """A client whose data are PyTorch's data sets or loaders, MONAI's among them.
+
+    A sample is a pair of image and label, or a dictionary with both; or, as MONAI's random crops
+    give it, a list of dictionaries. An epoch is what the loader yields once, and the hospital's
+    weight is the number of samples in it: samplers, batch samplers, ``drop_last`` and batches that
+    a data set makes itself (``batch_size=None``) keep their meaning.
+
+    The order of an epoch and all random transforms depend on the run's seed, the round and the
+    hospital alone, wherever the transforms are: the global generators of Python, NumPy and PyTorch
+    and all random states in the loader and the data set get new seeds in every epoch, and other
+    ones in each of PyTorch's workers. Your own random states are as before after each batch.
+
+    Args:
+        id: Its name.
+        train: A ``Dataset`` with a length, a list of samples, or a ``DataLoader``.
+        val: The same, of the validation split; only some methods need it.
+        test: The same, of the test split.
+        batch_size: Samples per batch; a loader keeps its batches.
+        keys: The names of image and label in dictionaries.
+        classes: The classes that the hospitals have agreed on, or their number; by default as many
+            as the highest label of any hospital of the federation.
+
+    Raises:
+        ConfigError: If a split has no length or no sample, or workers live for several epochs.
+
+    Example:
+        >>> samples = [{"ct": torch.zeros(1, 8), "mask": torch.tensor(k)} for k in (0, 1, 1)]
+        >>> north = Hospital("north", samples, batch_size=2, keys=("ct", "mask"))
+        >>> [batch["image"].shape for batch in north.train_batches(seed=0)]
+        [torch.Size([2, 1, 8]), torch.Size([1, 1, 8])]
+        >>> north.label_counts
+        tensor([1, 2])
+    """
+
+    def __init__(
+        self,
+        id: str,
+        train: Any,
+        val: Any = None,
+        test: Any = None,
+        *,
+        batch_size: int = 16,
+        keys: tuple[str, str] = ("image", "label"),
+        classes: Sequence[str] | int | None = None,
+    ) -> None:
+        self.id, self.keys, self.classes = id, keys, classes
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(
+                f"Hospital {id}: batch_size must be a whole number from 1, not {batch_size!r}."
+            )
+        if isinstance(keys, str) or len(keys) != 2:
+            raise ConfigError(
+                f"Hospital {id}: keys must name image and label, as in keys=('ct', 'mask'), not "
+                f"{keys!r}."
+            )
+        splits = {"train": train, "val": val, "test": test}
+        self._loaders = {
+            name: self._loader(name, given, batch_size)
+            for name, given in splits.items()
+            if given is not None
+        }
+        self._train = self._loaders["train"]
+
+    def _loader(self, split: str, given: Any, batch_size: int) -> DataLoader[Any]:
+        data: Any = given.dataset if isinstance(given, DataLoader) else given
+        kind = f"Hospital {self.id}: {split} is of the type"
+        if isinstance(data, IterableDataset):
+            raise ConfigError(
+                f"{kind} {type(data).__name__}, an IterableDataset, which has no samples that a "
+                "seed could order; give a Dataset with a length, such as a list of its samples."
+            )
+        try:
+            empty = len(data) == 0 or isinstance(data, Mapping | set | frozenset)
+        except TypeError:
+            empty = True
+        if empty:
+            raise ConfigError(
+                f"{kind} {type(data).__name__}, without a "
+                "length or without a sample; give a Dataset with both, or a DataLoader of one."
+            )
+        if not isinstance(given, DataLoader):
+            return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
+        if given.persistent_workers:
+            raise ConfigError(
+                f"Hospital {self.id}: the workers of {split} live for several epochs, so that no "
+                "seed determines their random transforms; give a DataLoader with "
+                "persistent_workers=False."
+            )
+        if any(kind.__name__ == "ThreadDataLoader" for kind in type(given).__mro__):
+            raise ConfigError(
+                f"Hospital {self.id}: {split} is a ThreadDataLoader, which runs transforms while "
+                "the network trains, so that no seed determines them; give a DataLoader."
+            )
+        return given
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """The samples of each batch of an epoch."""
+        first = self._first()
+        # Transforms may make their random states for the first sample, so only later ones count.
+        if first != (again := self._first()) != self._first():
+            raise ConfigError(
+                f"Hospital {self.id}: two epochs of the same seed begin with different images, so "
+                "that no run could be repeated; let random transforms and samplers draw from "
+                "np.random, torch or a generator that is an attribute."
+            )
+        groups, loader = self._groups, self._train
+        plain = loader.collate_fn in (default_collate, _collated)
+        if loader.batch_sampler is None or not plain or len(groups[0]) != again[0]:
+            return [len(batch["image"]) for batch in map(self._named, _drawn(loader, 0))]
+        return list(map(len, groups))
+
+    def _first(self) -> tuple[int, str]:
+        """Returns the number of samples in an epoch's first batch, and a hash of its images."""
+        try:
+            batch = next(map(self._named, _drawn(self._train, 0)), None)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"Hospital {self.id}: the first batch cannot be made: {first_line(error)}; give "
+                "samples that PyTorch can join, or a DataLoader with a collate_fn."
+            ) from error
+        if batch is None:
+            raise ConfigError(
+                f"Hospital {self.id}: the loader of train yields no batch; set drop_last=False, or "
+                "a smaller batch_size."
+            )
+        return len(batch["image"]), digest({"image": batch["image"]})
+
+    @cached_property
+    def _groups(self) -> list[Any]:
+        """The numbers of the samples of an epoch, in its batches."""
+        loader = self._train
+        batches = loader.batch_sampler
+        with RandomStates(0, loader):
+            drawn: Iterable[Any] = loader.sampler if batches is None else batches
+            groups = list(drawn if hasattr(drawn, "__len__") else islice(drawn, _MOST))
+        if len(groups) == _MOST and not hasattr(drawn, "__len__"):
+            raise ConfigError(
+                f"Hospital {self.id}: the sampler of train does not end; give one of one epoch."
+            )
+        return groups
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]  # as a property it cannot be set
+        """Training samples of an epoch."""
+        return sum(self._sizes)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self._sizes)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the largest batch."""
+        return max(self._sizes)
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """Yields one epoch, in an order and with random transforms from the seed only."""
+        assert self._sizes  # the loader has been checked
+        return map(self._named, _drawn(self._train, seed))
+
+    def eval_batches(self, split: Split) -> Iterator[Batch]:
+        """Yields a split in an order that never changes; nothing of a split that is not there."""
+        if split not in self._loaders:
+            return iter(())
+        loader = self._in_order if split == "train" else self._loaders[split]
+        return map(self._named, _drawn(loader, 0))
+
+    @cached_property
+    def _in_order(self) -> DataLoader[Any]:
+        """The loader of an epoch's samples in the order of the data set."""
+        loader, groups = copy.copy(self._train), self._groups
+        sampler: Any = getattr(loader.batch_sampler, "sampler", None)
+        if loader.batch_sampler is None:
+            vars(loader)["sampler"] = sorted(groups)
+            return loader
+        if type(loader.batch_sampler) is BatchSampler and loader.drop_last:
+            with RandomStates(0, loader):
+                groups = [list(sampler)]  # those that an epoch drops count, too
+        size = max(map(len, self._groups), default=1)
+        numbers = sorted(chain.from_iterable(groups))
+        vars(loader)["batch_sampler"] = BatchSampler(numbers, size, drop_last=False)
+        return loader
+
+    def patients_behind(self, limit: int) -> int:
+        """Returns how many samples these inputs are of; each counts as a patient."""
+        data: Any = self._train.dataset
+        return min(limit, self.num_samples, len(data))
+
+    def _named(self, given: Any) -> Batch:
+        """Returns a batch with the names that federations use, the image first."""
+        pair = isinstance(given, list | tuple) and len(given) == 2
+        batch = dict(zip(self.keys, given, strict=True)) if pair else given
+        image, label = self.keys
+        if not isinstance(batch, Mapping) or not isinstance(batch.get(image), Tensor):
+            held = f"with {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
+            raise ConfigError(
+                f"Hospital {self.id}: a batch is a {type(given).__name__} {held}".rstrip()
+                + f"; give pairs of image and label, or dictionaries with the tensor {image!r}, "
+                "or name the keys, as in keys=('ct', 'mask')."
+            )
+        renamed = {"image": batch[image], **({"label": batch[label]} if label in batch else {})}
+        batch = renamed | {k: v for k, v in batch.items() if k not in self.keys}
+        return {k: v.as_tensor() if hasattr(v, "as_tensor") else v for k, v in batch.items()}
+
+
+_MOST = 1_000_000  # batches of an epoch of a sampler that does not say how many it has
+
+
+def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
+    """Yields a loader's batches; whatever is random in them depends on the seed alone."""
+    if loader.num_workers:
+        loader = copy.copy(loader)
+        loader.worker_init_fn = _Worker(loader.worker_init_fn, loader.collate_fn)
+    states = RandomStates(seed, loader)
+    with states:
+        batches = iter(loader)
+    while True:
+        with states:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+        yield batch
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """Gives each worker other random numbers: it starts with a copy of all random states."""
+
+    begin: Callable[[int], None] | None
+    collate: Any
+
+    def __call__(self, number: int) -> None:
+        if self.begin is not None:
+            self.begin(number)
+        info = get_worker_info()
+        assert info is not None
+        RandomStates(info.seed, info.dataset, self.collate).seed()
+
+
+def _collated(samples: Sequence[Any]) -> Any:
+    """Joins samples to a batch, as MONAI does: one sample may be a list of dictionaries."""
+    crops = isinstance(samples[0], list) and isinstance(samples[0][0], Mapping)
+    return default_collate([s for each in samples for s in each] if crops else list(samples))

@@ -1,0 +1,161 @@
+"""Checks what a user's code hands to a federation, before anything is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medfed.common.errors import ConfigError
+from medfed.federation.algorithm import Algorithm
+from medfed.federation.client import Batch, ClientData
+from medfed.federation.hospital import Batched, padded
+
+
+def kind(value: object) -> str:
+    """Names a value in a sentence.
+
+    Example:
+        >>> kind((1, 2)), kind({"loss": 1}), kind(torch.zeros(3)), kind(nn.Linear), kind("sgd")
+        ('a tuple of 2', 'a dict with loss', 'a tensor of shape [3]', 'the class Linear', "'sgd'")
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, Tensor):
+        whole = "" if value.is_floating_point() else f" and type {str(value.dtype)[6:]}"
+        return f"a tensor of shape {list(value.shape)}{whole}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with {', '.join(map(str, value)) or 'nothing'}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    plain = value is None or isinstance(value, str | bool | int | float)
+    return repr(value) if plain else f"an object of the type {type(value).__name__}"
+
+
+def check_kind(name: str, value: object, wanted: Any) -> None:
+    """Refuses an argument of another type.
+
+    Example:
+        >>> check_kind("rate", 0.5, float | None)
+        >>> check_kind("rate", "high", float | None)
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: rate must be a float, not 'high'.
+    """
+    if not isinstance(value, wanted):
+        first = getattr(wanted, "__args__", (wanted,))[0]
+        names = {Callable: "a function", Algorithm: "an algorithm such as Ditto()"}
+        what = names.get(first, f"a {first.__name__}")
+        raise ConfigError(f"{name} must be {what}, not {kind(value)}.")
+
+
+def check_network(network: object) -> None:
+    """Refuses what is no network, or one without parameters."""
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"The network must be an nn.Module, not {kind(network)}.")
+    if next(network.parameters(), None) is None:
+        raise ConfigError(
+            f"The network {type(network).__name__} has no parameters, so nothing can train; give "
+            "one that registers its layers as attributes or in an nn.ModuleList."
+        )
+
+
+def check_rounds(rounds: object) -> None:
+    """Refuses a number of rounds that is no whole number from 1."""
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise ConfigError(f"rounds must be a whole number of at least 1, not {kind(rounds)}.")
+
+
+def check_clients(clients: Iterable[ClientData]) -> list[ClientData]:
+    """Returns the clients, each under another name, that count labels over the same classes.
+
+    Raises:
+        ConfigError: If two have one name, two have agreed on other classes, or one is no client.
+    """
+    if isinstance(clients, str | Mapping) or not isinstance(clients, Iterable):
+        raise ConfigError(f"clients must be a list of Hospital objects, not {kind(clients)}.")
+    every = list(clients)
+    for one in every:
+        if not hasattr(one, "train_batches"):
+            raise ConfigError(
+                f"One of the clients is {kind(one)}; give medfed.Hospital(NAME, DATA) for each."
+            )
+        if not isinstance(one.id, str) or not one.id:
+            raise ConfigError(f"The name of a client must be a text, not {one.id!r}.")
+    if twice := [name for name, count in Counter(c.id for c in every).items() if count > 1]:
+        raise ConfigError(f"Two clients have the name {twice[0]}; give each its own.")
+    agreed = [(c.id, c.classes) for c in every if isinstance(c, Batched) and c.classes is not None]
+    for name, classes in agreed[1:]:
+        if classes != agreed[0][1]:
+            raise ConfigError(
+                f"{agreed[0][0]} has the classes {agreed[0][1]}, and {name} has {classes}; give "
+                "all hospitals the same list."
+            )
+    return [Beside(c, every) if isinstance(c, Batched) else c for c in every]
+
+
+class Beside:
+    """A hospital's data, with labels counted over the classes of all hospitals.
+
+    Args:
+        data: The data.
+        everyone: The data of all clients of the federation.
+    """
+
+    def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
+        self._data, self._everyone = data, everyone
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of a copy that is not made yet
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Samples per class of the federation, ``(K,)``; 0 for classes that others have.
+
+        Raises:
+            ConfigError: If a hospital that joins later has a further class.
+        """
+        size = max(len(c.label_counts) for c in self._everyone)
+        counts = self._data.label_counts
+        if len(counts) > size:
+            raise ConfigError(
+                f"Hospital {self._data.id} has the label {len(counts) - 1}, and the federation has "
+                f"{size} classes; leave those samples out."
+            )
+        return padded(counts, size)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A user's loss, which must be one number that depends on the network.
+
+    Attributes:
+        loss: The loss of a batch.
+    """
+
+    loss: Callable[[Batch], Tensor]
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Returns the loss of a batch, without dimensions."""
+        value = self.loss(batch)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            raise ConfigError(
+                f"The loss must return one number as a tensor, such as loss.mean(), not "
+                f"{kind(value)}."
+            )
+        if torch.is_grad_enabled() and not value.requires_grad and not _in_a_transform():
+            raise ConfigError(
+                "The loss does not depend on the trained parameters; compute it from the network's "
+                "outputs, without detach(), item(), argmax or torch.no_grad()."
+            )
+        return value.reshape(()) if value.ndim else value
+
+
+def _in_a_transform() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None

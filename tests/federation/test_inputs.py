@@ -1,0 +1,323 @@
+"""What a user's Python code hands over: taken, or refused in one sentence that names it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import medfed
+from medfed.commands.methods import Method, by_family
+from medfed.common.errors import ConfigError, MedfedError
+from medfed.federation.algorithm import Algorithm
+from medfed.federation.budget import LocalBudget
+from medfed.federation.hospital import Hospital
+from medfed.federation.reference import assemble, exchange, onboarded_client
+from medfed.federation.split import ParameterSplit
+from medfed.models.networks.canonical import Canonical
+from medfed.personalize.ditto import Ditto
+from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedper import FedPer
+from medfed.personalize.pfednet import PFedNet
+from medfed.personalize.similarity import SimilarityGraph
+
+
+def rows(count, classes=2, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=g), torch.arange(count) % classes
+
+
+def hospital(name, count=9, classes=2, **more):
+    data = TensorDataset(*rows(count, classes))
+    return medfed.Hospital(name, data, data, data, batch_size=4, **more)
+
+
+def loss(network, batch):
+    return cross_entropy(network(batch["image"]), batch["label"])
+
+
+def network(outputs=2):
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, outputs))
+
+
+def federate(**other):
+    """A run with one thing changed."""
+    keys = {"algorithm": FedAvg(), "network": network(), "loss": loss, "rounds": 1, **other}
+    keys.setdefault("clients", [hospital("a"), hospital("b", 7)])
+    places = [keys.pop(name) for name in ("algorithm", "network", "loss", "clients")]
+    return medfed.federate(*places, **keys)
+
+
+class Sharpness(torch.optim.SGD):
+    """An optimizer that evaluates the loss twice a step, as SAM does."""
+
+    def step(self, closure=None):
+        assert closure is not None, "it needs a closure"
+
+
+def of(value):
+    """A loss that returns something else in place of its number."""
+    return lambda net, batch: value(loss(net, batch))
+
+
+def scheduled(scheduler):
+    """A federation of the kind that a Lightning Trainer gets, with a schedule."""
+    net = network()
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    more = {"optimizer": optimizer, "scheduler": scheduler, "rounds": 2}
+    return assemble(FedAvg(), net, partial(loss, net), [hospital("a")], **more)
+
+
+def with_classes(name, count, classes):
+    return medfed.Hospital(name, TensorDataset(*rows(count)), classes=classes)
+
+
+pairs = TensorDataset(*rows(4))
+NO_LOSS, NO_OPTIMIZER = "The loss must return one number as a tensor", "partial(torch.optim.SGD"
+MISTAKES = {
+    "a name twice": (
+        lambda: federate(clients=[hospital("a"), hospital("b"), hospital("a", 3)]),
+        "Two clients have the name a; give each its own.",
+    ),
+    "a name twice, of arrays": (
+        lambda: federate(clients=[hospital("a"), medfed.ArrayClient("a", *rows(3))]),
+        "Two clients have the name a",
+    ),
+    "a number as name": (
+        lambda: federate(clients=[hospital(1)]),
+        "The name of a client must be a text, not 1",
+    ),
+    "no client": (lambda: federate(clients=[]), "There is no client"),
+    "an empty generator": (lambda: federate(clients=iter(())), "There is no client"),
+    "one client, no list": (
+        lambda: federate(clients=hospital("a")),
+        "clients must be a list of Hospital objects, not an object of the type Hospital",
+    ),
+    "a dictionary": (lambda: federate(clients={"a": hospital("a")}), "not a dict with a"),
+    "a data set as client": (
+        lambda: federate(clients=[pairs]),
+        "an object of the type TensorDataset; give medfed.Hospital(NAME, DATA) for each",
+    ),
+    "loss: tuple": (lambda: federate(loss=of(lambda v: (v, v))), f"{NO_LOSS}, such as loss.mean"),
+    "loss: dict": (lambda: federate(loss=of(lambda v: {"ce": v})), "not a dict with ce"),
+    "loss: per sample": (
+        lambda: federate(loss=of(lambda v: v.expand(4))),
+        "not a tensor of shape [4]",
+    ),
+    "loss: float": (lambda: federate(loss=of(lambda v: 0.5)), "not 0.5"),
+    "loss: None": (lambda: federate(loss=of(lambda v: None)), "not None"),
+    "loss: whole number": (lambda: federate(loss=of(lambda v: v.long())), "and type int64"),
+    "loss: detached": (lambda: federate(loss=of(torch.detach)), "does not depend on the trained"),
+    "loss: criterion": (
+        lambda: federate(loss=nn.CrossEntropyLoss()),
+        "write def loss(network, batch): return criterion(network(batch['image'])",
+    ),
+    "loss: text": (lambda: federate(loss="ce"), "must be a function of a network and a batch"),
+    "network: class": (lambda: federate(network=nn.Linear), "nn.Module, not the class Linear"),
+    "network: function": (lambda: federate(network=loss), "not an object of the type function"),
+    "network: no parameter": (
+        lambda: federate(network=nn.Flatten()),
+        "The network Flatten has no parameters, so nothing can train",
+    ),
+    "optimizer: instance": (
+        lambda: federate(optimizer=torch.optim.SGD(network().parameters(), lr=0.1)),
+        f"optimizer=SGD makes no optimizers; give a function of parameters, such as {NO_OPTIMIZER}",
+    ),
+    "optimizer: text": (lambda: federate(optimizer="adam"), "optimizer='adam' makes no optimizers"),
+    "optimizer: as in Lightning": (
+        lambda: federate(optimizer=lambda p: {"optimizer": torch.optim.SGD(p)}),
+        "optimizer makes a dict",
+    ),
+    "optimizer: LBFGS": (
+        lambda: federate(optimizer=torch.optim.LBFGS),
+        "LBFGS takes no step from gradients alone",
+    ),
+    "optimizer: closure": (
+        lambda: federate(optimizer=partial(Sharpness, lr=0.1)),
+        "Sharpness takes no step from gradients alone (it needs a closure)",
+    ),
+    "optimizer: sparse": (lambda: federate(optimizer=torch.optim.SparseAdam), "SparseAdam takes"),
+    "lr: negative": (lambda: federate(lr=-1.0), "cannot be made: Invalid learning rate: -1.0"),
+    "lr: text": (lambda: federate(lr="0.1"), "The optimizer cannot be made"),
+    "scheduler: plateau": (
+        lambda: scheduled(torch.optim.lr_scheduler.ReduceLROnPlateau),
+        "ReduceLROnPlateau is no schedule over rounds",
+    ),
+    "scheduler: text": (lambda: scheduled("cosine"), "scheduler='cosine' makes no schedules"),
+    "scheduler: no length": (
+        lambda: scheduled(torch.optim.lr_scheduler.CosineAnnealingLR),
+        "The schedule cannot be made",
+    ),
+    "rounds: 0": (lambda: federate(rounds=0), "rounds must be a whole number of at least 1, not 0"),
+    "rounds: 1.5": (lambda: federate(rounds=1.5), "not 1.5"),
+    "steps: 1.5": (lambda: federate(steps=1.5), "local.steps must be a whole number, not 1.5"),
+    "steps: 0": (lambda: federate(steps=0), "local.steps must be in [1, 1000000000], not 0"),
+    "buffers": (lambda: federate(buffers="avg"), "buffers='avg' is unknown; choose one of"),
+    "cohort": (lambda: federate(cohort=2), "cohort must be a Cohort, not 2"),
+    "channel": (lambda: federate(channel="int8"), "channel must be a Channel, not 'int8'"),
+    "after_round": (lambda: federate(after_round=3), "after_round must be a function, not 3"),
+    "method: class": (
+        lambda: federate(algorithm=Ditto),
+        "algorithm must be an algorithm such as Ditto(), not the class Ditto",
+    ),
+    "personal: number": (
+        lambda: federate(algorithm=FedPer(), personal=3),
+        "A pattern of parameter names must be a text, not 3",
+    ),
+    "batch_size: 0": (
+        lambda: medfed.Hospital("a", pairs, batch_size=0),
+        "Hospital a: batch_size must be a whole number from 1, not 0",
+    ),
+    "keys: text": (lambda: medfed.Hospital("a", pairs, keys="ct"), "keys must name image and"),
+    "samples of two shapes": (
+        lambda: federate(clients=[Hospital("a", [(torch.zeros(4), 0), (torch.zeros(5), 1)])]),
+        "Hospital a: the first batch cannot be made: stack expects each tensor to be equal size",
+    ),
+    "labels beyond the classes": (
+        lambda: with_classes("a", 9, 1).label_counts,
+        "Hospital a: the label 1 is none of its 1 classes",
+    ),
+    "other classes": (
+        lambda: federate(clients=[with_classes("a", 9, ["x", "y"]), with_classes("b", 9, "yx")]),
+        "a has the classes ['x', 'y'], and b has yx; give all hospitals the same list",
+    ),
+}
+"""Each mistake with what its sentence says."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_costs_one_sentence(mistake):
+    make, sentence = MISTAKES[mistake]
+    with pytest.raises(MedfedError) as caught:
+        make()
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def same(one, other):
+    return one.federation.digests() == other.federation.digests()
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_loss_with_one_entry_is_a_number(shape):
+    assert same(federate(loss=of(lambda v: v.reshape(shape))), federate())
+
+
+def test_clients_may_come_from_a_generator():
+    clients = (hospital(name, count) for name, count in (("a", 9), ("b", 7)))
+    assert same(federate(clients=clients), federate())
+
+
+def test_an_optimizer_may_be_a_class():
+    assert same(
+        federate(optimizer=torch.optim.Adam), federate(optimizer=partial(torch.optim.Adam, lr=1e-3))
+    )
+
+
+def test_one_text_is_one_pattern_everywhere():
+    by_text, by_list = (ParameterSplit.of(network(), part) for part in ("2.*", ["2.*"]))
+    assert by_text == by_list
+    assert by_text.personal == ("2.weight", "2.bias")
+    splits = [
+        method.split(network(), part, "averaged")
+        for method, part in ((FedPer(), "2.*"), (FedPer(), ["2.*"]), (FedPer(personal="2.*"), ()))
+    ]
+    assert all(split.personal == by_list.personal for split in splits)
+    canonical = [
+        Canonical([network(), nn.Sequential(*map(again, network()))], p) for p in ("2.*", ["2.*"])
+    ]
+    names = [[name for name, _ in net.named_parameters()] for net in canonical]
+    assert names[0] == names[1]
+    net = network()
+    federation, _ = assemble(
+        FedPer(),
+        net,
+        partial(loss, net),
+        [hospital("a")],
+        optimizer=torch.optim.SGD,
+        personal="2.*",
+        budget=LocalBudget(steps=1),
+    )
+    assert federation.clients["a"].split.personal == by_list.personal
+
+
+def again(layer):
+    """A layer of the same kind with other weights."""
+    return (
+        nn.Linear(layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else layer
+    )
+
+
+class Counted(medfed.ArrayClient):
+    """Data that know all classes."""
+
+    @property
+    def label_counts(self):
+        return torch.bincount(self.labels, minlength=3)
+
+
+def batched_alike(count, classes):
+    """Whole batches, so that no order matters."""
+    inputs, labels = rows(count, classes)
+    return inputs.double(), labels
+
+
+LABELS = PFedNet(personal="all", graph=SimilarityGraph(kind="knn", sketch="label", neighbours=1))
+
+
+@pytest.mark.parametrize("method", ["fedrod", "ppfl", LABELS], ids=["fedrod", "ppfl", "pfednet"])
+def test_a_hospital_may_lack_the_highest_class(method):
+    """The result is that of data which count their labels over all classes."""
+    sizes = {"a": (12, 3), "b": (8, 2), "c": (10, 3)}
+    torch.manual_seed(0)
+    nets = network(3).double()
+    if method == "ppfl":
+        nets = [nn.Linear(4, 3, dtype=torch.float64) for _ in range(2)]
+    keys = {"rounds": 2, "steps": 2, **({} if method == "ppfl" else {"personal": "2.*"})}
+    runs = []
+    for kind in (medfed.ArrayClient, Counted):
+        clients = [kind(n, *batched_alike(*size), 64) for n, size in sizes.items()]
+        runs.append(medfed.federate(method, nets, loss, clients, **keys))
+    assert same(*runs)
+    clients = {n: c.data.label_counts.tolist() for n, c in runs[0].federation.clients.items()}
+    assert clients == {"a": [4, 4, 4], "b": [4, 4, 0], "c": [4, 3, 3]}
+
+
+def test_agreed_classes_hold_where_no_hospital_has_the_highest():
+    one = with_classes("a", 9, ["benign", "unclear", "malignant"])
+    assert one.label_counts.tolist() == [5, 4, 0]
+    done = federate(
+        network=network(3), clients=[one, with_classes("b", 4, ["benign", "unclear", "malignant"])]
+    )
+    counts = [c.data.label_counts.tolist() for c in done.federation.clients.values()]
+    assert counts == [[5, 4, 0], [2, 2, 0]]
+
+
+def test_a_hospital_that_joins_counts_the_classes_of_the_federation():
+    done = federate(
+        algorithm=replace(LABELS, shared_rounds=0),
+        network=network(3),
+        clients=[hospital("a", 9, 3), hospital("b", 9, 3)],
+    )
+    newcomer = onboarded_client(done.federation, hospital("new", 6, 2))
+    assert newcomer.data.label_counts.tolist() == [3, 3, 0]
+    exchange(done.federation, newcomer)
+    more = onboarded_client(done.federation, hospital("new", 8, 4))
+    with pytest.raises(ConfigError, match="Hospital new has the label 3, and the federation has 3"):
+        _ = more.data.label_counts
+
+
+def test_a_method_of_an_unknown_family_comes_last(tmp_path):
+    class Mine(FedAvg):
+        card = replace(FedAvg.card, family="my own family")
+
+    methods = [Method("mine", tmp_path, Mine), Method("fedavg", tmp_path, FedAvg)]
+    assert [m.name for m in by_family(iter(methods))] == ["fedavg", "mine"]
+    assert issubclass(Mine, Algorithm)
