@@ -17,6 +17,7 @@ from medfed.delivery.export.client_model import (
     NEGLIGIBLE,
     checked,
     choose_bits,
+    from_canonical,
     quantise,
     used_instances,
 )
@@ -213,6 +214,19 @@ def test_counters_of_a_client_are_kept():
     assert found[counters[0]] == 7
     with pytest.raises(CheckpointError, match="The model of A has other entries"):
         checked(plain, {**state, counters[0]: torch.tensor(7.0)}, "A")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("membership", [[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]], ids=["three", "one"])
+def test_counters_of_the_instances_that_a_client_uses_are_kept(membership):
+    network, plain, places = made("batch norm", membership)
+    state = {n: t.clone() for n, t in network.state_dict().items()}
+    counters = [n for n, t in state.items() if t.dtype == torch.int64]
+    for number, name in enumerate(counters):
+        state[name] += 10 + number
+    used = from_canonical(network, plain, places, state, "A").weights
+    found = {int(t) for t in used.values() if t.dtype == torch.int64}
+    assert found == {int(state[name]) for name in counters}
 
 
 def test_weights_of_another_model():

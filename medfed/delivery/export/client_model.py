@@ -21,7 +21,7 @@ from medfed.common.tensors import Tensors
 from medfed.delivery.bundle.networks import build_network, check_state, describe_mixture
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
 from medfed.federation.other_state import OTHER
-from medfed.federation.split import aliases, float_entries, match
+from medfed.federation.split import aliases, match
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
 from medfed.standalone.decode import fill
@@ -105,8 +105,7 @@ def from_canonical(
     if network.mix == "parameters":
         fill(network.to(next(iter(loaded.values())).dtype), loaded)
         return checked(plain, collapse(network), source)
-    fill(network, loaded)
-    whole = {n: t for n, t in network.state_dict().items() if t.is_floating_point()}
+    whole = fill(network, loaded).state_dict()
     return checked(*used_instances(plain, places, network.activation, whole), source)
 
 
@@ -119,7 +118,7 @@ def used_instances(
         plain: The ordinary network.
         places: Layers of the canonical part, from `part_roots`.
         activation: Of the mixture.
-        loaded: The float entries of the client's canonical model, of tied ones all names.
+        loaded: The entries of the client's canonical model, of tied ones all names.
 
     Returns:
         A network and its weights. Instances with a membership below :data:`NEGLIGIBLE` are left
@@ -128,11 +127,11 @@ def used_instances(
     membership = loaded["membership"]
     kept = (membership >= NEGLIGIBLE).nonzero().flatten().tolist()
     if len(kept) == 1:
-        names: dict[str, list[str]] = {}
-        for name, entry in aliases(build_network(plain)).items():
-            names.setdefault(entry, []).append(_entry(name, places, kept[0]))
-        entries = {n: next(e for e in known if e in loaded) for n, known in names.items()}
-        return dict(plain), {n: loaded[e] for n, e in entries.items()}
+        found: Tensors = {}
+        for name, entry in _names(build_network(plain)).items():
+            if (there := _entry(name, places, kept[0])) in loaded:
+                found.setdefault(entry, loaded[there])
+        return dict(plain), found
     instances = {
         f"canonical.{i}.{n.split('.', 2)[2]}": t
         for i, k in enumerate(kept)
@@ -142,11 +141,17 @@ def used_instances(
     common = {n: t for n, t in loaded.items() if n.startswith("common.")}
     network = describe_mixture(plain, places, len(kept), activation)
     every = {"membership": membership[kept], **common, **instances}
-    return network, {n: every[n] for n in float_entries(build_network(network)) if n in every}
+    first = _names(build_network(network))
+    return network, {n: every[n] for n, entry in first.items() if n == entry and n in every}
+
+
+def _names(network: nn.Module) -> dict[str, str]:
+    """Every name in a state dict, with the first one of the tensor."""
+    return {n: n for n in network.state_dict()} | aliases(network)
 
 
 def collapse(network: Canonical) -> Tensors:
-    """Returns the float entries of the one network that mixed parameters amount to.
+    """Returns the entries of the one network that mixed parameters amount to.
 
     Args:
         network: A canonical model with ``mix="parameters"``.
@@ -162,7 +167,8 @@ def collapse(network: Canonical) -> Tensors:
         (['0.weight', '0.bias', '1.weight', '1.bias'], True)
     """
     with torch.no_grad(), network._instance(0):
-        state = {n: t.detach().clone() for n, t in float_entries(network.common).items()}
+        kept = network.common.state_dict()
+        state = {n: kept[n].clone() for n, first in _names(network.common).items() if n == first}
         state |= network.mixed()
     boxed = all(name.startswith("network.") for name in state)
     return {n.removeprefix("network.") if boxed else n: t for n, t in state.items()}
