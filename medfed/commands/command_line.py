@@ -290,8 +290,8 @@ def parsed(arguments: Sequence[str]) -> Namespace:
         >>> parsed(["--multrun"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: Unknown flag --multrun (did you mean --multirun?); the \
-flags are -m, --multirun, --cfg, --resolve, --package, -p, -c, --info, and everything else is \
+        medfed.standalone.errors.ConfigError: Unknown flag --multrun (did you mean --multirun?); \
+the flags are -m, --multirun, --cfg, --resolve, --package, -p, -c, --info, and everything else is \
 key=value.
     """
     flags = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]

@@ -58,8 +58,8 @@ def with_plugins(overrides: Sequence[str]) -> list[str]:
         >>> with_plugins(["plugins=/no/such/folder"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: plugins names /no/such/folder, which is no folder; name \
-one that holds Python modules and configs.
+        medfed.standalone.errors.ConfigError: plugins names /no/such/folder, which is no folder; \
+name one that holds Python modules and configs.
     """
     spelled = [o for o in overrides if not o.startswith(KEY)]
     for override in (o for o in overrides if o.startswith(KEY)):
@@ -206,7 +206,7 @@ def check_targets(plain: Any, place: str = "", found: bool = False) -> None:
         >>> check_targets([{"_target_": "torch.optim.sgd.torch.load"}], "optimizer", found=True)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: optimizer[0]._target_=torch.optim.sgd.torch.load is \
+        medfed.standalone.errors.ConfigError: optimizer[0]._target_=torch.optim.sgd.torch.load is \
 nothing that a configuration may build; name what the shipped configs name, an optimizer, a layer, \
 a network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
 you add by plugins=FOLDER.

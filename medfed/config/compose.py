@@ -306,7 +306,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         >>> build(Section(node, "cohort"))
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: cohort.fraction must be a number, not 'half'.
+        medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
     source = node
     if isinstance(node, DictConfig):

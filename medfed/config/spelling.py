@@ -48,8 +48,9 @@ def spelled(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
         >>> spelled(["+hydra.callbacks.mine._target_=os.system"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own use; \
-set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by plugins=FOLDER.
+        medfed.standalone.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own \
+use; set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by \
+plugins=FOLDER.
     """
     whole = [part for argument in arguments for part in _option_and_keys(argument)]
     made = with_plugins([a for a in hydra_spelling(whole, sweeps) if not a.startswith(SEARCHPATH)])

@@ -45,7 +45,7 @@ def check_kind(name: str, value: object, wanted: Any) -> None:
         >>> check_kind("rate", "high", float | None)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: rate must be a float, not 'high'.
+        medfed.standalone.errors.ConfigError: rate must be a float, not 'high'.
     """
     if not isinstance(value, wanted):
         first = getattr(wanted, "__args__", (wanted,))[0]

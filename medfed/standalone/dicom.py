@@ -1,4 +1,4 @@
-"""DICOM series for :mod:`medfed.datamodules.readers.volumes`: a folder of slices, by SimpleITK.
+"""DICOM series for :mod:`medfed.standalone.volumes`: a folder of slices, by SimpleITK.
 
 SimpleITK would skip a damaged file, only warn about a missing slice and read a tilted gantry as
 upright, so this module first compares the slices' headers.
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
-from medfed.datamodules.readers.itk import affine_of, corrupt, itk_header, missing, reason
+from .errors import DataError
+from .itk import affine_of, corrupt, itk_header, missing, reason
 
 _SERIES = "0020|000e"
 _UNEVEN = 0.05  # of the distance of two slices

@@ -1,7 +1,4 @@
-"""Scans, pictures and images in a folder of inputs: found, checked, and read as in training.
-
-Bundles carry this file.
-"""
+"""Scans, pictures and images in a folder of inputs: found, checked, and read as in training."""
 
 from __future__ import annotations
 
@@ -15,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import DataError
-from medfed.common.seeding import one_thread
-from medfed.datamodules.preparation import Preparation
-from medfed.datamodules.readers import dicom, pictures, volumes
-from medfed.delivery.bundle.scripts.masks import (
+from . import dicom, pictures, volumes
+from .errors import DataError
+from .masks import (
     SEG,
     label_map,
     map_codes,
@@ -29,7 +24,8 @@ from medfed.delivery.bundle.scripts.masks import (
     save_like,
     save_picture,
 )
-from medfed.delivery.bundle.scripts.predictor import Predictor, channels_of
+from .predictor import Predictor, channels_of
+from .preparation import Preparation, one_thread
 
 _log = logging.getLogger(__name__)
 _NAMED = 3
@@ -489,7 +485,7 @@ def check_spacing(
         >>> check_spacing((1.0, 1.0, 5.0), facts, 0.1, "scan.nii.gz")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model \
+        medfed.standalone.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model \
 was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
     """
     ends = facts.get("spacing_range") or [facts.get("spacing")] * 2

@@ -1,7 +1,4 @@
-"""Masks in files: which label values they have, and on which grid and axes they lie.
-
-Bundles carry this file.
-"""
+"""Masks in files: which label values they have, and on which grid and axes they lie."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError
-from medfed.common.files import replacing, writing
-from medfed.datamodules.readers.volumes import Geometry, as_stored, stem_of, suffix_of
+from .errors import CheckpointError, ConfigError
+from .files import replacing, writing
+from .volumes import Geometry, as_stored, stem_of, suffix_of
 
 NIFTI = (".nii.gz", ".nii")
 SEG = ".dcm"
