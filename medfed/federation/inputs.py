@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, first_line
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.budget import OptimizerFactory, SchedulerFactory, learning_rates
+from medfed.federation.budget import (
+    OptimizerFactory,
+    SchedulerFactory,
+    learning_rates,
+    takes_network,
+)
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.hospital import Batched, padded
 
@@ -75,6 +80,8 @@ def check_optimizer(
     optimizer: OptimizerFactory, scheduler: SchedulerFactory | None, rounds: int
 ) -> None:
     """Refuses an optimizer or a schedule that cannot take the steps of all rounds."""
+    if callable(optimizer) and takes_network(optimizer):
+        return  # it is tried with the network
     try:
         learning_rates(optimizer, scheduler, rounds)
     except Exception as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 import time
 from datetime import timedelta
 from functools import partial
+from unittest import mock
 
 import pytest
 import pytorch_lightning as pl
@@ -31,6 +33,15 @@ from medfed.personalize.fedper import FedPer
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
 from tests.pages import DOCS
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """What Lightning sets for the whole process ends with a test."""
+    with mock.patch.dict(os.environ):
+        yield
+    torch.use_deterministic_algorithms(False)
+
 
 ROUNDS = 3
 SHORT = timedelta(seconds=0.1)  # less than a round takes where losses wait
