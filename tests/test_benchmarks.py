@@ -68,6 +68,7 @@ NOT_HERE = {
         ("evidence/flamby.py heart FOLDER/heart --methods fedavg --seeds 1", "| | medfed | "),
         ("trust/attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
         ("trust/masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
+        ("trust/networks_of_others.py --only recurrent", "| recurrent | "),
         (
             "trust/frontier.py digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
             "--shadows 4 --figure FOLDER/frontier.png",

@@ -14,7 +14,7 @@ SCRIPT = runpy.run_path(str(ROOT / "benchmarks/evidence/evidence.py"))
 
 
 def test_the_page_counts_the_answers_that_the_script_gives():
-    """After a benchmark: ``python benchmarks/evidence.py --collect …``."""
+    """After a benchmark: ``python benchmarks/evidence/evidence.py --collect …``."""
     tasks = json.loads((ROOT / "docs" / "evidence.json").read_text("utf-8"))["benchmark"]["tasks"]
     rows = [line.strip("| ").split(" | ") for line in SCRIPT["of_claims"](tasks)[2:]]
     answers = Counter(row[-1] for row in rows)

@@ -370,10 +370,12 @@ def hashes(device: torch.device) -> None:
 
 
 def bits(args: argparse.Namespace, device: torch.device) -> None:
-    """Prints hashes after two rounds of two clients, and how far a graph is from eager steps."""
-    print(
-        "| network | kernels | medfed | again | fused | graph − eager |\n|---|---|---|---|---|---|"
-    )
+    """Prints hashes after two rounds of two clients, how far a graph is from eager steps, and rates.
+
+    The rates are samples per second of one client's rounds in medfed.
+    """
+    heads = ("network", "kernels", "medfed", "again", "fused", "graph − eager", "per second")
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name in args.networks:
         for exact in (False, True):
             torch.use_deterministic_algorithms(exact, warn_only=True)
@@ -390,6 +392,9 @@ def bits(args: argparse.Namespace, device: torch.device) -> None:
                 states.append([t.double() for t in network.state_dict().values()])
             gaps = [float((a - b).abs().max()) for a, b in zip(*states, strict=True)]
             cells.append(f"{max(gaps):.1e}" if gaps else "–")
+            run, _ = federated("medfed", name, args.size, 1, args.steps, device)
+            samples = args.steps * SHAPES[name][args.size].batch
+            cells.append(f"{measure(run, samples, args.repeats, device)[0]:,.1f}")
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -33,6 +33,7 @@ from typing import Any
 from hydra._internal.utils import _locate
 
 from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.config.paths import literal, paths_in, unquoted
 from medfed.config.sections import targets
 
 KEY = "plugins="
@@ -62,21 +63,33 @@ name one that holds Python modules and configs.
     """
     spelled = [o for o in overrides if not o.startswith(KEY)]
     for override in (o for o in overrides if o.startswith(KEY)):
-        value = override.removeprefix(KEY).strip("[]")
-        names = [name.strip(" \"'") for name in value.split(",")]
-        folders = [Path(n).expanduser().resolve() for n in names if n and n != "null"]
-        for folder in folders:
-            _activate(folder)
-        if folders:
-            override = KEY + _list(str(f) for f in folders)
-            places = [f / "configs" if (f / "configs").is_dir() else f for f in folders]
-            spelled.append("hydra.searchpath=" + _list(f"file://{p}" for p in places))
+        if folders := plugin_folders(override):
+            override = KEY + _list(map(str, folders))
+            spelled.append("hydra.searchpath=" + _list(f"file://{yamls_of(f)}" for f in folders))
         spelled.append(override)
     return spelled
 
 
+def plugin_folders(override: str) -> list[Path]:
+    """Returns the folders of ``plugins=FOLDER``, and makes them importable.
+
+    Raises:
+        ConfigError: If one does not exist.
+    """
+    names = [unquoted(name) for name in paths_in(override.removeprefix(KEY))]
+    folders = [Path(name).expanduser().resolve() for name in names if name != "null"]
+    for folder in folders:
+        _activate(folder)
+    return folders
+
+
+def yamls_of(folder: Path) -> Path:
+    """Returns where the yamls of a plugin folder are."""
+    return folder / "configs" if (folder / "configs").is_dir() else folder
+
+
 def _list(values: Iterable[str]) -> str:
-    return "[" + ",".join(f'"{v}"' for v in values) + "]"
+    return "[" + ",".join(map(literal, values)) + "]"
 
 
 def _activate(folder: Path) -> None:
