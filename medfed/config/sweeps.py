@@ -97,7 +97,7 @@ class Engine:
             >>> Engine.of(["sweep.worker=2"])
             Traceback (most recent call last):
             ...
-            medfed.common.errors.ConfigError: Unknown key 'sweep.worker' (did you mean \
+            medfed.standalone.errors.ConfigError: Unknown key 'sweep.worker' (did you mean \
 sweep.workers?); sweep has workers.
         """
         workers, launcher, settings, others = None, "", [], []

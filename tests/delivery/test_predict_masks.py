@@ -334,6 +334,17 @@ def test_a_label_that_leads_out_of_the_folder(hospital, tmp_path, label):
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
+def test_a_label_of_pictures_that_leads_out_of_the_folder(hospital, tmp_path):
+    made = hospital("pictures")
+    bundle = read_bundle(made.bundle)
+    write_bundle(tmp_path / "bundle", {**bundle.facts, "labels": ["../x"]}, bundle.state, {})
+    file = made.bundle.parent / "pictures" / "centre_0" / "0L.png"
+    keys = {"output": tmp_path / "mask.png", "probabilities": "true"}
+    with pytest.raises(MedfedError, match="cannot be part of a file's name"):
+        made.predict(bundle=tmp_path / "bundle", input=file, **keys)
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
 def _bad(kind: str, file: Path, folder: Path) -> Path:
     """A scan that is wrong in one way."""
     image = nib.load(file)
