@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
@@ -42,7 +42,7 @@ def float_entries(network: nn.Module) -> Tensors:
         ['weight', 'bias', 'running_mean', 'running_var']
     """
     for name, module in network.named_modules():
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
             raise ConfigError(
                 f"Layer {name or 'network'} ({type(module).__name__}) has no weights yet: pass one "
                 "batch through the network before it is federated."
