@@ -66,6 +66,20 @@ def aliases(network: nn.Module) -> dict[str, str]:
     return {n: first.setdefault(id(t), n) for n, t in kept.items() if t.is_floating_point()}
 
 
+def frozen_names(network: nn.Module) -> frozenset[str]:
+    """Returns the entries that never change: marked by ``requires_grad``, or ``frozen_entries``.
+
+    Example:
+        >>> net = nn.Linear(2, 2)
+        >>> _ = net.bias.requires_grad_(False)
+        >>> frozen_names(net)
+        frozenset({'bias'})
+    """
+    known = {id(t) for t in network.parameters() if not t.requires_grad}
+    marked = (n for n, t in float_entries(network).items() if id(t) in known)
+    return frozenset(marked).union(getattr(network, "frozen_entries", ()))
+
+
 def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
     """Returns a pattern for each normalisation layer, recognised by its type, not its name.
 
@@ -288,12 +302,8 @@ class ParameterSplit:
             raise ConfigError(
                 f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
             )
-        every = float_entries(network)
-        marked = (
-            n for n, t in every.items() if isinstance(t, nn.Parameter) and not t.requires_grad
-        )
-        base = frozenset(getattr(network, "frozen_entries", ())).union(marked)
-        entries = {n: t for n, t in every.items() if n not in base}
+        base = frozen_names(network)
+        entries = {n: t for n, t in float_entries(network).items() if n not in base}
         buffers = frozenset(n for n, t in entries.items() if not isinstance(t, nn.Parameter))
         known = aliases(network)
         kept = {known[n] for n in match(personal, known)} - base
@@ -310,7 +320,7 @@ class ParameterSplit:
             tuple(n for n in entries if n in kept),
             buffers,
             policy,
-            frozenset(base),
+            base,
         )
 
     def check_features(self, method: str) -> None:
