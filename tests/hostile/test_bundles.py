@@ -453,7 +453,10 @@ WEIGHTS: dict[str, tuple[Damage, str]] = {
     "expanded": (dense(torch.zeros(1).expand(10**12)), "its tensors are larger than the file"),
     "sparse": (dense(torch.zeros(1).to_sparse()), "a tensor is no dense one"),
     "meta": (dense(torch.empty(10**12, device="meta")), "a tensor is no dense one"),
-    "whole numbers": (dense(torch.zeros(1, dtype=torch.int64)), "is not of finite numbers"),
+    "whole numbers": (
+        dense(torch.zeros(1, dtype=torch.int64)),
+        "do not fit its network (linear.bias holds whole numbers",
+    ),
     "nan": (dense(torch.full((1,), torch.nan)), "linear.bias is not of finite numbers"),
     "another shape": (dense(torch.zeros(2)), "do not fit its network (linear.bias is (1,) in"),
     "one more": (dense(torch.zeros(1), "more"), "do not fit its network (more is None in"),

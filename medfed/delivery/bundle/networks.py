@@ -250,14 +250,19 @@ def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Args:
         network: May be on the device ``meta``.
-        state: Its weights and float buffers.
+        state: Its weights and float buffers; counters and other whole numbers may be left out.
 
     Raises:
         RuntimeError: Naming the first entry that differs.
     """
-    wanted = {n: t.shape for n, t in float_entries(network).items()}
+    entries, every = float_entries(network), network.state_dict()
+    wanted = {n: t.shape for n, t in every.items() if n in entries or n in state}
     given = {n: t.shape for n, t in state.items()}
     for name in (*wanted, *given):
+        if name in given and name in every:
+            whole = [not t.is_floating_point() for t in (every[name], state[name])]
+            if whole[0] != whole[1]:
+                raise RuntimeError(f"{name} holds whole numbers in one of network and file")
         if wanted.get(name) != given.get(name):
             shapes = [None if s is None else tuple(s) for s in (wanted.get(name), given.get(name))]
             raise RuntimeError(f"{name} is {shapes[0]} in the network and {shapes[1]} in the file")
