@@ -83,9 +83,9 @@ class Cohort:
             )
         if self.clients is not None and not self.clients:
             raise ConfigError("cohort.clients is an empty list; name a client or set it to null.")
-        for key, names in {"clients": self.clients or (), **self.absent}.items():
+        listed = {f"absent, round {number},": names for number, names in self.absent.items()}
+        for place, names in {"clients": self.clients or (), **listed}.items():
             if twice := next((n for i, n in enumerate(names) if n in names[:i]), None):
-                place = key if key == "clients" else f"absent, round {key},"
                 raise ConfigError(f"cohort.{place} names {twice!r} twice; name each client once.")
 
     def of(self, known: Sequence[str], seed: int, round: int) -> tuple[str, ...]:
