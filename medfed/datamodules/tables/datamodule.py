@@ -51,13 +51,13 @@ from medfed.datamodules.tables.agreement import (
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
 from medfed.standalone.columns import Array, Columns, Scaling
-from medfed.standalone.csv_files import csv_rows
+from medfed.standalone.csv_files import Limits, csv_rows
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
 _OF_CSV: tuple[str, ...] = (
     *("features", "centre", "patient", "positive", "header", "negative", "outcome", "drop"),
-    *("unlabelled", "time", "ages", "split"),
+    *("unlabelled", "time", "ages", "split", "missing", "limits"),
 )
 
 
@@ -113,6 +113,9 @@ class TabularDataModule(FederatedDataModule):
         outcome_scale: Mean and deviation of continuous outcomes, the units of the model; None:
             those of all clients' training rows, for which each client sends three sums. ``(0, 1)``
             does not scale outcomes.
+        missing: Further words of missing cells in a CSV file, such as ``["k.A.", -9]``.
+        limits: What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error
+            (``"refuse"``), ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
 
     Raises:
         ConfigError: If a choice is unknown, a scale or the cuts are invalid, classes are named for
@@ -146,6 +149,8 @@ class TabularDataModule(FederatedDataModule):
     cuts: Sequence[float] | None = None
     ages: Mapping[str, str] | None = None
     split: str | None = None
+    missing: Sequence[str | int | float] = ()
+    limits: Limits = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,14 +240,14 @@ class TabularDataModule(FederatedDataModule):
 
     def data_remarks(self) -> list[str]:
         """See the base class: columns that are perhaps not features."""
-        path = expanded(self.path)
+        path, accounts = expanded(self.path), [a.sentence() for a in self.table.accounts]
         if path is None or self.reader is not None or self.features is not None:
-            return []
+            return accounts
         header = [c.strip() for c in self.header or next(csv_rows(path))]
         answers = (self.event or self.label, self.time or "")
         other = {name.lower() for name in (*answers, *self.drop)}
         free = [c for c in header if c.lower() not in other]
-        return columns.role_remarks(free, self.centre, self.patient)
+        return accounts + columns.role_remarks(free, self.centre, self.patient)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: rows, if equal ones are unlikely by chance."""
@@ -403,17 +408,23 @@ class TabularDataModule(FederatedDataModule):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` also has the columns and their rounded range."""
         scaling, plan = self.scalings[client], self.plans[client]
-        ends = [
+        low, high = [
             [None if np.isnan(value) else value for value in end.tolist()]
             for end in columns.value_range(self._numbers(client), share=0)
         ]
+        ends = {"lowest": low, "highest": high}
         has = set(plan.record(self.plan_names)["channels"])
         return {
             **super().preprocessing(client),
             "present": [name for name, column in self.columns.inputs() if column in has],
             "normalization": scaling.facts(),
-            "input": {**self.columns.facts(), "lowest": ends[0], "highest": ends[1]},
+            "input": {**self.columns.facts(), **ends, **self._reading()},
         }
+
+    def _reading(self) -> dict[str, Any]:
+        """How cells are read, where it is not the usual way."""
+        words = {"missing": list(map(str, self.missing))} if self.missing else {}
+        return words | ({"limits": self.limits} if self.limits != "refuse" else {})
 
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
         if plan.scanner is not None:
