@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import unicodedata
 
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.plans import by_id
+from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.standalone.csv_files import MISSING, as_number, read_features
@@ -263,3 +267,46 @@ def test_the_account_stands_in_the_remarks(tmp_path, caplog):
 
 def test_every_word_of_missing_cells_is_lower_case():
     assert all(word == fold(word).lower() for word in MISSING)
+
+
+@pytest.mark.parametrize("ending", ["csv", "json"])
+def test_a_list_of_hospitals_names_cases_in_any_unicode_form(ending, tmp_path):
+    """As folders of macOS have them."""
+    listed = {"Mu\u0308ller 1": "Bern", "M\u00fcller  2": "Bern"}
+    write_centres(tmp_path / f"centres.{ending}", listed)
+    cases = ["M\u00fcller 1", "Mu\u0308ller 2"]
+    assert named_centres(tmp_path, cases) == dict.fromkeys(cases, "Bern")
+    for other, what in (("bern", "capitals"), ("Be\u200brn", "signs that nobody sees")):
+        write_centres(tmp_path / f"centres.{ending}", {**listed, "x": other})
+        with pytest.raises(DataError, match=f"hospitals: 'Bern' .case .*differ only in {what}"):
+            named_centres(tmp_path, cases)
+    write_centres(tmp_path / f"centres.{ending}", {"a1": "Bern", "A1": "Bern"})
+    with pytest.raises(DataError, match=r"cases: 'a1' .entry 0. and 'A1' .entry 1. differ only"):
+        named_centres(tmp_path, ["a1"])
+
+
+def write_centres(path, listed):
+    lines = ["case,hospital", *map(",".join, listed.items())]
+    path.write_text(json.dumps(listed) if path.suffix == ".json" else "\n".join(lines), "utf-8")
+
+
+@pytest.mark.parametrize("centre", [False, True], ids=["patient", "hospital"])
+@pytest.mark.parametrize(("one", "other", "what"), SPELLINGS.values(), ids=SPELLINGS)
+def test_no_reader_s_patients_or_hospitals_are_two_by_spelling(one, other, what, centre):
+    patients = [Patient(f"p{n}", centre=name) for n, name in enumerate(("x", one, other))]
+    if not centre:
+        patients = [Patient(name) for name in ("x", one, other)]
+    kind = "hospitals" if centre else "patients"
+    with pytest.raises(DataError, match=f"The {kind}' names: .* differ only in {what}"):
+        by_id(patients)
+    assert [*by_id(patients[:2])] == [p.id for p in patients[:2]]
+
+
+def test_rows_that_join_a_federation_have_its_classes(tmp_path):
+    path = table(tmp_path / "t.csv", cells("ill", *["b"] * 24))
+    read = read_csv(path, **ROLES, classes=("a", "b", "c"))
+    assert (read.classes, read.labels.tolist()) == (("a", "b", "c"), [1] * 24)
+    with pytest.raises(DataError, match=r"data row 1: the label b is none of a, c; mend the row"):
+        read_csv(path, **ROLES, classes=("a", "c"))
+    read = read_csv(path, **ROLES, positive=["a"], classes=("negative", "positive"))
+    assert read.labels.tolist() == [0] * 24

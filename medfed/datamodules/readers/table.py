@@ -258,6 +258,7 @@ def read_csv(
     split: str | None = None,
     missing: Sequence[str | int | float] = (),
     limits: Limits = "refuse",
+    classes: Sequence[str] | None = None,
 ) -> Table:
     """Reads a CSV file.
 
@@ -287,6 +288,8 @@ def read_csv(
         missing: Further words of missing cells; numbers among them do not count for names of
             patients and hospitals.
         limits: What a cell such as ``<0.5`` is in a column of numbers; see `csv_files.Sheet`.
+        classes: The class names of a federation that the table joins, though its rows may lack
+            some; None takes those of the rows.
 
     Returns:
         The table.
@@ -319,27 +322,27 @@ def read_csv(
         names = check_names("column", wanted, sheet.columns, where)
     if unlabelled == "drop":
         both = positive is not None and negative is not None
-        named = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
+        known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
         for answer in answers.values():
-            sheet = sheet.labelled(answer, named if answer == label else None)
+            sheet = sheet.labelled(answer, known if answer == label else None)
     names, categories = find_kinds(sheet, names, categorical, given=features is not None)
-    labels, classes = (
+    labels, named = (
         (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
         else _survival(sheet, label, time, positive, negative)
         if time
-        else _classes(sheet, label, positive, negative)
+        else _classes(sheet, label, positive, negative, classes)
     )
     count = len(sheet.rows)
     rows = [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
     words = [word for word in missing if as_number(str(word)) == float("inf")]
-    named = replace(sheet, missing=missing_words(words))
-    patients = named.names(patient) if patient else rows
-    centres, files = named.names(centre) if centre else (), [path] * count
+    whose = replace(sheet, missing=missing_words(words))
+    patients = whose.names(patient) if patient else rows
+    centres, files = whose.names(centre) if centre else (), [path] * count
     cells = csv_files.read_cells(sheet, names, categories)
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
     return Table(
-        *(names, cells, labels, classes, patients, centres, files, categories, official),
+        *(names, cells, labels, named, patients, centres, files, categories, official),
         accounts=accounts_of(sheet, names),
     )
 
@@ -483,15 +486,22 @@ def _label(text: str) -> str:
 
 
 def _classes(
-    sheet: Sheet, label: str, positive: Values | None, negative: Values | None
+    sheet: Sheet,
+    label: str,
+    positive: Values | None,
+    negative: Values | None,
+    joined: Sequence[str] | None = None,
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class index per row, and the class names."""
     values = sheet.names(label, _WITHOUT, _label)
     if positive is not None:
         wanted = {_label(str(p)) for p in positive}
         known = set(values) if negative is None else {_label(str(n)) for n in negative}
-        _check_labels(sheet, values, wanted, known | wanted)
+        _check_labels(sheet, values, wanted if joined is None else set(), known | wanted)
         return np.array([v in wanted for v in values], dtype=np.int64), ("negative", "positive")
+    if joined is not None:
+        _check_labels(sheet, values, set(), {*joined})
+        return np.array([joined.index(v) for v in values], dtype=np.int64), tuple(joined)
     names = sorted(set(values), key=lambda v: (as_number(v), v))
     if len(names) < 2 or len(names) > 50:
         raise DataError(
@@ -531,7 +541,7 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
         if value not in known:
             listed = ", ".join(sorted(known))
             raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
-    if not wanted & set(values):
+    if wanted and not wanted & set(values):
         raise DataError(
             f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
             f"labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}."

@@ -182,6 +182,7 @@ class TabularDataModule(FederatedDataModule):
         if self.outcome_scale is not None:
             self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
         self.agreement: Agreement | None = None
+        self.joined: tuple[str, ...] | None = None
         self.scalings: dict[str, Scaling] = {}
         self.train_rows: dict[str, Array] = {}
         self.train_outcomes: dict[str, Array] = {}
@@ -194,7 +195,7 @@ class TabularDataModule(FederatedDataModule):
             categorical = "auto" if self.categorical is None else self.categorical
             settings = {name: getattr(self, name) for name in _OF_CSV}
             label = self.event or self.label
-            return read_csv(path, label, categorical=categorical, **settings)
+            return read_csv(path, label, categorical=categorical, classes=self.joined, **settings)
         if path is None:
             check_known("data.embedded", self.embedded, EMBEDDED)
             whole = EMBEDDED[self.embedded]()
@@ -291,6 +292,7 @@ class TabularDataModule(FederatedDataModule):
         self.categorical = tuple(other.columns.categories)
         if self.path is not None and self.reader is None:
             self.features = other.columns.names
+            self.joined = other.table.classes
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Runs the clients' agreement and scales by training statistics; see the base class."""
