@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -184,11 +184,7 @@ class Sheet:
         empty = len(every) - (every.index(rows[0]) if rows else 0) - len(rows)
         if latin:
             texts = (cell for row in rows for cell in row)
-            log.warning(
-                "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as "
-                "CSV UTF-8.",
-                *(path, next(text for text in texts if not text.isascii())[:40]),
-            )
+            _say_latin(path, next(text for text in texts if not text.isascii())[:40])
         columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
         if not rows:
             raise DataError(f"{path} has no data rows.")
@@ -406,6 +402,15 @@ def missing_words(words: Sequence[object]) -> Collection[str]:
         True
     """
     return MISSING | {tidy(fold(str(word))).lower() for word in words}
+
+
+@lru_cache(1 << 10)  # a file may be read several times
+def _say_latin(path: Path, such: str) -> None:
+    log.warning(
+        "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as CSV "
+        "UTF-8.",
+        *(path, such),
+    )
 
 
 def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:

@@ -517,9 +517,7 @@ def _classes(
         )
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
-    words = [name.lower() for name in names]
-    if len(names) == 2 and {*words} & _YES and {*words} & _NO:
-        yes = names[0] if words[0] in _YES else names[1]
+    if (yes := meant_as_yes(names)) is not None:
         raise DataError(
             f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no; say which "
             f"one is the positive class, such as data.positive=[{yes}]."
@@ -533,6 +531,19 @@ def _classes(
         )
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
+
+
+def meant_as_yes(names: Sequence[str]) -> str | None:
+    """Of two labels in another language than English, the one that means yes, if the other is no.
+
+    Example:
+        >>> meant_as_yes(["Ja", "Nein"]), meant_as_yes(["no", "yes"]), meant_as_yes(["a", "b"])
+        ('Ja', None, None)
+    """
+    words = [name.lower() for name in names]
+    if len(names) != 2 or not ({*words} & _YES and {*words} & _NO):
+        return None
+    return names[0] if words[0] in _YES else names[1]
 
 
 def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:

@@ -26,6 +26,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient, check_names, expanded
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
@@ -239,16 +240,21 @@ class TabularDataModule(FederatedDataModule):
         if self.outcome_scale is not None and not self.samples.continuous:
             raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
 
+    @property
+    def accounts(self) -> Sequence[Account]:
+        """See the base class."""
+        return self.table.accounts
+
     def data_remarks(self) -> list[str]:
         """See the base class: columns that are perhaps not features."""
-        path, accounts = expanded(self.path), [a.sentence() for a in self.table.accounts]
+        path = expanded(self.path)
         if path is None or self.reader is not None or self.features is not None:
-            return accounts
+            return []
         header = [c.strip() for c in self.header or next(csv_rows(path))]
         answers = (self.event or self.label, self.time or "")
         other = {name.lower() for name in (*answers, *self.drop)}
         free = [c for c in header if c.lower() not in other]
-        return accounts + columns.role_remarks(free, self.centre, self.patient)
+        return columns.role_remarks(free, self.centre, self.patient)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: rows, if equal ones are unlikely by chance."""
