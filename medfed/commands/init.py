@@ -216,7 +216,7 @@ def tried(guess: Guess, given: Mapping[str, Any], name: str, yes: bool) -> list[
         "official splits": [f"{s} {n}" for s, n in splits.items()] or ["none"],
     }
     guess.took += [(what, few(found, 12), "as training reads it") for what, found in facts.items()]
-    return [str(remark) for remark in data.remarks]
+    return [*(account.sentence() for account in data.accounts), *map(str, data.remarks)]
 
 
 def _ask_positive(guess: Guess, data: TabularDataModule) -> None:

@@ -303,7 +303,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         )
         check_keep_out(self.keep_out, list(self.plans))
         self.remarks = [
-            *(account.sentence() for account in self.accounts),
             *self.data_remarks(),
             *remarks(self.partition, list(self._patients.values())),
         ]

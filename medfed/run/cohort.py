@@ -342,8 +342,8 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
         console.print(_table(cohort))
     else:
         say(console, *_ranges(cohort))
-    if cohort.remarks:
-        say(console, *cohort.remarks)
+    if lines_below := [*(account.sentence() for account in cohort.accounts), *cohort.remarks]:
+        say(console, *lines_below)
     if cohort.used < cohort.patients:
         left = cohort.patients - cohort.used
         left_out = f"{left:,} of the {cohort.patients:,} patients"

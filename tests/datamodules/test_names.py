@@ -6,11 +6,13 @@ import csv
 import json
 import logging
 import unicodedata
+from io import StringIO
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
@@ -19,6 +21,7 @@ from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.run.cohort import cohort_record, print_cohort
 from medfed.standalone.csv_files import MISSING, as_number, read_features
 from medfed.standalone.names import alike, code_among, fold, likeness, same, tidy
 
@@ -253,16 +256,23 @@ def test_excel_s_first_line_names_the_separator(tmp_path):
     assert read.features[0, 0] == 7.5
 
 
-def test_the_account_stands_in_the_remarks(tmp_path, caplog):
+def test_the_account_stands_in_the_start_table_and_its_record(tmp_path, caplog):
     caplog.set_level(logging.ERROR)
     path = table(tmp_path / "t.csv", [",,,", *cells("age", "", "NA")])
     data = TabularDataModule(ByCentre(), path=path, label="ill", centre="place", patient="who")
     data.setup()
-    assert f"{path}: 24 of 25 rows are taken; left out: 1 empty." in data.remarks
+    cohort = cohort_record(data)
+    console = Console(width=1000, record=True, file=StringIO())
+    print_cohort(cohort, console=console)
+    printed = console.export_text()
+    assert "t.csv: 24 of 25 rows are taken; left out: 1 empty." in printed
     assert (
-        f"{path}: 22 of 24 cells of 1 features are taken; left out: 1 empty (age in data row 1), 1 "
+        "t.csv: 22 of 24 cells of 1 features are taken; left out: 1 empty (age in data row 1), 1 "
         "missing (NA) (age in data row 2)."
-    ) in data.remarks
+    ) in printed
+    rows, features = cohort.record()["read"]
+    assert (rows["what"], rows["seen"], rows["taken"]) == ("rows", 25, 24)
+    assert features["left_out"]["missing (NA)"] == {"count": 1, "first": "age in data row 2"}
 
 
 def test_every_word_of_missing_cells_is_lower_case():
