@@ -38,6 +38,7 @@ from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions, warn_of_clients
 from medfed.standalone.preparation import one_thread
@@ -423,6 +424,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def data_remarks(self) -> list[str]:
         """Returns remarks about how the data are read; by default nothing."""
         return []
+
+    @property
+    def accounts(self) -> Sequence[Account]:
+        """What was taken of the files, rows and cells, and left out; by default unknown."""
+        return ()
 
     @property
     def patients(self) -> Mapping[str, Patient]:

@@ -27,6 +27,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import is_survival
 from medfed.datamodules.scanner import UNCHANGED, Scanner
@@ -138,6 +139,7 @@ class CohortRecord:
         patients: Number of all patients.
         remarks: Sentences about how the partition made the clients.
         duplicates: Samples with equal content in two splits or at two clients.
+        accounts: What the reader took of files, rows and cells, and left out.
     """
 
     clients: dict[str, Had]
@@ -148,6 +150,7 @@ class CohortRecord:
     patients: int
     remarks: list[str]
     duplicates: Duplicates
+    accounts: Sequence[Account] = ()
 
     def record(self) -> dict[str, Any]:
         """Returns the content of ``cohort.json``."""
@@ -157,6 +160,7 @@ class CohortRecord:
             "clients": {name: asdict(had) for name, had in self.clients.items()},
             "remarks": self.remarks,
             "duplicates": self.duplicates.record(),
+            "read": [account.record() for account in self.accounts],
         }
 
 
@@ -207,6 +211,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         patients=len(data.patients),
         remarks=list(data.remarks),
         duplicates=duplicates,
+        accounts=data.accounts,
     )
 
 
@@ -337,8 +342,8 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
         console.print(_table(cohort))
     else:
         say(console, *_ranges(cohort))
-    if cohort.remarks:
-        say(console, *cohort.remarks)
+    if lines_below := [*(account.sentence() for account in cohort.accounts), *cohort.remarks]:
+        say(console, *lines_below)
     if cohort.used < cohort.patients:
         left = cohort.patients - cohort.used
         left_out = f"{left:,} of the {cohort.patients:,} patients"
