@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import ct_patches, pictures
 from .columns import Columns, from_facts
-from .csv_files import read_features
+from .csv_files import Limits, read_features
 from .errors import CheckpointError, ConfigError, DataError, first_line
 from .files import csv_text, write_text, writing
 from .predictor import Predictor
@@ -134,8 +134,10 @@ def read_rows(predictor: Predictor, source: Path) -> Rows:
         raise DataError(f"{source} is a folder; name one CSV file in input.")
     columns = Columns.from_facts(predictor.facts["input"])
     facts = predictor.facts["input"]
-    how = facts.get("missing") or (), facts.get("limits") or "refuse"
-    rows, others, texts = read_features(source, columns.names, columns.categories, *how)
+    limits: Limits = facts.get("limits") or "refuse"
+    rows, others, texts = read_features(
+        source, columns.names, columns.categories, facts.get("missing") or (), limits
+    )
     unusual = unusual_cells(rows, columns, predictor.facts, texts)
     tensor = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
     return Rows(tensor, others, unusual)

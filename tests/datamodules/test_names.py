@@ -19,6 +19,8 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.plans import by_id
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.cases import named_centres
+from medfed.datamodules.readers.image_folder import read_image_table
+from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record, print_cohort
@@ -320,3 +322,21 @@ def test_rows_that_join_a_federation_have_its_classes(tmp_path):
         read_csv(path, **ROLES, classes=("a", "c"))
     read = read_csv(path, **ROLES, positive=["a"], classes=("negative", "positive"))
     assert read.labels.tolist() == [0] * 24
+
+
+@pytest.mark.parametrize("read", [read_image_table, ImageMasksReader], ids=["classes", "masks"])
+@pytest.mark.parametrize("column", ["patient", "centre", "label"])
+@pytest.mark.parametrize(("one", "other", "what"), SPELLINGS.values(), ids=SPELLINGS)
+def test_tables_of_pictures_have_one_spelling_too(one, other, what, column, read, tmp_path):
+    if (read, column) == (ImageMasksReader, "label"):
+        column = "patient"  # masks have no label
+    lines = ["image,mask,patient,centre,label"]
+    for n, name in enumerate(("x", one, other)):
+        cells_ = {"image": f"{n}.png", "mask": f"m{n}.png", "patient": f"p{n}", "centre": "Bern"}
+        lines.append(",".join({**cells_, "label": "ill", column: name}.values()))
+    path = tmp_path / "images.csv"
+    path.write_text("\n".join(lines), "utf-8")
+    with pytest.raises(
+        DataError, match=rf"column {column}: .*row 2. .*row 3. differ only in {what}"
+    ):
+        read(path)
