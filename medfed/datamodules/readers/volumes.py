@@ -194,6 +194,11 @@ def read_volume(
     if array.dtype.kind not in "buif":
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
+    if array.shape != (wanted := (*geometry.shape, geometry.channels)):
+        raise DataError(
+            f"{path} holds voxels of shape {array.shape}, but its header says {wanted}; convert it "
+            "anew, or leave the patient out."
+        )
     taken = range(array.shape[3]) if channels is None else channels
     if max(taken) >= array.shape[3]:
         raise DataError(
