@@ -70,6 +70,7 @@ class CaseReader(VolumeReader):
         self.regions = tuple(regions)
         self._region_labels = {name: tuple(values) for name, values in regions.items()}
         self._known_labels = (0, *known_labels)
+        self.in_file = len(self.channels)  # of a file that holds all
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
@@ -139,10 +140,12 @@ class CaseReader(VolumeReader):
         *loaded, label = read_together([*images, mask], select)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
-            if select is None and len(volume.voxels) > 1:
+            wanted = self.in_file if "image" in patient.files else 1
+            if (count := volume.geometry.channels) > wanted:
                 raise DataError(
-                    f"{path} has {len(volume.voxels)} channels, but needs 1; use the layout of MSD "
-                    "for files that hold all modalities."
+                    f"{path} holds {count} volumes (channels or points in time), but "
+                    f"{wanted} {'is' if wanted == 1 else 'are'} named; name each as a channel of "
+                    "the list, in one file per case (data=datalist), or save one volume per file."
                 )
         image = loaded[0].voxels
         if len(loaded) > 1:
@@ -184,7 +187,7 @@ class CaseReader(VolumeReader):
         strange = (codes != values) | ~_is_one_of(codes, self._known_labels)
         if strange.any():
             raise DataError(
-                f"{path}: unknown label value {values[strange][0].item():g}; known: "
+                f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
                 f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
                 "data.reader."
             )

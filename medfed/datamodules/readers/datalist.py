@@ -169,6 +169,7 @@ class DatalistReader(CaseReader):
         super().__init__(self._file.parent, names, chosen, sorted(values), hospitals, missing)
         self._select = [known.index(name) for name in names]
         self._known = known
+        self.in_file = len(known)
 
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`."""
@@ -288,7 +289,11 @@ class DatalistReader(CaseReader):
     def _place(self, name: object) -> Path:
         if not isinstance(name, str) or not name:
             raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
-        return self._file.parent / name
+        # Lists from Windows have backslashes; a file may have one in its name elsewhere.
+        there = self._file.parent / name
+        return (
+            there if "\\" not in name or there.exists() else there.parent / name.replace("\\", "/")
+        )
 
     def _ids(self) -> list[str]:
         """The stems of the images, with the folder's name if stems repeat."""
