@@ -29,6 +29,7 @@ from medfed.datamodules.readers.base import (
     with_hospitals,
 )
 from medfed.datamodules.readers.csv_files import csv_rows
+from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.volumes import check_finite, read_geometry, read_together
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class CaseReader(VolumeReader):
         known_labels: Label values that may occur beside 0; another one stops the run.
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
         missing: See `VolumeReader`.
+        patient_pattern: Finds the patient in a case's name, see `persons.persons_of`.
     """
 
     normalize: object = "zscore_nonzero"
@@ -61,6 +63,7 @@ class CaseReader(VolumeReader):
         known_labels: Sequence[int],
         hospitals: int | None,
         missing: Missing = "error",
+        patient_pattern: str | None = None,
     ) -> None:
         check_known("data.reader.missing", missing, get_args(Missing))
         self.path = path
@@ -73,6 +76,7 @@ class CaseReader(VolumeReader):
         self.in_file = len(self.channels)  # of a file that holds all
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
+        self._pattern = patient_pattern
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
 
     @abstractmethod
@@ -90,6 +94,8 @@ class CaseReader(VolumeReader):
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
         cases = sorted(self.cases(), key=lambda case: case.id)
+        ids = [case.id for case in cases if case.id not in self._person]
+        self._person |= zip(ids, persons_of(ids, self._pattern, self.path), strict=True)
         centres = self.centres([case.id for case in cases])
         for case in cases:
             if set(case.lacks) == set(self.channels):
@@ -101,7 +107,7 @@ class CaseReader(VolumeReader):
         """Joins the cases of each patient that has several."""
         by_person: dict[str, list[Patient]] = {}
         for case in cases:
-            by_person.setdefault(self._person.get(case.id, case.id), []).append(case)
+            by_person.setdefault(self._person[case.id], []).append(case)
         self._cases = {n: held for n, held in by_person.items() if [c.id for c in held] != [n]}
         return [_joined(name, by_person[name]) for name in sorted(by_person)]
 

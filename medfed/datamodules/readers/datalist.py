@@ -18,7 +18,6 @@ from typing import Any
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
-from medfed.datamodules.readers.image_folder import search_name
 from medfed.datamodules.readers.volumes import existing, read_geometry, stem_of
 from medfed.datamodules.splits import Split
 
@@ -126,8 +125,7 @@ class DatalistReader(CaseReader):
             exclusive.
         hospitals: If no hospital is named: the number of contiguous blocks of cases.
         patient: The key of an entry that names its patient, if entries have it.
-        patient_pattern: Or a regular expression with one group that finds the patient in a case's
-            id. Otherwise every case is a separate patient.
+        patient_pattern: Or the patient in a case's id, see `CaseReader`.
         centre: The key of an entry that names its hospital, if entries have it.
         fold: The entries whose ``fold`` has this value are the test cases.
         missing: See `VolumeReader`; an entry may also list null in place of a file.
@@ -160,13 +158,16 @@ class DatalistReader(CaseReader):
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._index = read_json(self._file)
         self._entries = self._listed(fold)
-        self._patient, self._pattern, self._centre = patient, patient_pattern, centre
+        self._patient, self._centre = patient, centre
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
         listed = self._labels_of(regions)
         chosen = chosen_regions(regions, listed)
         values = {v for each in (*listed.values(), *chosen.values()) for v in each}
-        super().__init__(self._file.parent, names, chosen, sorted(values), hospitals, missing)
+        super().__init__(
+            *(self._file.parent, names, chosen, sorted(values), hospitals, missing),
+            patient_pattern=patient_pattern,
+        )
         self._select = [known.index(name) for name in names]
         self._known = known
         self.in_file = len(known)
@@ -201,9 +202,7 @@ class DatalistReader(CaseReader):
             files = {**there, "label": label}
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
             patients.append(Patient(name, files, centre, split=split, lacks=lacks, annotated=done))
-        if self._pattern is not None:
-            self._person = {n: search_name("patient", self._pattern, n, self._file) for n in ids}
-        else:
+        if self._pattern is None:
             named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
             self._person = {n: str(patient) for n, patient in named if patient is not None}
         return patients
@@ -368,6 +367,7 @@ class MSDReader(DatalistReader):
         channels: Channels to read, in this order.
         regions: Any of ``whole``, ``core`` and ``enhancing``.
         hospitals: If no hospital is named: the number of contiguous blocks of cases.
+        patient_pattern: See `CaseReader`.
 
     Raises:
         ConfigError: If a region or channel is unknown.
@@ -387,10 +387,12 @@ class MSDReader(DatalistReader):
         channels: Sequence[str] = ("FLAIR", "T1w", "T1gd", "T2w"),
         regions: Sequence[str] = ("whole",),
         hospitals: int | None = None,
+        patient_pattern: str | None = None,
     ) -> None:
         chosen = check_names("region", regions, list(_TUMOUR))
         super().__init__(
-            path / "dataset.json", channels, {name: _TUMOUR[name] for name in chosen}, hospitals
+            *(path / "dataset.json", channels, {name: _TUMOUR[name] for name in chosen}, hospitals),
+            patient_pattern=patient_pattern,
         )
 
     def _labels_of(self, wanted: object) -> Regions:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.csv_files import Sheet, listed_columns
+from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.readers.pictures import SUFFIXES, Color, read_image
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
@@ -51,8 +51,7 @@ def read_image_folder(
         path: The folder that holds one folder per class, or per split.
         size: Height and width; resizing does not keep the aspect ratio.
         color: ``"grey"`` or ``"rgb"``; all images are converted.
-        patient_pattern: Regular expression with one group that finds the patient's id in the file's
-            name. None makes every image a patient.
+        patient_pattern: Finds the patient in the file's name, see `persons.persons_of`.
         centre_pattern: Regular expression with one group that finds the hospital in the path below
             `path`.
         classes: Folders to read, in the order of the labels; None reads all, sorted.
@@ -86,14 +85,13 @@ def read_image_folder(
             files += (images := _images_in(root / name))
             labels += [label] * len(images)
             official += [splits.get(root.name)] * len(images)
-    patients = [search_name("patient", patient_pattern, f.name, f) for f in files]
     below = [f.relative_to(path).as_posix() for f in files]
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
     samples = Samples(
         labels=np.array(labels),
         num_classes=len(names),
-        patients=patients if patient_pattern else below,
+        patients=persons_of(below, patient_pattern, path),
         centres=centres if centre_pattern else (),
         splits=open_training(official),
         files=files,
@@ -115,6 +113,7 @@ def read_image_table(
     findings: Sequence[str] | None = None,
     uncertain: Literal["error", "missing", "positive", "negative"] = "error",
     file: str = "{}",
+    patient_pattern: str | None = None,
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
@@ -124,7 +123,7 @@ def read_image_table(
         color: As of `read_image_folder`.
         image: Column of the images.
         label: Column of the classes.
-        patient: Column of the patients; without one, every image is a patient.
+        patient: Column of the patients; without one, see `patient_pattern`.
         centre: Column of the hospitals, if there is one.
         split: Column of the official splits, if there is one: train, val or test.
         classes: Labels to read, in the order of the classes; None reads all, sorted.
@@ -132,6 +131,7 @@ def read_image_table(
             where nobody looked for it.
         uncertain: What a finding of -1 is; ``error`` refuses it.
         file: Where the image of a cell ``{}`` lies, such as ``"pictures/{}.jpg"``.
+        patient_pattern: Finds the patient in the name of an image, see `persons.persons_of`.
 
     Returns:
         As `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
@@ -171,7 +171,7 @@ def read_image_table(
     samples = Samples(
         labels=labels[kept],
         num_classes=len(names),
-        patients=of.get("patient", of["image"]),
+        patients=of.get("patient") or persons_of(of["image"], patient_pattern, path),
         centres=of.get("centre", ()),
         splits=open_training([official[n] for n in kept] if official else []),
         files=files,
@@ -242,45 +242,3 @@ def _images_in(folder: Path) -> list[Path]:
             "data.reader.classes."
         )
     return sorted(files)
-
-
-def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
-    """Finds the one group of a pattern in a name.
-
-    Args:
-        what: ``"patient"`` or ``"centre"``, for sentences.
-        pattern: A regular expression; None finds nothing.
-        text: The name.
-        file: The file, for error sentences.
-
-    Returns:
-        The group; empty without a pattern.
-
-    Raises:
-        ConfigError: If the pattern is invalid.
-        DataError: If the pattern finds nothing.
-
-    Example:
-        >>> search_name("patient", "^(p[0-9]+)_", "p12_left.png", Path("p12_left.png"))
-        'p12'
-    """
-    if pattern is None:
-        return ""
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"data.reader.{what}_pattern={pattern} is no regular expression ({error})."
-        ) from error
-    if expression.groups != 1:
-        raise ConfigError(
-            f"data.reader.{what}_pattern={pattern} has {expression.groups} groups; it needs one, "
-            "such as ^(p[0-9]+)_."
-        )
-    match = expression.search(text)
-    if match is None or not match[1]:
-        raise DataError(
-            f"{file}: data.reader.{what}_pattern={pattern} finds no {what} in {text}; mend the "
-            "pattern or the name."
-        )
-    return str(match[1])
