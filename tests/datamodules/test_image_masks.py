@@ -98,7 +98,8 @@ def test_folders_of_equal_names(tmp_path, caplog):
     named = ImageMasksReader(tmp_path, patient_pattern="^(p[0-9]+)_")
     assert [p.id for p in named.patients()] == ["p1", "p2"]
     (tmp_path / "centres.csv").write_text("case,hospital\np1_L,a\np1_R,a\np2_L,b\n")
-    assert [p.centre for p in ImageMasksReader(tmp_path).patients()] == ["a", "a", "b"]
+    reader = ImageMasksReader(tmp_path, patient_pattern=r"(.*)\.")
+    assert [p.centre for p in reader.patients()] == ["a", "a", "b"]
     (tmp_path / "masks" / "p1_R.png").rename(tmp_path / "masks" / "p1_right.png")
     with pytest.raises(DataError, match=r"p1_R\.jpg has no mask .*masks/p1_R\.\*"):
         ImageMasksReader(tmp_path)
