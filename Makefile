@@ -55,8 +55,9 @@ test: $(STAMP)
 test-rest: $(STAMP)
 	$(call tests,--tier rest)
 
-test-all: $(STAMP)
+test-all: $(LONG)
 	$(call tests,--tier all)
+	$(MAKE) test-long
 
 # What a change since a commit can break, by the imports: make test-changed SINCE=main
 test-changed: $(STAMP)

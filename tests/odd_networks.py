@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from medfed.common.errors import MedfedError
+from medfed.common.streams import seeded
 from medfed.common.tensors import digest, first_non_finite
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.federation import Federation
@@ -27,7 +28,7 @@ from medfed.federation.reference import ArrayClient, Federated, assemble, run_re
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.local import Local
 
-ROUNDS, STEPS, LR = 2, 3, 0.05
+ROUNDS, STEPS, LR = 2, 3, 0.02
 
 
 class Keeps(nn.Module):
@@ -269,10 +270,11 @@ class _First(nn.Module):
 
 
 class Case(NamedTuple):
-    """A network, and what it takes."""
+    """A network, what it takes, and whether it draws random numbers in training."""
 
     network: Callable[[], nn.Module]
     shape: tuple[int, ...] = (4,)
+    draws: bool = False
 
 
 def outputs(given: Any) -> Iterator[Tensor]:
@@ -347,7 +349,7 @@ def alone_is_beside(case: Case) -> bool:
     for clients in (hospitals(case)[-1:], hospitals(case)):
         done = built(Local(), case, clients)
         run_reference(done.federation, ROUNDS)
-        found.append((digest(done.weights("c")), done.losses()["c"]))
+        found.append((digest(done.weights("c")), repr(done.losses()["c"])))  # NaN, too
     return found[0] == found[1]
 
 
@@ -360,12 +362,12 @@ def saved_is_evaluated(case: Case) -> bool:
         assert first_non_finite(weights) is None
         network = filled(case.network(), weights).eval()
         batches = list(data.data.eval_batches("test"))
-        with torch.no_grad():
+        with torch.no_grad(), seeded():
             losses = [float(loss(network, b)) for b in batches]
         sizes = [len(b["label"]) for b in batches]
         mean = sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
         again = done.losses()[client]
-        if mean != again:
+        if repr(mean) != repr(again):
             return False
     return True
 
@@ -407,6 +409,8 @@ def ranks_are_one(case: Case) -> bool:
 
 def plain_is_local(case: Case) -> bool:
     """Local training is a loop of plain PyTorch, up to the order of sums."""
+    if case.draws:
+        return True  # other numbers than those of a run's seed
     done = built(Local(), case, hospitals(case)[-1:])
     run_reference(done.federation, ROUNDS)
     return abs(done.losses()["c"] - float(plain(case))) < 1e-4 * (1 + abs(done.losses()["c"]))

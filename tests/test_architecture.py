@@ -24,8 +24,10 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} has a relative import"
             module = node.module or ""
+            if node.level:
+                assert path.parent.name == "standalone", f"{path} has a relative import"
+                module = f"medfed.standalone{'.' * bool(module)}{module}"
             found |= {
                 full if (full := f"{module}.{name.name}") in FILES else module
                 for name in node.names

@@ -94,7 +94,6 @@ HOSTILE = {
     "train rounds": "'rounds' is no override; write key=value.",
     "train --resolve": "--resolve has a meaning with --cfg alone; write --cfg job --resolve.",
     "train folder=null": "folder must be the path of a folder, not None.",
-    "train folder=7": "folder must be the path of a folder, not 7.",
     "train hydra.run.dir=": "hydra.run.dir names no folder; write hydra.run.dir=FOLDER.",
     "train hydra.run.dir=''": "hydra.run.dir names no folder; write hydra.run.dir=FOLDER.",
     "train algorithm.strength=-1": "algorithm.strength must not be negative, not -1",

@@ -370,7 +370,7 @@ def hashes(device: torch.device) -> None:
 
 
 def bits(args: argparse.Namespace, device: torch.device) -> None:
-    """Prints hashes after two rounds of two clients, how far a graph is from eager steps, and rates.
+    """Prints hashes after two rounds of two clients, a graph's distance from eager, and rates.
 
     The rates are samples per second of one client's rounds in medfed.
     """

@@ -39,14 +39,14 @@ from monai.transforms import Compose, Transform
 
 from medfed.datamodules.cache.store import Item, Recipe, build
 from medfed.datamodules.cache.volumes import cached_volume, read_volume
-from medfed.datamodules.ct_patches import Candidates, PatchSpec, centre_voxels, read_patches
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.luna16 import write_scan
 from medfed.datamodules.generated.organs import OrgansCohort
 from medfed.datamodules.patches import PatchRows, volume_of_cache
-from medfed.datamodules.preparation import Preparation, rules_of
 from medfed.datamodules.readers.datalist import DatalistReader
-from medfed.datamodules.readers.volumes import read_geometry
+from medfed.standalone.ct_patches import Candidates, PatchSpec, centre_voxels, read_patches
+from medfed.standalone.preparation import Preparation, rules_of
+from medfed.standalone.volumes import read_geometry
 
 SIZE = 64
 SPACING, ORIGIN = (0.7, 0.7, 1.0), (-180.0, -180.0, -300.0)

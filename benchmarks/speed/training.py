@@ -122,13 +122,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from medfed.config import compose
 from medfed.datamodules.cache.store import Item, Recipe, Store, build
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData
-from medfed.datamodules.ct_patches import to_unit
 from medfed.datamodules.patches import FreshPatches, volume_of
 from medfed.federation.budget import lay_out
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet
 from medfed.run import assembly, train
+from medfed.standalone.ct_patches import to_unit
 
 SAMPLER.stop()
 

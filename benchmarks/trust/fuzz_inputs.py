@@ -249,8 +249,8 @@ def _images(folder: Path) -> Iterable[Family]:
     import SimpleITK as sitk
     from PIL import Image
 
-    from medfed.datamodules.readers.pictures import load_picture, read_mask
-    from medfed.datamodules.readers.volumes import check_finite, read_volume
+    from medfed.standalone.pictures import load_picture, read_mask
+    from medfed.standalone.volumes import check_finite, read_volume
 
     voxels = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     kinds = (nibabel.Nifti1Image, nibabel.Nifti2Image)

@@ -55,6 +55,16 @@ def small_unet() -> tuple[nn.Module, Tensor, Tensor]:
 NETWORKS = {"logistic": logistic, "mlp": mlp, "small CNN": small_cnn, "U-Net": small_unet}
 
 
+class NoStatistics:
+    """A network whose passes change nothing."""
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def put_back(self, statistics: dict[str, torch.Tensor]) -> None:
+        pass
+
+
 def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[float, float]:
     """Returns the CPU seconds of a step, and the growth of memory in MB."""
     torch.set_num_threads(1)
@@ -80,7 +90,7 @@ def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[f
         for parameter in trained.values():
             parameter.grad = None
         start = time.process_time()
-        gradients.add([batch], trained, [])
+        gradients.add([batch], trained, NoStatistics())
         spent.append(time.process_time() - start)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return statistics.median(spent), grown / 1024

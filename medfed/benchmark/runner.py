@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +17,7 @@ from medfed.benchmark.plan import Group, best_trial
 from medfed.common.console import Steps
 from medfed.common.errors import ConfigError, RankError, first_line
 from medfed.common.files import locked
-from medfed.common.processes import WatchedPool, start_worker
+from medfed.common.processes import begin_worker, worker_pool
 from medfed.records.cells import Cell, read_cell, write_cell
 from medfed.run.cell import run_cell
 
@@ -200,18 +197,8 @@ def _pool(workers: int) -> Iterator[Executor]:
     if workers == 0:
         yield _Here()
         return
-    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    context.set_forkserver_preload(["medfed.run.cell"])
-    with scratch() as folder:
-        pool = WatchedPool(workers, mp_context=context, initializer=_begin, initargs=(folder,))
-        try:
-            yield pool
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
-                process.terminate()  # what they compute would be lost either way
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        pool.shutdown()
+    with scratch() as folder, worker_pool(workers, ["medfed.run.cell"], _begin, folder) as pool:
+        yield pool
 
 
 @contextmanager
@@ -230,10 +217,5 @@ def scratch() -> Iterator[str]:
 
 
 def _begin(folder: str) -> None:
-    """Makes a process end with the one that started it, and use one thread."""
-    start_worker()
+    begin_worker()
     tempfile.tempdir = folder
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    import torch
-
-    torch.set_num_threads(1)

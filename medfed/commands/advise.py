@@ -73,8 +73,8 @@ def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:
         >>> check_methods(["local"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: methods must name at least one method other than local, \
-with which all are compared.
+        medfed.standalone.errors.ConfigError: methods must name at least one method other than \
+local, with which all are compared.
     """
     folders = (CONFIG_DIR, *(Path(f) / "configs" for f in plugins))
     known = sorted(p.stem for f in folders for p in (f / "algorithm").glob("*.yaml"))

@@ -6,16 +6,18 @@ It checks the folders that Hydra will make before Hydra makes any.
 from __future__ import annotations
 
 import gc
+import importlib
 import inspect
 import os
+import shlex
 import sys
 import tempfile
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,13 @@ from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
 from medfed.common import console, errors, processes
-from medfed.config.compose import SWEEP, as_typed, composed, run_sweep, show, source_of
+from medfed.config.allowed import with_plugins
+from medfed.config.compose import as_typed, composed, show, source_of
 from medfed.config.description import checked, describe
+from medfed.config.paths import literal
+from medfed.config.sections import select
 from medfed.config.spelling import spelled
+from medfed.config.sweeps import RECORD, Engine, Job, Sweep
 from medfed.records.places import Places, check_made, refuse_full
 
 Main = Callable[..., None]
@@ -63,11 +69,13 @@ def command(
     """
 
     def decorate(run: Run) -> Main:
+        made = _COMMANDS[name] = _Command(name, run, check, runs, folders, trains)
+
         @wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
             processes.end_with_parent()
             with processes.ended_by_signals():
-                _start(_Command(name, run, check, runs, folders, trains), arguments)
+                _start(made, arguments)
 
         return main
 
@@ -103,6 +111,16 @@ def plain(
     return decorate
 
 
+_COMMANDS: dict[str, _Command] = {}
+
+
+def _is_folder(argument: str) -> bool:
+    """Whether an argument has no key; folders may have = in their names, and keys no slash."""
+    key, assigns, _ = argument.partition("=")
+    removes = argument.startswith("~") and not argument.startswith("~/")
+    return not (assigns or removes) or ("/" in key and os.path.exists(argument))
+
+
 @dataclass(frozen=True)
 class _Command:
     name: str
@@ -114,10 +132,10 @@ class _Command:
 
     def with_keys(self, arguments: Sequence[str]) -> list[str]:
         """Returns a command line in which folders have the key that they belong to."""
-        plain = [a for a in arguments if self.folders and "=" not in a and not a.startswith("~")]
+        plain = [a for a in arguments if self.folders and _is_folder(a)]
         if not plain:
             return list(arguments)
-        listed = ",".join('"' + folder.replace('"', '\\"') + '"' for folder in plain)
+        listed = ",".join(map(literal, plain))
         value = listed if len(plain) == 1 else f"[{listed}]"
         return [*(a for a in arguments if a not in plain), f"{self.folders}={value}"]
 
@@ -127,17 +145,99 @@ class _Command:
         check_made(asked.values if self.describes else asked)
         return asked
 
+    def folder(self, asked: Any) -> Path | None:
+        """Returns the run folder that a configuration names."""
+        folder = asked.folder if self.describes else asked.get("run")
+        return None if folder is None else Path(str(folder))
+
     def answer(self, asked: Any) -> Any:
         """Runs the command within Hydra, while Hydra's log is still open."""
-        folder = asked.folder if self.describes else asked.get("run")
-        with one_sentence(None if folder is None else Path(str(folder))):
+        with one_sentence(self.folder(asked)):
             return self.run(asked)
 
-    def answer_one(self, config: DictConfig) -> Any:
-        """Runs the command for one combination of a sweep."""
+
+@dataclass(frozen=True)
+class _RunOfSweep:
+    """Runs a command for one combination of a sweep, also in another process.
+
+    Attributes:
+        name: The name of the command.
+        marked: Whether its lines need its number, as other runs print theirs meanwhile.
+    """
+
+    name: str
+    marked: bool
+
+    def __call__(self, config: DictConfig) -> str:
+        """Returns what went wrong, in one sentence, or nothing; this is printed, too."""
+        importlib.import_module(f"medfed.commands.{self.name}")
+        command, hydra, folder = _COMMANDS[self.name], HydraConfig.get(), None
         gc.collect()  # objects that refer to each other hold the data of the last one
-        overrides = as_typed(HydraConfig.get().overrides.task)
-        return self.answer(self.read(source_of(config), overrides))
+        with console.without_remarks(), console.as_run(f"[{hydra.job.num}] " * self.marked):
+            try:
+                source = source_of(config)
+                with_plugins([f"plugins={literal(name)}" for name in source.get("plugins") or ()])
+                if self.marked and select(source, "trainer.accelerator") != "cpu":
+                    processes.take_gpu()
+                asked = command.read(source, as_typed(hydra.overrides.task))
+                folder = command.folder(asked)
+                command.run(asked)
+            except Exception as error:
+                if os.environ.get(FULL_ERROR) == "1":
+                    traceback.print_exc()
+                sentence = _sentence(error, folder)
+                print(f"error: {sentence}", file=sys.stderr)
+                return sentence
+        return ""
+
+
+def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
+    """Runs all combinations; the failure of one ends no other.
+
+    Raises:
+        SystemExit: If one has failed; at the end.
+    """
+    failed: list[tuple[Job, str]] = []
+    done = 0
+    with ExitStack() as open_until_the_end:
+        sweep = open_until_the_end.enter_context(Sweep(overrides, command.name, engine))
+        said = open_until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
+        open_until_the_end.enter_context(_environment(console.SAID, said))
+        if command.trains:
+            refuse_full(sweep.folder, known_by=RECORD)
+        if engine.named:
+            print(f"{len(sweep.jobs)} runs by {engine.named}, in {sweep.folder}", flush=True)
+        try:
+            for job, why in sweep.outcomes(_RunOfSweep(command.name, bool(engine.named))):
+                done += 1
+                if why:
+                    failed.append((job, why))
+                if command.trains:
+                    sweep.record()
+        except KeyboardInterrupt as error:
+            how = f"{done - len(failed)} of the {len(sweep.jobs)} runs of the sweep are finished"
+            where = f", in {sweep.folder}" if command.trains else ""
+            error.args = ("; ".join(filter(None, (how + where, str(error)))),)
+            raise
+    finished = len(sweep.jobs) - len(failed)
+    for job, why in failed:
+        which = f"Run {job.number} of the sweep ({' '.join(job.values)})"
+        print(f"error: {console.visible(which)} failed: {why}", file=sys.stderr)
+    if command.trains:
+        line = shlex.join(["medfed", "report", f"runs={sweep.folder}"])
+        after = f"; compare them: {line}" if finished else ""
+        print(f"{finished} of {len(sweep.jobs)} runs are finished{after}")
+    if failed:
+        sys.exit(1)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _start(command: _Command, arguments: Sequence[str] | None) -> None:
@@ -149,10 +249,15 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         return
     with one_sentence(), loading():
         flags = parsed(sys.argv[1:])
-        overrides = spelled(command.with_keys(flags.overrides))
+        engine, given = Engine.of(flags.overrides)
+        sweeps = flags.multirun or "hydra.mode=MULTIRUN" in given
+        if engine.named and not sweeps:
+            raise errors.ConfigError(
+                f"{engine.named} is for a sweep; add -m, or leave {engine.named} out."
+            )
+        overrides = spelled(command.with_keys(given), sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
-        compositions = composed(overrides, command.name)
-        sweeps = flags.multirun or "hydra.mode=MULTIRUN" in overrides
+        compositions = composed(sys.argv[1:], command.name)
         if (several := compositions[0].sweep) and not sweeps:
             raise errors.ConfigError(
                 f"{several} is a sweep; add -m for a run of each, or write one value."
@@ -164,8 +269,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
             command.check(described, sweeps)
     with console.without_remarks(), one_sentence():
         if sweeps:
-            begin = partial(refuse_full, known_by=SWEEP) if command.trains else None
-            run_sweep(overrides, command.name, command.answer_one, begin)
+            _sweep(command, overrides, engine)
             return
         (asked,) = described
         if command.trains and asked.resume is None and processes.is_first_process():
@@ -186,8 +290,8 @@ def parsed(arguments: Sequence[str]) -> Namespace:
         >>> parsed(["--multrun"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: Unknown flag --multrun (did you mean --multirun?); the \
-flags are -m, --multirun, --cfg, --resolve, --package, -p, -c, --info, and everything else is \
+        medfed.standalone.errors.ConfigError: Unknown flag --multrun (did you mean --multirun?); \
+the flags are -m, --multirun, --cfg, --resolve, --package, -p, -c, --info, and everything else is \
 key=value.
     """
     flags = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
@@ -230,14 +334,20 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
     except Exception as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
-        if not isinstance(error, errors.MedfedError):
-            what = f"unexpected {type(error).__name__}: {errors.first_line(error)}"
-            print(f"error: {console.visible(what)}; {_logged(error, folder)}", file=sys.stderr)
-        elif processes.is_first_process() or not isinstance(
-            error, errors.NonFiniteError | errors.CodecError | errors.CheckpointError
-        ):
-            print(f"error: {console.visible(str(error))}", file=sys.stderr)
+        sentence = _sentence(error, folder)
+        # What stops all ranks alike, only the first one says.
+        alike = errors.NonFiniteError | errors.CodecError | errors.CheckpointError
+        if processes.is_first_process() or not isinstance(error, alike):
+            print(f"error: {sentence}", file=sys.stderr)
         sys.exit(1)
+
+
+def _sentence(error: Exception, folder: Path | None) -> str:
+    """Returns what went wrong, in one sentence; of what is unexpected it keeps the traceback."""
+    if isinstance(error, errors.MedfedError):
+        return console.visible(str(error))
+    what = f"unexpected {type(error).__name__}: {errors.first_line(error)}"
+    return f"{console.visible(what)}; {_logged(error, folder)}"
 
 
 def _logged(error: Exception, folder: Path | None) -> str:

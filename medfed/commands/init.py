@@ -28,11 +28,12 @@ from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import write_text, writing
 from medfed.config import compose, description, sections, spelling
-from medfed.datamodules.readers import case_folders, cases, csv_files, pictures, volumes
+from medfed.datamodules.readers import case_folders, cases
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT, leaks
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.prepare import LIKE
+from medfed.standalone import csv_files, pictures, volumes
 
 USAGE = "medfed init FOLDER [yes=true] [name=NAME] [into=FOLDER] [KEY=VALUE ...]"
 _LABEL = re.compile(r"label|outcome|target|class|y|diagnosis|ill|died|dead|death|event|status")

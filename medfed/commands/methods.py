@@ -20,7 +20,7 @@ from rich.table import Table
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.config.allowed import with_plugins
+from medfed.config.allowed import plugin_folders, yamls_of
 from medfed.config.compose import CONFIG_DIR
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
         >>> "fedavg" in yamls()
         True
     """
-    spelled = [o for o in with_plugins(plugins) if o.startswith("hydra.searchpath=")]
-    places = [p.strip('[]"').removeprefix("file://") for o in spelled for p in o[17:].split(",")]
-    folders = [CONFIG_DIR, *map(Path, places)]
+    folders = [CONFIG_DIR, *(yamls_of(f) for o in plugins for f in plugin_folders(o))]
     files = {p.stem: p for f in folders for p in (f / "algorithm").glob("*.yaml")}
     return dict(sorted(files.items()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import sys
 import time
@@ -16,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich import progress
 from rich.console import Console
@@ -211,6 +212,92 @@ def without_remarks() -> Iterator[None]:
         # PyTorch 2.11 says so of our graphs, whose invariants are checked.
         warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
         yield
+
+
+SAID = "MEDFED_SAID"
+"""The environment variable that gives the runs of a sweep a folder of what they have said."""
+
+
+class RunStream:
+    """Standard output or error of one run of a sweep, which passes on whole lines.
+
+    Args:
+        stream: Where the lines go.
+        mark: What stands before each line; empty if the run has the terminal to itself.
+    """
+
+    def __init__(self, stream: TextIO, mark: str = "") -> None:
+        self.stream, self.mark, self.once, self._text = stream, mark, False, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        """Whether a bar may move there."""
+        return not self.mark and self.stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Takes text; a line, or several written together, is passed on once it is complete."""
+        self._text += text
+        if self._text.endswith("\n"):
+            block, self._text = self._text, ""
+            if not (self.once and _was_said(block)):
+                lines = block.splitlines(keepends=True)
+                self.stream.write("".join(self.mark + line for line in lines))
+                self.stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Passes on what is no whole line yet."""
+        if not self.mark:
+            self.stream.write(self._text)
+            self._text = ""
+            self.stream.flush()
+
+
+def _was_said(block: str) -> bool:
+    """Whether a run of the same sweep has said it, in whichever process; if not, it is now."""
+    folder = os.environ.get(SAID)
+    if folder is None:
+        return False
+    name = hashlib.sha256(block.encode(errors="surrogatepass")).hexdigest()
+    try:
+        os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return True
+    except OSError:  # another machine's folder
+        pass
+    return False
+
+
+@contextmanager
+def as_run(mark: str) -> Iterator[None]:
+    """Gives the output of a run of a sweep, also of its log, to a :class:`RunStream`."""
+    before = sys.stdout, sys.stderr
+    out, err = RunStream(sys.stdout, mark), RunStream(sys.stderr, mark) if mark else sys.stderr
+    handlers = [h for h in logging.getLogger().handlers if getattr(h, "stream", 0) is sys.stdout]
+    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+    for handler in handlers:
+        handler.setStream(out)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for handler in handlers:
+            handler.setStream(before[0])  # type: ignore[attr-defined]
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """Leaves out what an earlier run of the same sweep has said, such as facts about the data."""
+    stream: Any = sys.stdout
+    if isinstance(stream, RunStream):
+        stream.once = True
+    try:
+        yield
+    finally:
+        if isinstance(stream, RunStream):
+            stream.once = False
 
 
 SECONDS = 10.0  # seconds between plain lines

@@ -10,15 +10,19 @@ A pool of worker processes notices the death of a worker even in the middle of a
 
 from __future__ import annotations
 
+import getpass
+import itertools
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -216,6 +220,74 @@ def start_worker() -> None:
         os._exit(1)  # otherwise the workers of a killed parent would wait for ever
 
     threading.Thread(target=watch, name="medfed-parent", daemon=True).start()
+
+
+@contextmanager
+def worker_pool(
+    workers: int, preload: Sequence[str], begin: Callable[..., None], *arguments: object
+) -> Iterator[WatchedPool]:
+    """Gives processes that load libraries once and stay alive; they end with the block.
+
+    Args:
+        workers: The number of processes.
+        preload: The modules that are loaded before the first process begins.
+        begin: Called in each process, at its start.
+        arguments: What ``begin`` gets.
+    """
+    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+    context.set_forkserver_preload(list(preload))
+    pool = WatchedPool(workers, mp_context=context, initializer=begin, initargs=arguments)
+    try:
+        yield pool
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()  # what they compute would be lost either way
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def begin_worker(environ: Mapping[str, str] | None = None) -> None:
+    """Makes a process of a pool end with the one that started it, and use one thread.
+
+    Args:
+        environ: The environment variables of that process, which may be newer than the pool's.
+    """
+    os.environ.update(environ or {})
+    start_worker()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+_gpu: list[Any] = []  # the lock that this process holds to its end
+
+
+def take_gpu() -> None:
+    """Shows this process one of the visible GPUs: one that no other process has taken, if possible.
+
+    It must come before the process first uses a GPU.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        import torch
+
+        visible = ",".join(map(str, range(torch.cuda.device_count())))
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if len(names) < 2 or _gpu:
+        return
+    from filelock import FileLock, Timeout
+
+    folder = Path(tempfile.gettempdir(), f"medfed-gpus-{getpass.getuser()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for turn, name in itertools.product(range(len(os.sched_getaffinity(0)) + 1), names):
+        lock = FileLock(folder / f"{name}-{turn}".replace("/", "_"))
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+            _gpu.append(lock)
+            os.environ["CUDA_VISIBLE_DEVICES"] = name
+            return
 
 
 def _watch(pool: WatchedPool) -> None:

@@ -147,9 +147,11 @@ def _set_seed(state: State, seed: int) -> None:
         case torch.Generator():
             state.manual_seed(seed)
         case np.random.Generator():
-            fresh = type(state.bit_generator)(seed)  # type: ignore[call-arg]
-            state.bit_generator.state = fresh.state
-        case _:
+            state.bit_generator.state = type(state.bit_generator)(seed).state  # type: ignore[call-arg]
+        case np.random.RandomState():
+            fresh = np.random.RandomState(type(state._bit_generator)(seed))
+            state.set_state(fresh.get_state(legacy=False))
+        case random.Random():
             state.seed(seed)
 
 

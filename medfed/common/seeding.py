@@ -9,8 +9,6 @@ that read scans do not need it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,26 +85,3 @@ def coin(chance: float, *key: object) -> bool:
         (False, True)
     """
     return derive_seed(*key) < chance * 2**31
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs PyTorch on one thread, and restores the number afterwards.
-
-    A sum depends on the number of threads, but data, such as a z-score, must not. One thread is
-    also faster on a busy machine, because the tensors of one volume are small.
-
-    Example:
-        >>> import torch
-        >>> with one_thread():
-        ...     torch.get_num_threads()
-        1
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -36,8 +36,8 @@ def reading(path: Path, what_to_do: str = "") -> Iterator[None]:
         ...     float("x")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: run/summary.json cannot be read (could not convert \
-string to float: 'x'); copy it again or repeat the run.
+        medfed.standalone.errors.CheckpointError: run/summary.json cannot be read (could not \
+convert string to float: 'x'); copy it again or repeat the run.
     """
     try:
         yield

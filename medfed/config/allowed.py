@@ -33,6 +33,7 @@ from typing import Any
 from hydra._internal.utils import _locate
 
 from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.config.paths import literal, paths_in, unquoted
 from medfed.config.sections import targets
 
 KEY = "plugins="
@@ -57,26 +58,38 @@ def with_plugins(overrides: Sequence[str]) -> list[str]:
         >>> with_plugins(["plugins=/no/such/folder"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: plugins names /no/such/folder, which is no folder; name \
-one that holds Python modules and configs.
+        medfed.standalone.errors.ConfigError: plugins names /no/such/folder, which is no folder; \
+name one that holds Python modules and configs.
     """
     spelled = [o for o in overrides if not o.startswith(KEY)]
     for override in (o for o in overrides if o.startswith(KEY)):
-        value = override.removeprefix(KEY).strip("[]")
-        names = [name.strip(" \"'") for name in value.split(",")]
-        folders = [Path(n).expanduser().resolve() for n in names if n and n != "null"]
-        for folder in folders:
-            _activate(folder)
-        if folders:
-            override = KEY + _list(str(f) for f in folders)
-            places = [f / "configs" if (f / "configs").is_dir() else f for f in folders]
-            spelled.append("hydra.searchpath=" + _list(f"file://{p}" for p in places))
+        if folders := plugin_folders(override):
+            override = KEY + _list(map(str, folders))
+            spelled.append("hydra.searchpath=" + _list(f"file://{yamls_of(f)}" for f in folders))
         spelled.append(override)
     return spelled
 
 
+def plugin_folders(override: str) -> list[Path]:
+    """Returns the folders of ``plugins=FOLDER``, and makes them importable.
+
+    Raises:
+        ConfigError: If one does not exist.
+    """
+    names = [unquoted(name) for name in paths_in(override.removeprefix(KEY))]
+    folders = [Path(name).expanduser().resolve() for name in names if name != "null"]
+    for folder in folders:
+        _activate(folder)
+    return folders
+
+
+def yamls_of(folder: Path) -> Path:
+    """Returns where the yamls of a plugin folder are."""
+    return folder / "configs" if (folder / "configs").is_dir() else folder
+
+
 def _list(values: Iterable[str]) -> str:
-    return "[" + ",".join(f'"{v}"' for v in values) + "]"
+    return "[" + ",".join(map(literal, values)) + "]"
 
 
 def _activate(folder: Path) -> None:
@@ -193,7 +206,7 @@ def check_targets(plain: Any, place: str = "", found: bool = False) -> None:
         >>> check_targets([{"_target_": "torch.optim.sgd.torch.load"}], "optimizer", found=True)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: optimizer[0]._target_=torch.optim.sgd.torch.load is \
+        medfed.standalone.errors.ConfigError: optimizer[0]._target_=torch.optim.sgd.torch.load is \
 nothing that a configuration may build; name what the shipped configs name, an optimizer, a layer, \
 a network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
 you add by plugins=FOLDER.

@@ -76,7 +76,7 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
         >>> check_types({"cohort": node})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: cohort.fraction must be a number, not 'half'.
+        medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
     hints = accepted(str(source["_target_"])) if "_target_" in source else {}
     for key, value in source.items():
@@ -106,8 +106,8 @@ def check_exists(key: str, value: str) -> None:
         >>> check_exists("data.path", "/no/such/folder")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.DataError: /no/such/folder does not exist; set data.path to a file or \
-folder that is there.
+        medfed.standalone.errors.DataError: /no/such/folder does not exist; set data.path to a \
+file or folder that is there.
     """
     path = Path(value).expanduser()
     if not os.path.exists(path):
@@ -304,7 +304,7 @@ def check_missing(source: Mapping[str, Any]) -> None:
         >>> check_missing({"data": {"path": "???"}})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: data.path has no value yet; set it by data.path=VALUE.
+        medfed.standalone.errors.ConfigError: data.path has no value yet; set it by data.path=VALUE.
     """
     if missing := next((key for key, value in walk(source) if value == "???"), None):
         where = source.get("source") if missing == "data.path" else None
@@ -327,7 +327,7 @@ def check_values(values: Mapping[str, Any]) -> None:
         >>> check_values({"rounds": 0})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
+        medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
     """
     for key, (least, optional) in WHOLE_NUMBERS.items():
         value = select(values, key, least)
@@ -369,7 +369,7 @@ def check_folders(values: Mapping[str, Any]) -> None:
         >>> check_folders({"runs": "/no/such/folder"})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: runs=/no/such/folder is no folder; name one that \
+        medfed.standalone.errors.CheckpointError: runs=/no/such/folder is no folder; name one that \
 holds finished runs.
     """
     start = select(values, "init.weights")
@@ -458,8 +458,8 @@ def check_devices(trainer: Mapping[str, Any]) -> None:
         >>> check_devices({"devices": 2, "strategy": "ddp"})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: trainer.strategy=ddp could mix the gradients of clients; \
-leave it at auto, which assigns the clients to the devices.
+        medfed.standalone.errors.ConfigError: trainer.strategy=ddp could mix the gradients of \
+clients; leave it at auto, which assigns the clients to the devices.
     """
     strategy, devices = trainer.get("strategy", "auto"), trainer.get("devices", 1)
     target = strategy.get("_target_") if isinstance(strategy, Mapping) else strategy
@@ -499,8 +499,8 @@ def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) 
         >>> check_machines({"devices": 4}, two)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: torchrun has started 4 processes on 2 machines, but the \
-run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
+        medfed.standalone.errors.ConfigError: torchrun has started 4 processes on 2 machines, but \
+the run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
     """
     nodes, devices = trainer.get("num_nodes", 1), trainer.get("devices", 1)
     if type(nodes) is not int or nodes < 1:

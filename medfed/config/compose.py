@@ -6,14 +6,11 @@ It also converts a user's losses and metrics from the form in a configuration to
 from __future__ import annotations
 
 import inspect
-import itertools
-import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -24,7 +21,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import configure_log
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
-from hydra.types import RunMode
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -37,8 +33,6 @@ from medfed.config.description import RunDescription, describe, resolved, writte
 from medfed.config.sections import Section, walk
 from medfed.config.spelling import GROUPS, spelled
 
-_log = logging.getLogger(__name__)
-SWEEP = "multirun.yaml"  # the folder of a sweep has this file
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
 
@@ -148,20 +142,20 @@ class Composition:
     def source(self) -> dict[str, Any]:
         """Returns the configuration as it is written; ``folder`` is the folder of the run."""
         try:
-            with _in_folder(self.config):
+            with in_folder(self.config):
                 return source_of(self.config)
         except OmegaConfBaseException as error:
             raise ConfigError(f"hydra.run.dir cannot be resolved: {first_line(error)}.") from error
 
     def run(self, task: Callable[[DictConfig], Any]) -> None:
         """Calls a task with Hydra's log and values."""
-        with _in_folder(self.config):
+        with in_folder(self.config):
             configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
             task(self.config)
 
 
 @contextmanager
-def _in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -> Iterator[None]:
+def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -> Iterator[None]:
     """Gives ``${hydra:...}`` the values of a configuration, and names the folder of its run."""
     hydra = HydraConfig.instance()
     before = hydra.cfg
@@ -174,44 +168,6 @@ def _in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") 
         yield
     finally:
         hydra.cfg = before
-
-
-def run_sweep(
-    overrides: Sequence[str],
-    name: str,
-    task: Callable[[DictConfig], Any],
-    begin: Callable[[Path], None] | None,
-) -> None:
-    """Runs every combination of the values on a command line, each in a folder.
-
-    Args:
-        overrides: The overrides in Hydra's spelling.
-        name: The primary config.
-        task: Called with each configuration.
-        begin: Called with the folder of the sweep, which then gets a record of it; ``None`` if the
-            runs make no folders.
-    """
-    with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        asked = [*overrides, "hydra.mode=MULTIRUN"]
-        config = hydra.compose_config(name, asked, RunMode.MULTIRUN, with_log_configuration=True)
-        with _in_folder(config, key="hydra.sweep.dir"):
-            folder = str(config.hydra.runtime.output_dir)
-        if begin is not None:
-            begin(Path(folder))
-        lines = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-        typed = parse([*lines, *as_typed(config.hydra.overrides.task)], "The command line")
-        values = {override.get_key_element(): _values_of(override) for override in typed}
-        for number, each in enumerate(itertools.product(*values.values())):
-            one = hydra.config_loader.load_sweep_config(config, list(each))
-            with open_dict(one):
-                one.hydra.job.id = one.hydra.job.num = number
-            with _in_folder(one, folder, "hydra.sweep.subdir"):
-                configure_log(one.hydra.job_logging, one.hydra.verbose)
-                _log.info("Run %d of the sweep: %s", number, " ".join(each))
-                task(one)
-            if number == 0 and begin is not None:
-                OmegaConf.save(config, Path(folder) / SWEEP)
 
 
 def show(asked: Namespace, overrides: Sequence[str], name: str) -> bool:
@@ -247,12 +203,12 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
-    if more := _of_the_method(config, overrides):
+    if more := of_the_method(config, overrides):
         return _composed([*overrides, *more], name)
     return Composition(config)
 
 
-def _of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
+def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     """What an experiment sets for the chosen method alone, but for what the user has set."""
     method = config.hydra.runtime.choices.get("algorithm")
     own = (written(config).get("by_method") or {}).get(method) or ()
@@ -299,7 +255,8 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
     Raises:
         ConfigError: See :func:`load`.
     """
-    overrides = spelled([a for a in arguments if not a.startswith("-")])
+    several = bool({"-m", "--multirun"} & set(arguments))
+    overrides = spelled([a for a in arguments if not a.startswith("-")], several)
     if name in ("look", "prepare"):  # which make a folder only if all is well, so Hydra makes none
         at = "hydra.run.dir="
         overrides = [f"folder={o.removeprefix(at)}" if o.startswith(at) else o for o in overrides]
@@ -308,7 +265,7 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         if not key.startswith("~") and not (assigns and key.lstrip("+")):
             raise ConfigError(f"{override!r} is no override; write key=value.")
     parsed = parse(overrides, "The command line")
-    values = [_values_of(o) for o in parsed]
+    values = [values_of(o) for o in parsed]
     single = [each[0] for each in values]
     asked = [single]
     for i, each in enumerate(values):
@@ -318,7 +275,7 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
     return [replace(_composed(each, name), sweep=sweep) for each in asked]
 
 
-def _values_of(override: Override) -> list[str]:
+def values_of(override: Override) -> list[str]:
     """Returns an override once for each value that it sweeps over."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
@@ -349,7 +306,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         >>> build(Section(node, "cohort"))
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: cohort.fraction must be a number, not 'half'.
+        medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
     source = node
     if isinstance(node, DictConfig):

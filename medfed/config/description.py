@@ -19,12 +19,8 @@ from medfed.common.errors import ConfigError, first_line
 from medfed.common.schemas import fit
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_missing, check_types, check_values
+from medfed.config.interpolations import looked_up
 from medfed.config.sections import Section, optional, put
-
-# ${either:a,b} is a, or b if a is null.
-OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
-# ${when:a,b,c,d} is c if a is b, else d.
-OmegaConf.register_new_resolver("when", lambda a, b, c, d: c if a == b else d, replace=True)
 
 
 def written(config: Any) -> dict[str, Any]:
@@ -56,7 +52,10 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
         {'a': 1, 'b': 1}
     """
     if not isinstance(node, DictConfig):
-        node = OmegaConf.create(written(node))
+        node = written(node)
+        if (values := looked_up(node)) is not None:
+            return values
+        node = OmegaConf.create(node)
     place = place or node._get_full_key(None)
     try:
         plain: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]

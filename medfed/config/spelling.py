@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
 from medfed.common.errors import ConfigError
 from medfed.config.allowed import CONFIG_DIR, with_plugins
+from medfed.config.paths import with_paths
 
 # Sections whose options are in a group with another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}
-# Keys whose values are files or folders; folders of sweeps have = in their names.
-PATHS = ("run", "runs", "out", "resume", "onboard", "bundle", "input", "output", "candidates")
 # The keys of Hydra that are allowed: folders and sweeps. Others load code (launchers, sweepers,
 # callbacks, logging), read yamls from anywhere (searchpath), or set environment variables.
 HYDRA = re.compile(
@@ -21,7 +19,7 @@ HYDRA = re.compile(
 )
 SEARCHPATH = "hydra.searchpath="
 # Keys that take several values, in commands that do not sweep.
-LISTS = ("k", "client", "bundle", "weights", "suite", "methods", "variants")
+LISTS = ("k", "client", "weights", "suite", "methods", "variants")
 
 
 def key_of(override: str) -> str:
@@ -34,23 +32,28 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].strip().lstrip("+~")
 
 
-def spelled(arguments: Sequence[str]) -> list[str]:
+def spelled(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
     """Returns a command line in Hydra's spelling, and makes its plugins importable.
+
+    Args:
+        arguments: The command line without the program, also if it is translated already.
+        sweeps: Whether a comma may separate paths of which each has a run.
 
     Raises:
         ConfigError: If a plugin folder does not exist, or a key of Hydra would run code.
 
     Example:
-        >>> spelled(["hydra.run.dir=runs/a"])
-        ['hydra.run.dir=runs/a']
+        >>> spelled(["hydra.run.dir=runs/a (1)", "seed=1"])
+        ["hydra.run.dir='runs/a (1)'", 'seed=1']
         >>> spelled(["+hydra.callbacks.mine._target_=os.system"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own use; \
-set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by plugins=FOLDER.
+        medfed.standalone.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own \
+use; set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by \
+plugins=FOLDER.
     """
     whole = [part for argument in arguments for part in _option_and_keys(argument)]
-    made = with_plugins([a for a in hydra_spelling(whole) if not a.startswith(SEARCHPATH)])
+    made = with_plugins([a for a in hydra_spelling(whole, sweeps) if not a.startswith(SEARCHPATH)])
     for argument in arguments:
         if argument in made and argument.startswith(SEARCHPATH):
             continue  # the first rank passes its translated command line to the others
@@ -148,41 +151,28 @@ def _has_cohort(name: str) -> bool:
     return file.is_file() and "\npath: ???" not in file.read_text()
 
 
-def hydra_spelling(arguments: Sequence[str]) -> list[str]:
+def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
     """Translates a command line to Hydra's spelling.
 
-    ``codec.up=stc`` becomes ``codec@codec.up=stc`` if it names an option, folders with ``=`` in
-    their names and values with umlauts are quoted, and ``k=1,5`` is a list rather than a sweep.
+    Paths are quoted, and ``~`` in front of one is the home folder. ``codec.up=stc`` becomes
+    ``codec@codec.up=stc`` if it names an option, values with umlauts are quoted, and ``k=1,5`` is a
+    list rather than a sweep.
 
     Args:
         arguments: The command line without the program, sweeps included.
+        sweeps: Whether a comma may separate paths of which each has a run.
 
     Example:
         >>> hydra_spelling(["codec.up=stc,fp32", "codec.up.sparsity=0.1", "codec@codec.down=stc"])
         ['codec@codec.up=stc,fp32', 'codec.up.sparsity=0.1', 'codec@codec.down=stc']
         >>> hydra_spelling(["run=a/0_seed=1", "runs=[a=1,b]", "split=val", "k=1,5", "client=a,b"])
-        ['run="a/0_seed=1"', 'runs=["a=1","b"]', 'split=val', 'k=[1,5]', 'client=[a,b]']
+        ["run='a/0_seed=1'", "runs=['a=1',b]", 'split=val', 'k=[1,5]', 'client=[a,b]']
         >>> hydra_spelling(["client=Köln,Bonn", "data.features=[Größe, Alter]"])
         ['client=["Köln",Bonn]', 'data.features=["Größe", Alter]']
-        >>> hydra_spelling(["input=März/scan[1].nii", "bundle=own,near=1"])
-        ['input="März/scan[1].nii"', 'bundle=["own","near=1"]']
+        >>> hydra_spelling(["data.path=a,b.csv"]), hydra_spelling(["data.path=a,b.csv"], True)
+        (["data.path='a,b.csv'"], ['data.path=a,b.csv'])
     """
-    return [_spelled(argument) for argument in map(_quoted, map(_as_path, arguments))]
-
-
-def _as_path(argument: str) -> str:
-    """Puts quotes around files and folders with characters that have a meaning in Hydra."""
-    key, _, value = argument.partition("=")
-    if key not in PATHS or not value or {"'", '"'} & set(value):
-        return argument
-    if re.fullmatch(r"\[.*\]", value):
-        names = ",".join(f'"{v.strip()}"' for v in value[1:-1].split(","))
-        return f"{key}=[{names}]" if "=" in value else argument
-    there = os.path.exists(os.path.expanduser(value))  # also of a name that is too long
-    if key in LISTS and "," in value and not there:
-        return _as_path(f"{key}=[{value}]")
-    odd = re.search(r"[\[\]{}=]", value) or ("," in value and there)
-    return f'{key}="{value}"' if odd else argument
+    return [with_paths(argument, sweeps) or _spelled(_quoted(argument)) for argument in arguments]
 
 
 def _quoted(argument: str) -> str:

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.checks import check_fields, within
-from medfed.common.seeding import one_thread, torch_rng
+from medfed.common.seeding import torch_rng
 from medfed.common.streams import seeded
 from medfed.common.tensors import onto
+from medfed.standalone.preparation import one_thread
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import sha256
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
-from medfed.common.seeding import one_thread
 from medfed.datamodules import client_data
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
 from medfed.datamodules.client_data import Batch, Block, ClientData
@@ -41,6 +40,7 @@ from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions, warn_of_clients
+from medfed.standalone.preparation import one_thread
 
 AHEAD = 2  # batches that each process prepares ahead
 _clients: dict[str, ClientData] = {}  # in a worker: the data of all clients

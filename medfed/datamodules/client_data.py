@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.common.seeding import derive_seed, one_thread, torch_rng
+from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.splits import Split
+from medfed.standalone.preparation import one_thread
 
 Batch = dict[str, Tensor]
 

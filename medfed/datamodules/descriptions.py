@@ -17,10 +17,10 @@ from medfed.common.floors import Statistic
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.preparation import PERCENTILES, percentiles_of
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.standalone.preparation import PERCENTILES, percentiles_of
 
 Cells = dict[str, float | None]
 LABELS, MISSING, SPACING = "Labels", "Missing", "Spacing in mm"

@@ -21,11 +21,11 @@ from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, f
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.pictures import unit_range
 from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.scanner import scan_each
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
+from medfed.standalone.pictures import unit_range
 
 HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
 

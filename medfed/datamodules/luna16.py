@@ -19,13 +19,13 @@ from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.store import Item, Recipe, Store
 from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData
-from medfed.datamodules.ct_patches import PatchSpec, read_patches, to_unit
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.samples import Index, select_rows
 from medfed.datamodules.scanner import scan_each
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.standalone.ct_patches import PatchSpec, read_patches, to_unit
 
 log = logging.getLogger(__name__)
 

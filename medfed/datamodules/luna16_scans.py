@@ -19,15 +19,15 @@ from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.cache.store import Recipe, Store
 from medfed.datamodules.client_data import Block, BlocksOnDemand, ClientData
-from medfed.datamodules.ct_scans import ScanSpec, world_of
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.luna16 import CtDataModule
 from medfed.datamodules.patches import PatchRows, Volume
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
-from medfed.datamodules.readers.volumes import read_geometry
 from medfed.datamodules.splits import SPLITS
 from medfed.functional.detection import SCAN
+from medfed.standalone.ct_scans import ScanSpec, world_of
+from medfed.standalone.volumes import read_geometry
 
 log = logging.getLogger(__name__)
 Boxes = NDArray[np.float32]

@@ -23,7 +23,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.cache.store import Arrays
 from medfed.datamodules.client_data import Block, Rows, finding_counts
-from medfed.functional.grids import bounding_box
+from medfed.standalone.grids import bounding_box
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:

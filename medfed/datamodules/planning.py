@@ -31,10 +31,10 @@ from medfed.common.checks import check_count, check_fields, within
 from medfed.common.errors import DataError
 from medfed.common.floors import Statistic
 from medfed.common.schemas import Count, Number, parse_json
-from medfed.datamodules.preparation import Rule, is_ct
 from medfed.datamodules.tables.agreement import packed
-from medfed.functional.grids import bounding_box
 from medfed.functional.planning import Configuration, Fingerprint, Floats, Plan, Planner, Residual
+from medfed.standalone.grids import bounding_box
+from medfed.standalone.preparation import Rule, is_ct
 
 _PER_DECADE, _FINEST, _BINS = 100, -1, 451  # from 0.1 to 3,162 mm
 _HU = np.linspace(-1024, 3072, 257)  # ends of bins

@@ -286,8 +286,8 @@ def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:
         >>> check_keep_out(["a", "b"], ["a", "b"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: keep_out names all 2 clients, so no client is left to \
-train; name fewer.
+        medfed.standalone.errors.ConfigError: keep_out names all 2 clients, so no client is left \
+to train; name fewer.
     """
     for name in keep_out:
         if name not in clients:

@@ -35,13 +35,13 @@ from medfed.datamodules.one_site import OwnData
 from medfed.datamodules.patches import FreshPatches, PatchRows, Volume, volume_of, volume_of_cache
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
-from medfed.datamodules.preparation import Preparation, Rule, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
-from medfed.datamodules.readers.volumes import files_of, files_of_case, is_volume
-from medfed.datamodules.readers.volumes import read_volume as read_file
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here
-from medfed.functional.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
+from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
+from medfed.standalone.preparation import Preparation, Rule, rules_of
+from medfed.standalone.volumes import files_of, files_of_case, is_volume
+from medfed.standalone.volumes import read_volume as read_file
 
 log = logging.getLogger(__name__)
 _USUAL = Preparation((Rule("zscore_nonzero"),))

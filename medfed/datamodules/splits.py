@@ -98,8 +98,8 @@ def check_fold(fold: Sequence[int] | None) -> None:
         >>> check_fold([5, 5])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: data.fold=[5, 5] must be [k, K], the k-th of K parts: \
-K at least 2, and k from 0 to K - 1.
+        medfed.standalone.errors.ConfigError: data.fold=[5, 5] must be [k, K], the k-th of K \
+parts: K at least 2, and k from 0 to K - 1.
     """
     if fold is not None and (len(fold) != 2 or fold[1] < 2 or not 0 <= fold[0] < fold[1]):
         raise ConfigError(
@@ -138,7 +138,7 @@ def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> No
         >>> check_measurable({"a": {"train": ["p"], "val": [], "test": []}})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: No client has a test patient, so there is nothing to \
+        medfed.standalone.errors.ConfigError: No client has a test patient, so there is nothing to \
 evaluate; set data.test_fraction above 0, or give the clients more patients.
     """
     if not any(parts["test"] for parts in clients.values()):
@@ -208,7 +208,7 @@ def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
         >>> check_leakage({"a": {"train": ["p1"], "test": ["p1"]}})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        medfed.common.errors.DataError: Patient p1 is in train of a and again in test of a; ...
+        medfed.standalone.errors.DataError: Patient p1 is in train of a and again in test of a; ...
     """
     seen: dict[str, str] = {}
     for client, parts in clients.items():

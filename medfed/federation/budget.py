@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfed.common.checks import check_fields, check_positive, within
-from medfed.common.errors import ConfigError, first_line
+from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 
 ChannelsLast = bool | Literal["auto"]
@@ -216,14 +216,17 @@ def learning_rates(
         >>> learning_rates(sgd, partial(torch.optim.lr_scheduler.StepLR, step_size=1), 2)
         [0.5, 0.05]
     """
-    dummy = _try_out(optimizer)
+    tried, dummy = (optimizer([nn.Parameter(torch.zeros(1))]) for _ in range(2))
     options = dummy.param_groups[0]
+    for parameter in tried.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    tried.step()  # which fails for optimizers that need a closure or sparse gradients
     if "lr" not in options:
         raise ConfigError(
             f"{type(dummy).__name__} has no step size lr, which the run sets in every round"
         )
     options["lr"] = dummy.defaults.get("lr", options["lr"])  # a group may have a rate of its own
-    schedule = None if scheduler is None else _scheduled(scheduler, dummy)
+    schedule = scheduler(dummy) if scheduler else None
     kept = {n: v for n, v in options.items() if n in dummy.defaults and n != "lr"}
     rates = []
     for _ in range(rounds):
@@ -237,59 +240,6 @@ def learning_rates(
                 "only change the step size; switch that off"
             )
     return rates
-
-
-def _try_out(optimizer: OptimizerFactory) -> torch.optim.Optimizer:
-    """Returns an optimizer of one number, after another one has taken a step of it.
-
-    Raises:
-        ConfigError: If it is no function that makes optimizers, or no plain step is possible.
-    """
-    example = "give a function of parameters, such as partial(torch.optim.SGD, lr=0.1)"
-    if not callable(optimizer):
-        what = repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
-        raise ConfigError(f"optimizer={what} makes no optimizers; {example}.")
-    try:
-        tried, made = (optimizer([nn.Parameter(torch.zeros(1))]) for _ in range(2))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"The optimizer cannot be made: {first_line(error)}.") from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer makes a {type(made).__name__}; {example}.")
-    for options in tried.param_groups:
-        for parameter in options["params"]:
-            parameter.grad = torch.ones_like(parameter)
-    try:
-        tried.step()
-    except Exception as error:
-        raise ConfigError(
-            f"{type(made).__name__} takes no step from gradients alone ({first_line(error)}); "
-            "choose an optimizer that needs no closure and takes dense gradients, such as SGD or "
-            "Adam."
-        ) from error
-    return made
-
-
-def _scheduled(
-    scheduler: SchedulerFactory, optimizer: torch.optim.Optimizer
-) -> torch.optim.lr_scheduler.LRScheduler:
-    if not callable(scheduler):
-        what = repr(scheduler) if isinstance(scheduler, str) else type(scheduler).__name__
-        raise ConfigError(
-            f"scheduler={what} makes no schedules; give a function of an optimizer, such as "
-            "partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=20)."
-        )
-    try:
-        schedule = scheduler(optimizer)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"The schedule cannot be made: {first_line(error)}.") from error
-    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(
-        schedule, "step"
-    ):
-        raise ConfigError(
-            f"{type(schedule).__name__} is no schedule over rounds, which depends on the round "
-            "alone and on no metric; choose another, such as CosineAnnealingLR."
-        )
-    return schedule
 
 
 SETTLED = 1000

@@ -10,8 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, first_line
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.budget import (
+    OptimizerFactory,
+    SchedulerFactory,
+    learning_rates,
+    takes_network,
+)
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.hospital import Batched, padded
 
@@ -44,7 +50,7 @@ def check_kind(name: str, value: object, wanted: Any) -> None:
         >>> check_kind("rate", "high", float | None)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: rate must be a float, not 'high'.
+        medfed.standalone.errors.ConfigError: rate must be a float, not 'high'.
     """
     if not isinstance(value, wanted):
         first = getattr(wanted, "__args__", (wanted,))[0]
@@ -68,6 +74,22 @@ def check_rounds(rounds: object) -> None:
     """Refuses a number of rounds that is no whole number from 1."""
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
         raise ConfigError(f"rounds must be a whole number of at least 1, not {kind(rounds)}.")
+
+
+def check_optimizer(
+    optimizer: OptimizerFactory, scheduler: SchedulerFactory | None, rounds: int
+) -> None:
+    """Refuses an optimizer or a schedule that cannot take the steps of all rounds."""
+    if callable(optimizer) and takes_network(optimizer):
+        return  # it is tried with the network
+    try:
+        learning_rates(optimizer, scheduler, rounds)
+    except Exception as error:
+        raise ConfigError(
+            f"The optimizer or its schedule cannot be used: {first_line(error)}; give functions "
+            "that make them, such as partial(torch.optim.SGD, lr=0.1), with steps that need no "
+            "closure and no metric."
+        ) from error
 
 
 def check_clients(clients: Iterable[ClientData]) -> list[ClientData]:

@@ -121,8 +121,10 @@ class OtherState:
         for tensor in (t for n, t in _tensors(network) if n in names):
             self._know(tensor)
             self._memory.add(_memory_of(tensor))
+        self._first = next(network.parameters(), None)
         for name, module in modules.items():
             self._hold_module(name, module, names)
+        self._places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
 
     def packed(self) -> Tensor:
         """Returns the differences from the start, (bytes,) uint8; on the CPU.
@@ -167,14 +169,12 @@ class OtherState:
             ValueError: If they are of another network, or damaged.
         """
         wanted: dict[tuple[int, str], Any] = {}
-        places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
         for name, kind, key, gone, code in _decoded(packed):
-            number = places.get((name, kind))
+            number = self._places.get((name, kind))
             if number is None or self._holders[number].forbids(key):
                 raise ValueError(f"the network has no {name}.{key}")
             wanted[number, key] = _MISSING if gone else code
-        numbers = {id(h): number for number, h in enumerate(self._holders)}
-        changed = {(numbers[id(h)], key) for h, key in self._changed()}
+        changed = {(self._places[h.name, h.kind], key) for h, key in self._changed()}
         for number, key in changed.difference(wanted):
             self._put_back(self._holders[number], key)
         for (number, key), code in wanted.items():
@@ -329,8 +329,7 @@ class OtherState:
         if not isinstance(code, list):
             return code
         if _is_tensor(code):
-            first = next(self._network.parameters(), None)
-            return _tensor(code).to("cpu" if first is None else first.device)
+            return _tensor(code).to("cpu" if self._first is None else self._first.device)
         try:
             kind, inside = code
             if kind == "known":

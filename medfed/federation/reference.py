@@ -37,6 +37,7 @@ from medfed.federation.inputs import (
     check_clients,
     check_kind,
     check_network,
+    check_optimizer,
     check_rounds,
     kind,
 )
@@ -152,6 +153,7 @@ def assemble(
     check_rounds(rounds)
     check_kind("algorithm", algorithm, Algorithm)
     check_kind("cohort", cohort, Cohort | None)
+    check_optimizer(optimizer, scheduler, rounds)
     clients = check_clients(clients)
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)

@@ -95,7 +95,8 @@ def check_scad(section: str, rho: float, a: float, smoothing: float) -> None:
         >>> check_scad("algorithm", rho=0.25, a=3.0, smoothing=1e-4)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: algorithm.rho must be above 1 / (a - 1) = 0.5, not 0.25.
+        medfed.standalone.errors.ConfigError: algorithm.rho must be above 1 / (a - 1) = 0.5, not \
+0.25.
     """
     if not a > 2:
         raise ConfigError(f"{section}.a must be above 2, not {a}.")

@@ -21,10 +21,10 @@ from medfed.functional.scores import (
     class_scores,
 )
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
-from medfed.models.inference import ClassInference
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule
+from medfed.standalone.inference import ClassInference
+from medfed.standalone.mixture import Activation
 
 
 class ClassificationTask(TaskModule):

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from medfed.common.console import caption
-from medfed.models.inference import margins
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts
+from medfed.standalone.inference import margins
 
 
 class Case(NamedTuple):

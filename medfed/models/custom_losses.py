@@ -96,9 +96,9 @@ def check_loss(loss: object, tried: Tried, *, weighted: bool = False) -> None:
         >>> check_loss(nn.BCEWithLogitsLoss(), tried)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: model.loss=BCEWithLogitsLoss cannot take what this task \
-gives, logits (B, K) and class indices (B,): Target size (torch.Size([2])) must be the same as \
-input size (torch.Size([2, 2])).
+        medfed.standalone.errors.ConfigError: model.loss=BCEWithLogitsLoss cannot take what this \
+task gives, logits (B, K) and class indices (B,): Target size (torch.Size([2])) must be the same \
+as input size (torch.Size([2, 2])).
     """
     if not callable(loss):
         raise ConfigError(

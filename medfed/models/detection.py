@@ -16,9 +16,9 @@ from medfed.common.checks import check_count, checked, within
 from medfed.common.errors import ConfigError
 from medfed.functional.detection import LESION_CPM, SCAN, lesion_scores, match_lesions
 from medfed.functional.scores import Floats
-from medfed.models.boxes import CODER, BoxInference
 from medfed.models.meters import Batch, Columns
 from medfed.models.task import TaskModule
+from medfed.standalone.boxes import CODER, BoxInference
 
 NEAREST = 4
 """Cells around the centre of a lesion whose anchors may be its own."""
@@ -40,7 +40,7 @@ class DetectionTask(TaskModule):
         common: As :class:`medfed.models.task.TaskModule` takes them; the network gives maps of
             anchors, as :class:`medfed.models.networks.detector.Detector`.
         anchors: Sides of each anchor in voxels, even numbers.
-        patch_size: As :class:`medfed.models.boxes.BoxInference`.
+        patch_size: As :class:`medfed.standalone.boxes.BoxInference`.
         overlap: Likewise.
         window_batch: Likewise.
         threshold: Likewise.

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.functional.scores import Floats, finding_scores
-from medfed.models.inference import FindingInference
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule
+from medfed.standalone.inference import FindingInference
+from medfed.standalone.mixture import Activation
 
 _COLUMNS = ("case", "finding", "label", "probability")
 

@@ -20,10 +20,10 @@ from medfed.common.checks import checked_scale
 from medfed.common.errors import ConfigError
 from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
-from medfed.models.inference import OutcomeInference
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule
+from medfed.standalone.inference import OutcomeInference
+from medfed.standalone.mixture import Activation
 
 
 class RegressionTask(TaskModule):

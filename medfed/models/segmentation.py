@@ -17,11 +17,11 @@ from medfed.common.checks import check_count, check_known, checked, within
 from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
-from medfed.models.inference import RegionInference
 from medfed.models.meters import Batch, Columns
-from medfed.models.networks.mixture import Activation
 from medfed.models.segmentation_meter import SegmentationMeter, overlap_scores
 from medfed.models.task import TaskModule
+from medfed.standalone.inference import RegionInference
+from medfed.standalone.mixture import Activation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

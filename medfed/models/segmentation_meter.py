@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from medfed.common.scores import mean_of_known
-from medfed.functional.grids import bounding_box
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns
+from medfed.standalone.grids import bounding_box
 
 
 def slice_with_most(label: Tensor) -> int:

@@ -15,9 +15,9 @@ from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.functional.survival import LEAST_EVENTS, SURVIVAL, kaplan_meier, survival_scores
-from medfed.models.inference import SurvivalInference
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.task import TaskModule
+from medfed.standalone.inference import SurvivalInference
 
 
 class SurvivalTask(TaskModule):

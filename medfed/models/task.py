@@ -25,11 +25,11 @@ from medfed.federation.split import aliases, match, parameter_groups
 from medfed.functional.scores import Floats
 from medfed.models import meters
 from medfed.models.custom_losses import Tried
-from medfed.models.inference import Inference
 from medfed.models.meters import Batch, Columns, Meter, WholeSplit
-from medfed.models.networks.mixture import Activation
-from medfed.models.networks.outputs import heads, last_counts, resized, shares
 from medfed.models.networks.personal_part import default_personal
+from medfed.standalone.inference import Inference
+from medfed.standalone.mixture import Activation
+from medfed.standalone.outputs import heads, last_counts, resized, shares
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,7 +169,7 @@ class TaskModule(pl.LightningModule):
         """Returns the training loss without terms of the weights.
 
         Under deep supervision it is the mean over the heads, weighted by
-        :func:`medfed.models.networks.outputs.shares`; the label is resized to a smaller head by
+        :func:`medfed.standalone.outputs.shares`; the label is resized to a smaller head by
         nearest voxels.
         """
         outputs = self.outputs(self.network, batch["image"])

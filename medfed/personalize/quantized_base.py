@@ -135,7 +135,7 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
         >>> check_bits(9, "bits")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: algorithm.bits must be a whole number from 1 to 8 or \
+        medfed.standalone.errors.ConfigError: algorithm.bits must be a whole number from 1 to 8 or \
 32, not 9.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):

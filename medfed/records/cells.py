@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,7 +61,9 @@ def hash_of(modules: frozenset[str]) -> str:
         if module in seen or (file := module_file(module)) is None:
             continue
         seen[module], imported = read_code(file)
-        waiting += [m for name in imported if (m := _module(name))]
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        names = (resolve_name(name, package) for name in imported)
+        waiting += [m for name in names if (m := _module(name))]
     lines = [f"{module} {seen[module]}" for module in sorted(seen)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -80,7 +83,7 @@ def _module(name: str) -> str:
 
 @cache
 def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Returns a hash of a file's code, and its imports.
+    """Returns a hash of a file's code, and its imports, relative ones as they are.
 
     A file is read once: what a process has loaded does not change while it is edited.
 
@@ -92,8 +95,9 @@ def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            imported |= {f"{node.module}.{name.name}" for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = "." * node.level + (f"{node.module}." if node.module else "")
+            imported |= {f"{start}{name.name}" for name in node.names}
         match getattr(node, "body", None):
             case [ast.Expr(ast.Constant(str())), *_] as body:
                 del body[0]

@@ -99,7 +99,7 @@ def check_made(values: Mapping[str, Any]) -> None:
         >>> check_made({"run": "/no/such/run"})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: run=/no/such/run is no run folder (it has no \
+        medfed.standalone.errors.CheckpointError: run=/no/such/run is no run folder (it has no \
 config.yaml).
     """
     run = (Places.config_yaml, "run folder")
@@ -130,8 +130,8 @@ def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None
         >>> refuse_full(folder)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: The folder /tmp/... is not empty; name an empty one, or \
-resume=FOLDER.
+        medfed.standalone.errors.ConfigError: The folder /tmp/... is not empty; name an empty one, \
+or resume=FOLDER.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; name a new or empty folder.")

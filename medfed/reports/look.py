@@ -15,10 +15,10 @@ from medfed.common.files import write_json, write_text, writing
 from medfed.common.scores import mean_of_known
 from medfed.common.untrusted import read_json
 from medfed.datamodules.descriptions import DEVIATIONS, GREY, MEANS, SPACING, Description
-from medfed.datamodules.preparation import PERCENTILES
 from medfed.reports.charts import Picture, curves, hospitals, looks_in_order
 from medfed.reports.report import rendered
 from medfed.reports.tables import Cell, Table
+from medfed.standalone.preparation import PERCENTILES
 
 _MOST = 40  # names in a picture
 _CAPTIONS = {

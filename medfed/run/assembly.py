@@ -27,12 +27,12 @@ from medfed.federation import split
 from medfed.federation.entries import divide, numbered
 from medfed.federation.lightning.collect import rank
 from medfed.federation.other_state import copied
-from medfed.models.networks.outputs import extras, shares
 from medfed.models.networks.personal_part import last_activation, nearest
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask, chosen_activation
 from medfed.models.task import Batch, TaskModule
 from medfed.records.tasks import mixed, plain_task
+from medfed.standalone.outputs import extras, shares
 
 DIVERGED = 1000.0  # times the loss of an untrained model, or 1; no training that goes well is there
 SLIVER = 0.01  # share of a segmentation network's parameters; the papers keep its whole decoder

@@ -27,6 +27,8 @@ EXTRAS = {
     "dicom": "predictions as DICOM SEG",
     "tensorboard": "logger=tensorboard",
     "mlflow": "logger=mlflow",
+    "joblib": "sweeps in parallel by hydra/launcher=joblib",
+    "slurm": "sweeps as jobs of SLURM, by hydra/launcher=submitit_slurm",
     "sites": "runs across hospitals with NVIDIA FLARE (medfed deploy)",
 }
 

@@ -33,7 +33,6 @@ from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.csv_files import Sheet
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.client import Batch
 from medfed.federation.lightning.module import EvalSplit
@@ -44,6 +43,7 @@ from medfed.reports.tables import Table
 from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
+from medfed.standalone.csv_files import Sheet
 
 
 def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:

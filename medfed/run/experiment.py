@@ -12,6 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import WandbLogger
 
 from medfed.common.console import say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError
@@ -155,7 +156,8 @@ def build_experiment(config: RunDescription) -> Experiment:
         RunFolder(folder).open(config, data.splits(), steps, cohort)
     if trainer.logger and rank() == 0:
         remember(trainer.logger, folder)
-        if config.resume is None:  # MLflow refuses changed values
+        if config.resume is None or isinstance(trainer.logger, WandbLogger):
+            # MLflow refuses changed values, and W&B begins an offline record anew.
             trainer.logger.log_hyperparams(without_places(config.values.plain()))
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
@@ -249,6 +251,7 @@ def callbacks_of(
 ) -> list[pl.Callback]:
     """Returns the callbacks that record, show and save the rounds of a run."""
     kept, run = config.checkpoint, RunFolder(Path(config.folder))
+    evaluation.shows_test = False
     saves = checkpoint.RoundCheckpoint(run.checkpoints, kept.keep, kept.every, evaluation)
     unusual = callbacks.UnusualRounds(run.unusual_json, evaluation)
     called: list[pl.Callback] = [evaluation, callbacks.CommunicationLogger(), unusual, saves]

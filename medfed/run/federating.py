@@ -333,7 +333,7 @@ def check_parts(patterns: Iterable[str], known: Iterable[str], key: str) -> None
         >>> check_parts(["share"], ["shared"], "channel.up.parts")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: channel.up.parts names 'share', which never travels \
+        medfed.standalone.errors.ConfigError: channel.up.parts names 'share', which never travels \
 (did you mean shared?); the parts are shared.
     """
     names = list(known)

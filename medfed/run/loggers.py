@@ -1,20 +1,30 @@
 """Sends a run's numbers to Weights & Biases, TensorBoard or MLflow, in addition to its folder.
 
 A resumed run continues its log: ``logger.json`` in its folder keeps the run's name in W&B or
-MLflow; TensorBoard uses the folder itself.
+MLflow; TensorBoard uses the folder itself. W&B cannot continue a record without a network, and a
+killed run leaves it empty. So a file beside it keeps what was logged, for a new record of all
+rounds.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.loggers.logger import (  # type: ignore[attr-defined]
+    rank_zero_experiment,
+)
+from pytorch_lightning.utilities import rank_zero_only
 
+from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.files import write_json
 from medfed.common.untrusted import read_json
@@ -40,7 +50,8 @@ def wandb_logger(
 ) -> WandbLogger:
     """Returns a W&B logger that works offline and without a login unless a key is set.
 
-    It sends neither the terminal's lines, nor the machine's name, nor paths on it.
+    It sends neither the terminal's lines, nor the machine's name, nor paths on it. Runs that are
+    open in this process, such as one of yours, are left alone.
 
     Args:
         project: The W&B project.
@@ -51,7 +62,8 @@ def wandb_logger(
         seed: The run's seed.
         tags: Further tags, in addition to method and seed.
         entity: The user or team; ``None``: the default one.
-        offline: Whether to stay offline; ``None``: offline unless ``WANDB_API_KEY`` is set.
+        offline: Whether to stay offline; ``None``: offline unless ``WANDB_API_KEY`` is set. The
+            variable ``WANDB_MODE`` decides before it.
         pictures: Pictures of patients that are sent, by name, such as ``contours``.
     """
     import wandb
@@ -59,9 +71,11 @@ def wandb_logger(
     if offline is None:
         offline = not os.environ.get("WANDB_API_KEY")
     os.environ.setdefault("WANDB_SILENT", "true")
+    if not os.environ.get("WANDB_MODE", "offline"):
+        del os.environ["WANDB_MODE"]  # W&B refuses an empty one
     words = _words(method, seed)
     untold = dict.fromkeys(("x_disable_meta", "x_disable_machine_info", "disable_git"), True)
-    logger = WandbLogger(
+    logger = _Wandb(
         project=project,
         save_dir=save_dir,
         name=name or run_name(group, method, seed) or None,
@@ -71,13 +85,76 @@ def wandb_logger(
         job_type=words[0] if words else None,
         tags=[*words, *map(str, tags)],
         entity=entity,
-        offline=offline,
+        mode=os.environ.get("WANDB_MODE") or ("offline" if offline else "online"),
+        reinit="create_new",
         settings=wandb.Settings(host="-", console="off", **untold),
     )
     setattr(logger, _ASKED, tuple(pictures))
     # Lightning passes on a setting without effect, of which W&B warns on the terminal.
     logger._wandb_init.pop("anonymous", None)
     return logger
+
+
+class _Wandb(WandbLogger):
+    """A W&B logger with a run of its own, whose curves are over rounds."""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The run, which begins when it is first needed."""
+        import wandb
+
+        if self._experiment is None:
+            self._kept = Path(str(self._save_dir)) / "wandb" / f"logged-{self._id}.jsonl"
+            self._earlier = [*self._kept.parent.glob(f"offline-run-*-{self._id}")]
+            self._missing = _whole_lines(self._kept)
+            self._experiment = run = wandb.init(**self._wandb_init)
+            run.define_metric("round")
+            run.define_metric("*", step_metric="round", step_sync=True)
+        return self._experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs values of a round, from 0."""
+        run = self.experiment
+        self.replay(step)
+        super().log_metrics(metrics if step is None else {**metrics, "round": step}, step)
+        if run.settings._offline and step is not None:
+            with self._kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([step, {n: float(v) for n, v in metrics.items()}]) + "\n")
+
+    def replay(self, before: int | None = None) -> None:
+        """Logs the rounds of the record that this one continues, and removes that record.
+
+        Args:
+            before: Only rounds below this one, which a resumed run trains again.
+        """
+        missing, self._missing = self._missing, []
+        if not missing:
+            return
+        self._kept.unlink()
+        for step, values in missing:
+            if before is None or step < before:
+                self.log_metrics(values, step)
+        for folder in self._earlier:
+            shutil.rmtree(folder)
+
+    def end(self, failed: bool) -> None:
+        """Ends the run, and says how to send an offline one."""
+        if self._experiment is None:
+            return
+        self.replay()
+        run = self._experiment
+        run.finish(exit_code=int(failed))
+        if run.settings._offline:
+            folder = shlex.quote(str(Path(run.dir).parent))
+            say(wide_console(), f"To send the W&B record: wandb sync {folder}")
+
+
+def _whole_lines(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """Reads what a run has logged, but for a line that its end has torn."""
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.is_file() else []
+    return [(step, values) for step, values in map(json.loads, lines)]
 
 
 def tensorboard_logger(save_dir: str, name: str = "tensorboard") -> TensorBoardLogger:
@@ -174,10 +251,23 @@ def remember(logger: Logger | None, folder: Path) -> None:
         write_json(RunFolder(folder).logger_json, {"mlflow": logger.run_id})
 
 
+@contextmanager
+def ended(logger: Logger | bool | None) -> Iterator[None]:
+    """Ends the run in W&B or MLflow as a failed one, if the body fails."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(logger, _Wandb):
+            logger.end(failed=True)
+        elif isinstance(logger, MLFlowLogger):
+            logger.finalize("failed")
+        raise
+
+
 def end_logging(
     logger: Logger | bool | None, pictures: Mapping[str, Path], summary: Mapping[str, Any]
 ) -> None:
-    """Sends the test metrics and the pictures, and ends W&B's process.
+    """Sends the test metrics and the pictures, and ends the run in W&B.
 
     Args:
         logger: The run's logger.
@@ -193,13 +283,17 @@ def end_logging(
     tested = {f"test/{n}": v["mean"] for n, v in over.items()}
     tested |= {f"test/{n}_worst": v["worst"] for n, v in over.items()}
     if isinstance(logger, WandbLogger):
-        # Not as a table: W&B keeps those in the user's home, and would send that path.
         each = summary["clients"].items()
         tested |= {f"test/{client}/{n}": values[n] for client, values in each for n in over}
         for name, path in pictures.items():
             logger.log_image(key=name, images=[str(path)])
+        if each:
+            logger.log_metrics({"test": _table(summary["clients"], list(over))})
         logger.experiment.summary.update(tested | {"selected_round": summary["selected_round"]})
-        logger.experiment.finish()
+        if isinstance(logger, _Wandb):
+            logger.end(failed=False)
+        else:
+            logger.experiment.finish()
         return
     logger.log_metrics(tested, step=summary["rounds"] - 1)
     if isinstance(logger, TensorBoardLogger):
@@ -207,7 +301,22 @@ def end_logging(
     elif isinstance(logger, MLFlowLogger):
         for path in pictures.values():
             logger.experiment.log_artifact(logger.run_id, str(path), "pictures")
+        rows = [[client, *map(values.get, over)] for client, values in summary["clients"].items()]
+        table = {"columns": ["client", *over], "data": rows}
+        logger.experiment.log_dict(logger.run_id, table, "test.json")
     logger.save()
+
+
+def _table(clients: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -> Any:
+    """Returns a W&B table of the test metrics with a row per client."""
+    import wandb
+
+    class Table(wandb.Table):
+        # Others are sent as artifacts, too, for which W&B keeps a copy in the user's home.
+        _log_type = "table-in-the-run-folder"
+
+    rows = [[client, *map(values.get, metrics)] for client, values in clients.items()]
+    return Table(columns=["client", *metrics], data=rows, allow_mixed_types=True)
 
 
 def _show(logger: TensorBoardLogger, pictures: Mapping[str, Path]) -> None:

@@ -133,7 +133,7 @@ def check_numbers(counts: Sequence[object], steps: object) -> None:
         >>> check_numbers([1, 0], 10)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: k must be whole numbers of at least 1, such as \
+        medfed.standalone.errors.ConfigError: k must be whole numbers of at least 1, such as \
 k=1,5,20, not 1,0.
     """
     if not counts or not all(type(k) is int and k >= 1 for k in counts):

@@ -27,7 +27,6 @@ from medfed.federation.budget import Passes
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
-from medfed.functional.grids import on_grid
 from medfed.models.networks.adapters import merged
 from medfed.models.segmentation_meter import slice_with_most
 from medfed.records.folder import RunFolder, save_prediction, save_tensors
@@ -36,6 +35,7 @@ from medfed.run.intervals import doubts, findings, over_clients
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
 from medfed.run.privacy import protections, record
+from medfed.standalone.grids import on_grid
 
 _log = logging.getLogger(__name__)
 SHOWN = 24  # largest number of clients whose prediction is kept

@@ -206,8 +206,8 @@ def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:
         >>> usable("w", torch.ones(1, dtype=torch.int64), torch.zeros(1))
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: init.weights holds w as int64, which are no weights; \
-save the state_dict of a trained network.
+        medfed.standalone.errors.CheckpointError: init.weights holds w as int64, which are no \
+weights; save the state_dict of a trained network.
     """
     kind = str(there.dtype).removeprefix("torch.")
     if there.layout != torch.strided or there.device.type == "meta" or there.is_quantized:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from medfed.common.console import said_once
 from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
@@ -11,6 +12,7 @@ from medfed.records.folder import RunFolder
 from medfed.run import results
 from medfed.run.claim import claimed
 from medfed.run.experiment import Experiment, build_experiment, test_selected
+from medfed.run.loggers import ended
 
 
 def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], Experiment]:
@@ -30,10 +32,11 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
             :func:`build_experiment`.
     """
     with claimed(config, logs):
-        experiment = build_experiment(config)
+        with said_once():
+            experiment = build_experiment(config)
         run = RunFolder(experiment.folder)
         start = None if config.resume is None else last_whole(run.checkpoints)
-        with together(experiment.trainer):
+        with ended(experiment.trainer.logger), together(experiment.trainer):
             experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
             results.write_hashes(experiment.module, experiment.folder)
             # Kept here for all rounds: the state of the selected round lacks the later ones.

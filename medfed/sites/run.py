@@ -29,7 +29,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.federation.lightning.module import FederatedModule, Task, TaskLike
+from medfed.federation.lightning.module import FederatedModule, TaskLike
 from medfed.federation.lightning.strategy import together
 from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
@@ -103,7 +103,7 @@ class SitesModule(FederatedModule):
         """There are no clients in this process."""
         return []
 
-    def training_step(self, batch: Task, batch_idx: int) -> None:
+    def training_step(self, batch: str, batch_idx: int) -> None:
         """Runs the round, its evaluation and its commit."""
         every = self.trainer.check_val_every_n_epoch or 1
         evaluated = (self.trainer.current_epoch + 1) % every == 0
@@ -111,11 +111,11 @@ class SitesModule(FederatedModule):
         self.losses = dict(self.coordinator.losses)
         self.next_round += 1
 
-    def validation_step(self, batch: Task, batch_idx: int) -> None:
+    def validation_step(self, batch: str, batch_idx: int) -> None:
         """Passes on the sites' metrics."""
         self.evaluations = dict(self.measured)
 
-    def test_step(self, batch: Task, batch_idx: int) -> None:
+    def test_step(self, batch: str, batch_idx: int) -> None:
         """Lets the sites evaluate the selected round on their test data."""
         self.evaluations = self.coordinator.test(self.next_round, self.selected)
         self.points = dict(self.coordinator.points)
@@ -249,14 +249,13 @@ def _coordinate(
     installed = {c: dict(there.versions) for c, there in greetings.items()}
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
     write_json(run.sites_json, asdict(record))
-    with together(trainer):
+    with loggers.ended(trainer.logger), together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(run.hashes_json, coordinator.digests(module.next_round))
         memberships = federation.memberships()  # of all rounds, as in medfed train
         evaluation.check_selected()
-        whole, module.selected = evaluation.state_dict(), evaluation.best_round()
+        module.selected = evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
-        evaluation.load_state_dict(whole)
         values = coordinator.across(module.next_round) if caller.terms.across else {}
         trajectories = None
         if memberships is not None:

@@ -6,8 +6,8 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.ct_patches import Candidates, PatchSpec, extract, locate, to_unit
-from medfed.datamodules.readers.volumes import read_geometry
+from medfed.standalone.ct_patches import Candidates, PatchSpec, extract, locate, to_unit
+from medfed.standalone.volumes import read_geometry
 from tests.sweeps import sweep
 
 from .luna_files import FLIPS, by_hand, image_of, noise, stored

@@ -22,9 +22,9 @@ from monai.transforms import (
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build, load
-from medfed.datamodules.preparation import CT_WINDOW
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
-from medfed.functional.grids import on_grid
+from medfed.standalone.grids import on_grid
+from medfed.standalone.preparation import CT_WINDOW
 from tests.datamodules.organ_layouts import organs, write_datalist, write_nnunet
 from tests.sweeps import sweep
 

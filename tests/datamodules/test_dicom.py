@@ -15,8 +15,8 @@ from pydicom.uid import (
 )
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers import dicom
-from medfed.datamodules.readers.volumes import read_geometry, read_volume
+from medfed.standalone import dicom
+from medfed.standalone.volumes import read_geometry, read_volume
 
 CT, ENHANCED, SEG = (UID(f"1.2.840.10008.5.1.4.1.1.{n}") for n in ("2", "4.1", "66.4"))
 SHAPE = (5, 8, 6)  # slices, rows, columns

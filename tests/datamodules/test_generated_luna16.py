@@ -9,7 +9,6 @@ from scipy.ndimage import center_of_mass, label
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
-from medfed.datamodules.ct_patches import hounsfield, locate, read_points
 from medfed.datamodules.generated.luna16 import (
     FLIPPED,
     Canvas,
@@ -21,7 +20,8 @@ from medfed.datamodules.generated.luna16 import (
     write_scan,
 )
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.volumes import read_geometry
+from medfed.standalone.ct_patches import hounsfield, locate, read_points
+from medfed.standalone.volumes import read_geometry
 
 TINY = LunaCohort(hospitals=3, patients=4, shape=(48, 44, 24), lookalikes=10, seed=1)
 BARE = {"hospitals": 1, "patients": 2, "shape": (24, 24, 16), "lookalikes": 4}

@@ -17,9 +17,9 @@ from medfed.config.compose import load
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import QuantitySkew
-from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.segmentation import ImageMasksDataModule
+from medfed.standalone import pictures
 from tests.datamodules.picture_files import cohort, picture, write_index
 from tests.sweeps import sweep
 

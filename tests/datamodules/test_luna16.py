@@ -22,13 +22,13 @@ from torch import nn
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
 from medfed.datamodules.client_data import gather
-from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.readers.luna16 import Luna16Reader
+from medfed.standalone.ct_patches import PatchSpec, extract
 
 COHORT = LunaCohort(hospitals=2, patients=5, shape=(48, 48, 24), lookalikes=8, seed=1)
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.datalist import DatalistReader
-from medfed.datamodules.readers.volumes import read_geometry, read_volume
+from medfed.standalone.volumes import read_geometry, read_volume
 
 SPACING = (0.5, 0.75, 2.0)
 

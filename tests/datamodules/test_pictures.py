@@ -8,7 +8,7 @@ from torch.nn.functional import interpolate
 
 from medfed.common.errors import DataError
 from medfed.common.seeding import numpy_rng
-from medfed.datamodules.readers import pictures
+from medfed.standalone import pictures
 
 RNG = numpy_rng("pictures")
 GREY = RNG.integers(0, 256, (5, 7)).astype(np.uint8)

@@ -14,9 +14,9 @@ from medfed.config.compose import build, described
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.planning import Agreed, Planning
-from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.tables.agreement import converse
 from medfed.functional.planning import Fingerprint, Planner
+from medfed.standalone.preparation import Preparation
 
 SMALL = (
     *("experiment=nnunet", "data.generated.patients=6", "data.generated.shape=[44,40,16]"),

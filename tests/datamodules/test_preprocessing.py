@@ -9,7 +9,7 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.config.compose import build, load
-from medfed.datamodules.readers.volumes import read_geometry
+from medfed.standalone.volumes import read_geometry
 from tests.sweeps import sweep
 
 TINY = {

@@ -14,18 +14,13 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
-from medfed.datamodules.readers.csv_files import read_features
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import Question, agree
-from medfed.datamodules.tables.columns import (
-    Columns,
-    fit,
-    fit_standard,
-    limits,
-    value_range,
-)
+from medfed.datamodules.tables.columns import fit, fit_standard, limits, value_range
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record
+from medfed.standalone.columns import Columns
+from medfed.standalone.csv_files import read_features
 from tests.sweeps import sweep
 
 HEADER = "hospital,age,sex,grade,crp,outcome"

@@ -8,7 +8,7 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.volumes import (
+from medfed.standalone.volumes import (
     as_stored,
     check_same_grid,
     files_of,

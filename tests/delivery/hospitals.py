@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import monai.bundle
 import nibabel as nib
 import numpy as np
 import torch
+from PIL import Image
 
 from medfed.config.compose import described, load
 from medfed.config.description import checked
@@ -25,6 +28,7 @@ from medfed.delivery.predict.prediction import predict
 from medfed.federation.split import float_entries
 from medfed.models.task import TaskModule
 from medfed.run.assembly import read_data, task_for
+from tests.datamodules.picture_files import cohort
 
 HEADS = ("data.generated.patients=4", "data.generated.hospitals=2", "data.patches_per_patient=1")
 EXPERIMENTS = {
@@ -60,6 +64,27 @@ EXPERIMENTS = {
     ),
     "digits": ("experiment=digits_pfednet", "model.network.channels=[4,4,4]"),
     "table": ("experiment=clinical_pfednet", "data.missing_indicator=true"),
+    "outcome": ("experiment=diabetes_pfednet",),
+    "survival": (
+        *("data=csv", "data.outcome=survival", "data.time=days", "data.event=died"),
+        *("data.centre=centre", "partition=centre", "model=survival", "data.intervals=4"),
+        "algorithm=fedavg",
+    ),
+    "pictures": (
+        *("experiment=retina_pfednet", "partition=centre", "data.patch_size=[16,16]"),
+        *("data.patches_per_patient=1", "model.network.channels=[4,8]"),
+        *("model.network.strides=[2]", "model.network.num_res_units=1"),
+    ),
+    "findings": (
+        *("data=image_table", "model=findings", "partition=centre", "data.reader.color=grey"),
+        *("data.reader.findings=[left,right]", "data.reader.size=[16,16]"),
+        *("model.network.block_config=[1,1]", "model.network.stem=small", "algorithm=fedavg"),
+    ),
+    "lesions": (
+        *("experiment=luna16_detection", "data.generated.shape=[64,64,24]"),
+        *("data.generated.hospitals=2", "data.generated.patients=4", "data.patches_per_patient=1"),
+        *("data.val_fraction=0.25", "data.test_fraction=0.25", "model.network.channels=[4,8]"),
+    ),
 }
 
 
@@ -108,11 +133,50 @@ def write_organs(folder: Path) -> Path:
     return folder
 
 
+def write_followed(folder: Path) -> Path:
+    """Patients of two hospitals, with the time until death or the last visit."""
+    rng = np.random.default_rng(1)
+    rows = ["age,sex,centre,days,died"]
+    for n in range(120):
+        days = f"{rng.exponential(300) + 1:.1f}"
+        rows.append(f"{rng.normal(60, 10):.1f},{'fm'[n % 2]},{'ab'[n // 60]},{days},{n % 3 > 0:d}")
+    folder.mkdir()
+    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+    return folder / "table.csv"
+
+
+def write_pictures(folder: Path) -> Path:
+    """Photographs with masks."""
+    cohort(folder)
+    return folder
+
+
+def write_findings(folder: Path) -> Path:
+    """Images of two findings each."""
+    folder.mkdir()
+    rng = np.random.default_rng(2)
+    rows = ["image,left,right,centre"]
+    for n in range(24):
+        Image.fromarray(rng.integers(0, 255, (16, 16), np.uint8)).save(folder / f"{n}.png")
+        rows.append(f"{n}.png,{n % 2},{n // 2 % 2},{'ab'[n // 12]}")
+    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+    return folder / "table.csv"
+
+
+FILES = {
+    "classes": write_organs,
+    "survival": write_followed,
+    "pictures": write_pictures,
+    "findings": write_findings,
+}
+SHIPPED = ("digits", "table", "outcome")
+
+
 def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
     """Reads the data, draws weights and exports them; nothing is trained."""
-    settings = [] if name in ("digits", "table") else [f"data.root={root}"]
-    if name.startswith("classes"):
-        settings += [f"data.path={write_organs(root / name)}"]
+    settings = [f"data.root={root}"]
+    if name in (*SHIPPED, *FILES):
+        settings = [f"data.path={FILES[name](root / name)}"] if name in FILES else []
     run = described([*EXPERIMENTS[name], *settings, *overrides, f"folder={root}", "threads=1"])
     data = read_data(run)
     run, task = task_for(run, data)
@@ -147,15 +211,22 @@ def same_files(made: Path, expected: Path) -> list[str]:
     return names
 
 
-def run_by_monai(bundle: Path, source: Path, target: Path, monkeypatch, **keys: Any) -> None:
-    """Runs a bundle's own configuration in this process, which is quicker than in another."""
+@contextmanager
+def inside(bundle: Path, monkeypatch) -> Iterator[None]:
+    """As in a bundle's folder, in this process, which is quicker than another."""
     monkeypatch.syspath_prepend(str(bundle))
     monkeypatch.chdir(bundle)
     for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
         monkeypatch.delitem(sys.modules, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MONAI's own making
-        paths = {"dataset_dir": str(source), "output_dir": str(target)}
-        monai.bundle.run(config_file="configs/inference.json", **paths, **keys)
+        yield
     for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
         del sys.modules[name]
+
+
+def run_by_monai(bundle: Path, source: Path, target: Path, monkeypatch, **keys: Any) -> None:
+    """Runs a bundle's own configuration."""
+    with inside(bundle, monkeypatch):
+        paths = {"dataset_dir": str(source), "output_dir": str(target)}
+        monai.bundle.run(config_file="configs/inference.json", **paths, **keys)

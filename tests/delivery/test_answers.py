@@ -7,8 +7,8 @@ from monai.networks.nets import BasicUNetPlusPlus
 from torch import Tensor, nn
 
 from medfed.models.classification import ClassificationTask
-from medfed.models.networks.outputs import only_logits
 from medfed.models.segmentation import SegmentationTask
+from medfed.standalone.outputs import only_logits
 
 
 class Named(nn.Module):

@@ -17,6 +17,7 @@ from medfed.delivery.export.client_model import (
     NEGLIGIBLE,
     checked,
     choose_bits,
+    from_canonical,
     quantise,
     used_instances,
 )
@@ -142,32 +143,37 @@ from monai.bundle import ConfigParser
 from scripts.networks import load
 config = json.load(open("configs/inference.json"))
 parser = ConfigParser({"network_def": config["network_def"]})
-network = load(parser.get_parsed_content("network_def"), "models/model.pt")
+network = load(parser.get_parsed_content("network_def"), ".")
 with torch.no_grad():
     torch.save(network(torch.load("image.pt", weights_only=True)), "output.pt")
 """
 
 
-def test_a_quantised_bundle_runs_without_medfed(hospital, tmp_path):
+def mixture_bundle(like, folder, width):
+    """A bundle of a mixture; returns the case, the run's network and the bits of its tensors."""
     case = "up-sampling path"
     network, model = exported(case, [0.2, 0.5, 0.3])
-    ordinary = build_network(model.plain["network"])
-    chosen = choose_bits(ordinary, 3)
+    chosen = choose_bits(build_network(model.plain["network"]), width)
     bits = {entry: b for name, b in chosen.items() for entry in model.entries(name)}
     books = quantise(model.weights, bits)
     dense = {n: t for n, t in model.weights.items() if n not in books}
     sizes = model.plain["network"]
     inputs = [f"c{i}" for i in range(sizes["in_channels"])]
     facts = {
-        **read_bundle(hospital("slices").bundle).facts,
+        **read_bundle(like.bundle).facts,
         "network": model.plain,
         "channels": inputs,
         "present": inputs,
         "labels": [f"l{i}" for i in range(sizes["out_channels"])],
     }
-    facts["input"] = {**facts["input"], "file_channels": inputs}
-    folder = tmp_path / "bundle"
+    facts["input"] = {**facts["input"], "file_channels": inputs, "adjacent_slices": None}
     write_bundle(folder, facts, dense, books)
+    return case, network, bits
+
+
+def test_a_quantised_bundle_runs_without_medfed(hospital, tmp_path):
+    folder = tmp_path / "bundle"
+    case, network, bits = mixture_bundle(hospital("slices"), folder, 3)
     bundle = read_bundle(folder)
     assert set(bundle.facts["bits"]) == set(bits)
     image = image_of(case)
@@ -195,6 +201,32 @@ def test_the_ends_of_every_path_keep_single_precision():
     assert [entry for n in names for entry in heads.entries(n)] == [
         f"common.features.{i}.conv.weight" for i in (1, 2)
     ]
+
+
+def test_counters_of_a_client_are_kept():
+    _, plain, _ = made("batch norm", [0.5, 0.5])
+    state = build_network(plain).state_dict()
+    counters = [n for n, t in state.items() if t.dtype == torch.int64]
+    assert counters
+    weights = {**state, counters[0]: torch.tensor(7)}
+    found = checked(plain, weights, "A").weights
+    assert [*found] == [*state]
+    assert found[counters[0]] == 7
+    with pytest.raises(CheckpointError, match="The model of A has other entries"):
+        checked(plain, {**state, counters[0]: torch.tensor(7.0)}, "A")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("membership", [[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]], ids=["three", "one"])
+def test_counters_of_the_instances_that_a_client_uses_are_kept(membership):
+    network, plain, places = made("batch norm", membership)
+    state = {n: t.clone() for n, t in network.state_dict().items()}
+    counters = [n for n, t in state.items() if t.dtype == torch.int64]
+    for number, name in enumerate(counters):
+        state[name] += 10 + number
+    used = from_canonical(network, plain, places, state, "A").weights
+    found = {int(t) for t in used.values() if t.dtype == torch.int64}
+    assert found == {int(state[name]) for name in counters}
 
 
 def test_weights_of_another_model():

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from medfed.common.errors import ConfigError, DataError, MedfedError
-from medfed.delivery.bundle.scripts import scans
+from medfed.standalone import scans
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.test_predict_geometry import centred, run, scan, threshold_bundle
 

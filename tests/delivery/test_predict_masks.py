@@ -1,5 +1,6 @@
 """Masks: those of the evaluation after training, on the scan's own grid, and of MONAI's bundle."""
 
+import csv
 import itertools
 import re
 import shutil
@@ -15,12 +16,12 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
-from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.scripts.masks import label_codes, label_map, save_like
-from medfed.delivery.bundle.scripts.run import run as run_bundle
 from medfed.delivery.predict.prediction import predict
-from medfed.functional.grids import axial, brain_slices
+from medfed.standalone.grids import axial, brain_slices
+from medfed.standalone.masks import label_codes, label_map, map_codes, save_like
+from medfed.standalone.run import run as run_bundle
+from medfed.standalone.volumes import read_geometry, read_volume
 from tests import processes
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.delivery.test_predict_geometry import threshold_bundle
@@ -71,6 +72,29 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
         assert 0 < regions.float().mean() < 1
         if name == "windows":
             assert torch.equal(regions[None, None], expected > 0.5)
+
+
+def test_sizes_are_those_of_the_written_mask_where_regions_do_not_nest(hospital, tmp_path):
+    """The network answers each region by itself; the map of labels puts the inner ones in outer."""
+    made = hospital("slices")
+    file = next(iter(scans(made).values()))
+    made.predict(input=file, output=tmp_path / "out", probabilities="true")
+    (mask,) = (p for p in (tmp_path / "out").glob("*.nii.gz") if "probabilities" not in p.name)
+    written = np.asanyarray(nib.load(mask).dataobj)
+    given = nib.load(str(mask).replace(".nii.gz", "_probabilities.nii.gz")).get_fdata() > 0.5
+    facts = read_bundle(made.bundle).facts
+    codes = map_codes(facts)
+    outwards, own = (
+        [*reversed(codes)],
+        dict(zip(facts["labels"], np.moveaxis(given, 3, 0), strict=True)),
+    )
+    assert (own[outwards[0]] & ~own[outwards[1]]).any()
+    with (tmp_path / "out" / "summary.csv").open(newline="") as table:
+        (row,) = csv.DictReader(table)
+    factor = np.prod(nib.load(mask).header.get_zooms()[:3]) / 1000
+    for place, name in enumerate(outwards):
+        inside = np.isin(written, [codes[within] for within in outwards[: place + 1]])
+        np.testing.assert_allclose(float(row[f"{name}_ml"]), inside.sum() * factor, rtol=1e-5)
 
 
 def of_exclusive_classes(hospital):
@@ -307,6 +331,17 @@ def test_a_label_that_leads_out_of_the_folder(hospital, tmp_path, label):
     file = next(iter(scans(made).values()))
     with pytest.raises(MedfedError, match="cannot be part of a file's name"):
         made.predict(bundle=tmp_path / "bundle", input=file, output=tmp_path / "mask.nii.gz")
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_label_of_pictures_that_leads_out_of_the_folder(hospital, tmp_path):
+    made = hospital("pictures")
+    bundle = read_bundle(made.bundle)
+    write_bundle(tmp_path / "bundle", {**bundle.facts, "labels": ["../x"]}, bundle.state, {})
+    file = made.bundle.parent / "pictures" / "centre_0" / "0L.png"
+    keys = {"output": tmp_path / "mask.png", "probabilities": "true"}
+    with pytest.raises(MedfedError, match="cannot be part of a file's name"):
+        made.predict(bundle=tmp_path / "bundle", input=file, **keys)
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 

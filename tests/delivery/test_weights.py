@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
-from medfed.delivery.bundle.scripts.decode import unpack
 from medfed.delivery.bundle.weights import from_centers, pack
+from medfed.standalone.decode import unpack
 from tests.sweeps import sweep
 
 

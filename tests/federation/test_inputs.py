@@ -80,7 +80,8 @@ def with_classes(name, count, classes):
 
 
 pairs = TensorDataset(*rows(4))
-NO_LOSS, NO_OPTIMIZER = "The loss must return one number as a tensor", "partial(torch.optim.SGD"
+NO_LOSS = "The loss must return one number as a tensor"
+NO_OPTIMIZER = "The optimizer or its schedule cannot be used"
 MISTAKES = {
     "a name twice": (
         lambda: federate(clients=[hospital("a"), hospital("b"), hospital("a", 3)]),
@@ -128,32 +129,41 @@ MISTAKES = {
     ),
     "optimizer: instance": (
         lambda: federate(optimizer=torch.optim.SGD(network().parameters(), lr=0.1)),
-        f"optimizer=SGD makes no optimizers; give a function of parameters, such as {NO_OPTIMIZER}",
+        f"{NO_OPTIMIZER}: 'SGD' object is not callable; give functions that make them",
     ),
-    "optimizer: text": (lambda: federate(optimizer="adam"), "optimizer='adam' makes no optimizers"),
+    "optimizer: text": (
+        lambda: federate(optimizer="adam"),
+        f"{NO_OPTIMIZER}: 'str' object is not callable",
+    ),
     "optimizer: as in Lightning": (
         lambda: federate(optimizer=lambda p: {"optimizer": torch.optim.SGD(p)}),
-        "optimizer makes a dict",
+        f"{NO_OPTIMIZER}: 'dict' object has no attribute",
     ),
     "optimizer: LBFGS": (
         lambda: federate(optimizer=torch.optim.LBFGS),
-        "LBFGS takes no step from gradients alone",
+        f"{NO_OPTIMIZER}: LBFGS.step() missing 1 required positional argument: 'closure'",
     ),
     "optimizer: closure": (
         lambda: federate(optimizer=partial(Sharpness, lr=0.1)),
-        "Sharpness takes no step from gradients alone (it needs a closure)",
+        f"{NO_OPTIMIZER}: it needs a closure; give functions",
     ),
-    "optimizer: sparse": (lambda: federate(optimizer=torch.optim.SparseAdam), "SparseAdam takes"),
-    "lr: negative": (lambda: federate(lr=-1.0), "cannot be made: Invalid learning rate: -1.0"),
-    "lr: text": (lambda: federate(lr="0.1"), "The optimizer cannot be made"),
+    "optimizer: sparse": (
+        lambda: federate(optimizer=torch.optim.SparseAdam),
+        f"{NO_OPTIMIZER}: SparseAdam does not support dense gradients",
+    ),
+    "lr: negative": (lambda: federate(lr=-1.0), f"{NO_OPTIMIZER}: Invalid learning rate: -1.0"),
+    "lr: text": (lambda: federate(lr="0.1"), f"{NO_OPTIMIZER}: '<' not supported"),
     "scheduler: plateau": (
         lambda: scheduled(torch.optim.lr_scheduler.ReduceLROnPlateau),
-        "ReduceLROnPlateau is no schedule over rounds",
+        f"{NO_OPTIMIZER}: ReduceLROnPlateau.step() missing 1 required positional argument",
     ),
-    "scheduler: text": (lambda: scheduled("cosine"), "scheduler='cosine' makes no schedules"),
+    "scheduler: text": (
+        lambda: scheduled("cosine"),
+        f"{NO_OPTIMIZER}: 'str' object is not callable",
+    ),
     "scheduler: no length": (
         lambda: scheduled(torch.optim.lr_scheduler.CosineAnnealingLR),
-        "The schedule cannot be made",
+        f"{NO_OPTIMIZER}: CosineAnnealingLR.__init__() missing",
     ),
     "rounds: 0": (lambda: federate(rounds=0), "rounds must be a whole number of at least 1, not 0"),
     "rounds: 1.5": (lambda: federate(rounds=1.5), "not 1.5"),

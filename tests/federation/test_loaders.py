@@ -291,6 +291,7 @@ HIDDEN = {
     "partial": lambda _: Own(partial(by_argument, np.random.default_rng())),
     "closure": lambda _: by_closure(),
     "method of NumPy": lambda _: by_method(np.random.default_rng().normal),
+    "another RandomState": lambda _: by_method(np.random.RandomState(np.random.PCG64()).normal),
     "bound method": lambda _: Own(partial(by_argument, np.random.RandomState()).__call__),
     "torch": lambda _: Own(lambda x: x + torch.randn(1, 3)),
     "numpy": lambda _: Own(lambda x: x + float(np.random.normal())),

@@ -14,12 +14,12 @@ from medfed import federate
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.delivery.bundle.networks import check_state
-from medfed.delivery.bundle.scripts.decode import fill
 from medfed.federation.reference import ArrayClient, Federated
 from medfed.federation.split import ParameterSplit, aliases, float_entries
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.quantized_base import quantized_names
+from medfed.standalone.decode import fill
 
 HEADER = 12  # bytes of a codec's header
 

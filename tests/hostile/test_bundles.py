@@ -24,15 +24,15 @@ from medfed.common.scores import Record, metrics_csv
 from medfed.config.compose import load
 from medfed.config.description import resolved
 from medfed.config.sections import Section
-from medfed.datamodules.readers.csv_files import csv_rows, read_features
 from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import ONNX
-from medfed.delivery.bundle.weights import MODEL
+from medfed.delivery.bundle.weights import MODEL, PACKED, save_weights
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.records.folder import RunFolder
+from medfed.standalone.csv_files import csv_rows, read_features
 from tests.delivery.hospitals import Hospital, make_hospital
 from tests.sweeps import sweep
 
@@ -242,6 +242,7 @@ FILES: dict[str, tuple[Damage, str]] = {
     "folder linked": (linked("scripts", ""), "scripts is a link or no plain file"),
     "endless": (linked("models/zero", "/dev/zero"), "zero is a link or no plain file"),
     "dangling": (linked("docs/more.md", "/nowhere"), "more.md is a link or no plain file"),
+    "packed weights linked": (linked("models/packed.pt", "/dev/zero"), "is a link or no plain fi"),
     "pipe": (lambda f: os.mkfifo(f / "models/pipe"), "pipe is a link or no plain file"),
     "an earlier version": (changed(format_version=1), "has version 1, but this program reads"),
 }
@@ -401,20 +402,26 @@ class Runs:
         return os.mkdir, (str(self.marker),)
 
 
-def weights(change: Callable[[dict, Path], object]) -> Damage:
+def weights(change: Callable[[dict, Path], object], name: str = MODEL) -> Damage:
     """Another weight file, whose hash is right."""
 
     def damage(folder: Path) -> None:
-        content = torch.load(folder / MODEL, weights_only=True)
-        change(content, folder)
-        torch.save(content, folder / MODEL)
+        if name == PACKED:
+            save_weights(folder / PACKED, read_bundle(folder).state, {})
+        content = torch.load(folder / name, weights_only=True)
+        change(content[0] if name == PACKED else content, folder)
+        torch.save(content, folder / name)
         write_manifest(folder)
 
     return damage
 
 
 def dense(tensor: object, name: str = "linear.bias") -> Damage:
-    return weights(lambda content, _: content["dense"].update({name: tensor}))
+    return weights(lambda content, _: content["dense"].update({name: tensor}), PACKED)
+
+
+def plain(tensor: object, name: object = "linear.bias") -> Damage:
+    return weights(lambda content, _: content.update({name: tensor}))
 
 
 def packed(**entries) -> Damage:
@@ -425,7 +432,13 @@ def packed(**entries) -> Damage:
         del content["dense"]["linear.bias"]
         content["packed"]["linear.bias"] = {**one, "shape": [1], **entries}
 
-    return weights(change)
+    return weights(change, PACKED)
+
+
+def saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
 
 
 def bomb(folder: Path) -> None:
@@ -446,19 +459,42 @@ WEIGHTS: dict[str, tuple[Damage, str]] = {
     ),
     "compressed": (bomb, "cannot be read (it is compressed)"),
     "code": (weights(lambda c, f: c.update(x=Runs(f / "ran"))), "cannot be read"),
-    "version": (weights(lambda c, _: c.update(version=torch.ones(2))), "has version tensor"),
-    "no dense": (weights(lambda c, _: c.pop("dense")), "cannot be read"),
-    "dense a list": (weights(lambda c, _: c.update(dense=[1])), "cannot be read"),
+    "packed code": (weights(lambda c, f: c.update(x=Runs(f / "ran")), PACKED), "cannot be read"),
+    "version": (weights(lambda c, _: c.update(version=torch.ones(2)), PACKED), "has version tens"),
+    "no dense": (weights(lambda c, _: c.pop("dense"), PACKED), "cannot be read"),
+    "dense a list": (weights(lambda c, _: c.update(dense=[1]), PACKED), "cannot be read"),
     "no tensor": (dense([1.0]), "dense[...]: expected Tensor, got list"),
+    "a list": (lambda f: sealed(f, MODEL, saved([1])), "model.pt is no weight file of a bundle"),
+    "no tensor alone": (plain([1.0]), "[...]: expected Tensor, got list"),
+    "expanded alone": (plain(torch.zeros(1).expand(10**12)), "its tensors are larger than the fi"),
+    "sparse alone": (plain(torch.zeros(1).to_sparse()), "model.pt cannot be read ("),
+    "meta alone": (plain(torch.empty(10**12, device="meta")), "a tensor is no dense one"),
+    "complex": (plain(torch.zeros(1, dtype=torch.cfloat)), "linear.bias is not of finite numbers"),
+    "counters alone": (
+        plain(torch.zeros(1, dtype=torch.int64)),
+        "linear.bias is (1,) in the network and (1,) torch.int64 in the file",
+    ),
+    "nan alone": (plain(torch.full((1,), torch.nan)), "linear.bias is not of finite numbers"),
+    "another shape alone": (plain(torch.zeros(2)), "do not fit its network (linear.bias is (1,)"),
+    "one more alone": (plain(torch.zeros(1), "more"), "do not fit its network (more is None in"),
+    "one less": (
+        weights(lambda c, _: c.pop("linear.bias")),
+        "do not fit its network (linear.bias is (1,) in the network and None in the file)",
+    ),
+    "no name alone": (plain(torch.ones(1), 3), "expected str, got int"),
+    "none": (weights(lambda c, _: c.clear()), "do not fit its network (linear.weight is"),
     "expanded": (dense(torch.zeros(1).expand(10**12)), "its tensors are larger than the file"),
     "sparse": (dense(torch.zeros(1).to_sparse()), "a tensor is no dense one"),
     "meta": (dense(torch.empty(10**12, device="meta")), "a tensor is no dense one"),
-    "whole numbers": (dense(torch.zeros(1, dtype=torch.int64)), "is not of finite numbers"),
+    "whole numbers": (
+        dense(torch.zeros(1, dtype=torch.int64)),
+        "linear.bias is (1,) in the network and (1,) torch.int64 in the file",
+    ),
     "nan": (dense(torch.full((1,), torch.nan)), "linear.bias is not of finite numbers"),
     "another shape": (dense(torch.zeros(2)), "do not fit its network (linear.bias is (1,) in"),
     "one more": (dense(torch.zeros(1), "more"), "do not fit its network (more is None in"),
     "no name": (
-        weights(lambda c, _: c["dense"].update({3: torch.ones(1)})),
+        weights(lambda c, _: c["dense"].update({3: torch.ones(1)}), PACKED),
         "dense: expected str, got int",
     ),
     "negative shape": (packed(shape=[-1]), "shape[0]: expected int >= 1"),

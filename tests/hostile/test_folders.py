@@ -57,12 +57,18 @@ def state(folder: Path) -> dict[str, bytes | None]:
 
 def command(capsys, *arguments: str) -> str:
     """Runs a command that must fail, in this process; returns its one sentence."""
+    (sentence,) = sentences(capsys, *arguments)
+    return sentence
+
+
+def sentences(capsys, *arguments: str) -> list[str]:
+    """Those of a command that must fail: of a sweep each failed run's, then all that failed."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 1
-    (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("error: ")
-    return sentence
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("round ")]
+    assert all(line.startswith("error: ") for line in lines)
+    return lines
 
 
 # What the user's folder holds, relative to the current one.
@@ -134,8 +140,9 @@ def test_a_mistake_removes_what_was_made_and_nothing_else(
         (tmp_path / name).mkdir()
     if arguments is WITHIN and "a/run" in there:
         (tmp_path / "a" / "multirun.yaml").write_text("of an earlier sweep")
-    sentence = command(capsys, "train", *SMALL, IMPOSSIBLE, *arguments)
-    assert "does not fit" in sentence
+    found = sentences(capsys, "train", *SMALL, IMPOSSIBLE, *arguments)
+    assert len(found) == (1 if arguments is SINGLE else 4)  # two runs, each also at the end
+    assert all("does not fit" in sentence for sentence in found)
     assert {n for n, text in state(tmp_path).items() if text is None} == set(there)
     assert {n for n, text in state(tmp_path).items() if text} <= {"a/multirun.yaml"}
 
@@ -148,7 +155,9 @@ def test_a_second_sweep_goes_beside_the_first(tmp_path, monkeypatch, capsys):
     (tmp_path / "sweep" / "multirun.yaml").touch()
     first = state(tmp_path / "sweep" / "0")
     capsys.readouterr()
-    assert "sweep/0 is not empty" in command(capsys, "train", *sweep, "seed=1,0")
+    said, named = sentences(capsys, "train", *sweep, "seed=1,0")
+    assert "sweep/0 is not empty" in said
+    assert named.startswith("error: Run 1 of the sweep (seed=0) failed: The folder ")
     assert state(tmp_path / "sweep" / "0") == first
     added = tmp_path / "sweep" / "1"
     assert (added / "summary.json").is_file()

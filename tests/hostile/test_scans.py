@@ -17,12 +17,12 @@ from PIL import Image
 
 from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import described
-from medfed.datamodules.ct_patches import Candidates, PatchSpec, extract, locate
-from medfed.datamodules.readers.itk import LPS
 from medfed.datamodules.readers.medmnist import read_medmnist
-from medfed.datamodules.readers.pictures import load_picture
-from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.run.prepare import prepare
+from medfed.standalone.ct_patches import Candidates, PatchSpec, extract, locate
+from medfed.standalone.itk import LPS
+from medfed.standalone.pictures import load_picture
+from medfed.standalone.volumes import read_geometry, read_volume
 from tests.datamodules.luna_files import image_of, noise
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.datamodules.volume_files import noise as volume_noise

@@ -19,10 +19,8 @@ from medfed.common.files import sha256
 from medfed.common.untrusted import read_rows
 from medfed.config.compose import described, load
 from medfed.config.description import checked
-from medfed.datamodules.ct_scans import ScanSpec, read_scan
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.metadata import check_facts
-from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.main import export, keep_bundle, predict
 from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
@@ -30,6 +28,8 @@ from medfed.run.evaluation import evaluate_run
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
+from medfed.standalone.ct_scans import ScanSpec, read_scan
+from medfed.standalone.predictor import Predictor
 from tests.datamodules.volume_files import write_series
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.integration.runs import run

@@ -11,7 +11,7 @@ import wandb
 from omegaconf import OmegaConf
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.records.folder import Run
 from medfed.run.loggers import end_logging, wandb_logger
 from tests.integration.runs import CLINICAL, left_in, resume, run
@@ -170,6 +170,20 @@ def test_mlflow(tmp_path, monkeypatch):
     assert "test/sensitivity.point" in found.data.metrics
     names = {a.path for a in client.list_artifacts(known, "pictures")}
     assert "pictures/bytes.png" in names
+    table = json.loads(
+        (tmp_path / "mlruns")
+        .joinpath(experiment.experiment_id, known, "artifacts/test.json")
+        .read_text()
+    )
+    rows = {row[0]: dict(zip(table["columns"][1:], row[1:], strict=True)) for row in table["data"]}
+    assert rows["hospital_1"]["auroc"] == summary["clients"]["hospital_1"]["auroc"]
+    curve = client.get_metric_history(known, "val/hospital_1.auroc")
+    assert [point.step for point in curve][:2] == [0, 1]
+    assert found.info.status == "FINISHED"
+    with pytest.raises(NonFiniteError):
+        run(tmp_path / "failed", *short, "optimizer.lr=1e30", "local.steps=5")
+    failed = json.loads((tmp_path / "failed" / "logger.json").read_text())["mlflow"]
+    assert client.get_run(failed).info.status == "FAILED"
 
 
 @pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])

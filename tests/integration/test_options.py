@@ -371,3 +371,11 @@ def test_balanced_classes_change_training_and_not_what_is_measured(tmp_path, cap
     one_class = ("partition=shards", "model.class_weights=balanced")
     run(tmp_path / "shards", *short, *one_class)
     assert ", to which balanced weights give 0" in caplog.text
+
+
+def test_a_run_leaves_no_variables_of_ranks(tmp_path):
+    """Otherwise the next command of this process would take itself for a rank."""
+    before = dict(os.environ)
+    run(tmp_path / "run", *CLINICAL, "rounds=1", "trainer=ddp", "trainer.devices=1")
+    named = ("RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    assert not [name for name in set(os.environ) - set(before) if name.endswith(named)]

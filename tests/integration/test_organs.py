@@ -13,10 +13,10 @@ import torch
 
 from medfed.config.compose import load
 from medfed.config.description import checked
-from medfed.datamodules.readers.volumes import read_volume
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
+from medfed.standalone.volumes import read_volume
 from tests.delivery.hospitals import run_by_monai
 from tests.integration.runs import run
 

@@ -13,11 +13,11 @@ from medfed.federation.split import match
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.densenet import densenet_bc
-from medfed.models.networks.mixture import mix_outputs
 from medfed.models.networks.personal_part import default_personal
 from medfed.models.networks.small import LogisticRegression, SmallCNN
 from medfed.models.networks.unet import basic_unet, unet
 from medfed.models.segmentation import SegmentationTask
+from medfed.standalone.mixture import mix_outputs
 from tests.models.tiny import SGD, make_batch, make_task
 from tests.sweeps import sweep
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from monai.networks.nets import SwinUNETR
 
-from medfed.models.inference import RegionInference
 from medfed.models.networks.unet import basic_unet, unet
+from medfed.standalone.inference import RegionInference
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from sklearn import metrics as sk
 
 from medfed.functional.scores import CLASS_SCORES
 from medfed.models.classification import classification_metrics
-from medfed.models.inference import margins
 from medfed.models.regression import regression_metrics
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
+from medfed.standalone.inference import margins
 from tests.models.tiny import make_batch, make_task
 from tests.sweeps import sweep
 

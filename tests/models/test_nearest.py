@@ -9,8 +9,8 @@ from monai.networks import nets
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from medfed.models.networks.outputs import heads
 from medfed.models.networks.personal_part import last_activation, nearest
+from medfed.standalone.outputs import heads
 from tests.federation.test_tied_weights import dynunet
 from tests.sweeps import sweep
 

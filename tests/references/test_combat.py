@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from medfed.datamodules.tables.agreement import Question, agree
-from medfed.datamodules.tables.columns import from_facts
+from medfed.standalone.columns import from_facts
 
 SITES, COLUMNS = ("a", "b", "c"), 6
 

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from medfed.datamodules.readers.volumes import read_geometry
 from medfed.models.segmentation_meter import surface_metrics
 from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
+from medfed.standalone.volumes import read_geometry
 from tests.datamodules.picture_files import cohort
 from tests.integration.runs import IMAGING, imaging, run
 

@@ -18,11 +18,11 @@ from medfed.common.errors import ConfigError, MedfedError
 from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.models.classification import ClassificationTask
-from medfed.models.networks.outputs import heads
 from medfed.models.segmentation import SegmentationTask, dice_bce_loss
 from medfed.models.task import TaskModule
 from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
+from medfed.standalone.outputs import heads
 from tests.federation.test_tied_weights import dynunet
 from tests.integration.runs import IMAGING, data_and_task
 from tests.registered import register

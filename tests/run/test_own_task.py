@@ -13,11 +13,11 @@ from medfed.common.errors import ConfigError
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
-from medfed.models.networks.mixture import Activation
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.run.train import train
+from medfed.standalone.mixture import Activation
 from tests.registered import register
 
 YAML = """

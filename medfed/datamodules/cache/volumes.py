@@ -22,15 +22,14 @@ from torch import Tensor
 from medfed.common.checks import within
 from medfed.common.errors import ConfigError
 from medfed.common.files import ExistingPath, sha256
-from medfed.common.seeding import one_thread
 from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
 from medfed.datamodules.generated.cohort import Cohort, ScanCohort
-from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers.base import Patient, Reader, VolumeReader, expanded, given_path
-from medfed.datamodules.readers.volumes import files_of_case
-from medfed.functional.grids import bounding_box
+from medfed.standalone.grids import bounding_box
+from medfed.standalone.preparation import Preparation, one_thread
+from medfed.standalone.volumes import files_of_case
 
 
 def read_volume(

@@ -182,7 +182,8 @@ def check_shares(shares: Sequence[float]) -> None:
         >>> check_shares((0.8, 0.4))
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: Shares must be non-negative and sum to 1; got: 0.8, 0.4.
+        medfed.standalone.errors.ConfigError: Shares must be non-negative and sum to 1; got: \
+0.8, 0.4.
     """
     if not all(s >= 0 for s in shares) or not abs(sum(shares) - 1) < 1e-6:
         raise ConfigError(

@@ -23,8 +23,8 @@ from medfed.common.errors import ConfigError, did_you_mean, few
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from medfed.datamodules.preparation import Preparation
     from medfed.datamodules.splits import Split
+    from medfed.standalone.preparation import Preparation
 
 
 Missing = Literal["error", "zero"]
@@ -247,7 +247,7 @@ def check_names(
         >>> check_names("channel", ["FLAIRE"], ["FLAIR", "T1w"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: Unknown channel FLAIRE; known: FLAIR, T1w (did you \
+        medfed.standalone.errors.ConfigError: Unknown channel FLAIRE; known: FLAIR, T1w (did you \
 mean FLAIR?).
     """
     lower, wanted = {name.lower(): name for name in known}, [str(name) for name in wanted]

@@ -16,11 +16,11 @@ from pathlib import Path
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
-from medfed.datamodules.readers.csv_files import Sheet
 from medfed.datamodules.readers.persons import search_name
 from medfed.datamodules.readers.samples import official_splits, open_training
-from medfed.datamodules.readers.volumes import FILES, AbsentFileError, Pattern, find_file
 from medfed.datamodules.splits import Split
+from medfed.standalone.csv_files import Sheet
+from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}

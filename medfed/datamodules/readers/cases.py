@@ -20,7 +20,6 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import DataError
 from medfed.common.schemas import parse_json
-from medfed.datamodules.preparation import Preparation, among, zscore
 from medfed.datamodules.readers.base import (
     Missing,
     Patient,
@@ -28,9 +27,10 @@ from medfed.datamodules.readers.base import (
     are_exclusive,
     with_hospitals,
 )
-from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.persons import persons_of
-from medfed.datamodules.readers.volumes import check_finite, read_geometry, read_together
+from medfed.standalone.csv_files import csv_rows
+from medfed.standalone.preparation import Preparation, among, zscore
+from medfed.standalone.volumes import check_finite, read_geometry, read_together
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
-from medfed.datamodules.readers.volumes import existing, read_geometry, stem_of
 from medfed.datamodules.splits import Split
+from medfed.standalone.volumes import existing, read_geometry, stem_of
 
 Regions = dict[str, tuple[int, ...]]
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.csv_files import as_number, csv_rows
 from medfed.datamodules.readers.table import Table, join_tables, read_csv
+from medfed.standalone.csv_files import as_number, csv_rows
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.base import check_names, given_path
-from medfed.datamodules.readers.csv_files import Sheet, listed_columns
 from medfed.datamodules.readers.persons import persons_of, search_name
-from medfed.datamodules.readers.pictures import SUFFIXES, Color, read_image
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
     ImageSet,
@@ -28,6 +26,8 @@ from medfed.datamodules.readers.samples import (
     open_training,
 )
 from medfed.datamodules.splits import Split
+from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.pictures import SUFFIXES, Color, read_image
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from medfed.common.checks import checked, within
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
-from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.csv_files import Sheet, listed_columns
 from medfed.datamodules.readers.persons import persons_of
-from medfed.datamodules.readers.pictures import SUFFIXES, Color
 from medfed.datamodules.readers.samples import channel_names
+from medfed.standalone import pictures
+from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
 

@@ -23,12 +23,12 @@ from medfed.common.checks import check_not_negative, checked
 from medfed.common.errors import DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
-from medfed.datamodules.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
-from medfed.datamodules.ct_scans import ScanSpec, places, read_scan
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.itk import source_of
-from medfed.datamodules.readers.volumes import read_geometry
+from medfed.standalone.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
+from medfed.standalone.ct_scans import ScanSpec, places, read_scan
+from medfed.standalone.itk import source_of
+from medfed.standalone.volumes import read_geometry
 
 RULE = (
     "all nodules; of the other candidates those that rank first by a hash of seed, series and "

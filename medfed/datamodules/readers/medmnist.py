@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import given_path
-from medfed.datamodules.readers.pictures import arrays_of, channels_first
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.standalone.pictures import arrays_of, channels_first
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]

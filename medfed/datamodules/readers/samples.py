@@ -17,7 +17,7 @@ from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split
 
 if TYPE_CHECKING:
-    from medfed.datamodules.readers.csv_files import Sheet
+    from medfed.standalone.csv_files import Sheet
 
 Index = NDArray[np.int64]
 SPLIT_NAMES: dict[str, Split] = {

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import ConfigError, DataError, few
-from medfed.datamodules.readers import csv_files
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.csv_files import Categories, Sheet, as_number, tidy
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
+from medfed.standalone import csv_files
+from medfed.standalone.csv_files import Categories, Sheet, as_number, tidy
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers

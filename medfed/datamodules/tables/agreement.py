@@ -53,19 +53,13 @@ from medfed.common.errors import DataError
 from medfed.common.floors import CATEGORY
 from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
-from medfed.datamodules.readers.csv_files import Categories
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables import columns
-from medfed.datamodules.tables.columns import (
-    Array,
-    Columns,
-    MinMax,
-    Normalization,
-    Scaling,
-    Standard,
-)
+from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS, histogram, quantile_cuts
+from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
+from medfed.standalone.csv_files import Categories
 
 Agreed = TypeVar("Agreed")
 Merging = Generator[bytes, Sequence[bytes], None]
@@ -282,7 +276,7 @@ def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
         >>> unpacked(b'{"count":["x"]}', {"count": 1})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.DataError: A message about the columns of a table is malformed: \
+        medfed.standalone.errors.DataError: A message about the columns of a table is malformed: \
 count[0]: expected float, got str.
     """
     kinds: dict[str, Any] = {}

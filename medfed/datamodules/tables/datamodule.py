@@ -27,7 +27,6 @@ from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient, check_names, expanded
-from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
 from medfed.datamodules.readers.table import (
@@ -49,8 +48,10 @@ from medfed.datamodules.tables.agreement import (
     merge,
     tell,
 )
-from medfed.datamodules.tables.columns import Array, Columns, Normalization, Scaling
+from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
+from medfed.standalone.columns import Array, Columns, Scaling
+from medfed.standalone.csv_files import csv_rows
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]

@@ -5,10 +5,12 @@ It holds::
     configs/metadata.json    what the model is, and what it expects of its input
     configs/manifest.json    the hashes of all other files
     configs/inference.json   how MONAI runs it (``python -m monai.bundle run``)
-    models/model.pt          its weights, see :mod:`medfed.delivery.bundle.weights`
+    models/model.pt          its weights, a plain state dict of the network
+    models/packed.pt         the same, smaller, where they are quantised; then ``model.pt`` may be
+                             left out, see :mod:`medfed.delivery.bundle.weights`
     models/model.onnx        the same for ONNX Runtime, if it was asked for
-    scripts/                 what reads, infers and writes without this package: the modules of
-                             `medfed predict`
+    scripts/                 what reads, infers and writes without this package: all modules of
+                             :mod:`medfed.standalone`
     docs/README.md           how it is run
     docs/model_card.md       what is recorded of data, metrics and origin
 
@@ -25,7 +27,7 @@ import logging
 import os
 import re
 import reprlib
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +37,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from medfed import standalone
 from medfed.common.console import in_markdown, shown
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import (
@@ -47,17 +50,17 @@ from medfed.common.files import (
 )
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
-from medfed.delivery.bundle import metadata, onnx_file, scripts, weights
+from medfed.delivery.bundle import metadata, onnx_file, weights
 from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own
-from medfed.delivery.bundle.scripts.decode import fill
-from medfed.delivery.bundle.scripts.masks import map_codes
-from medfed.delivery.bundle.weights import MODEL, Codebook
-from medfed.models.networks.outputs import only_logits
+from medfed.delivery.bundle.weights import MODEL, PACKED, Codebook
+from medfed.standalone.decode import fill
+from medfed.standalone.masks import map_codes
+from medfed.standalone.outputs import only_logits
 
 MANIFEST = "configs/manifest.json"
 FOLDERS = ("configs", "models", "scripts", "docs")
 _OWN = re.compile(
-    r"configs/(metadata|inference|manifest)\.json|models/model\.(pt|onnx)|scripts/\w+\.py"
+    r"configs/(metadata|inference|manifest)\.json|models/(model\.(pt|onnx)|packed\.pt)|scripts/\w+\.py"
     r"|docs/(README|model_card)\.md"
 )
 # What MONAI's own runs, Python and file managers leave in a folder.
@@ -65,17 +68,6 @@ _LEFT_BY_OTHERS = ("__pycache__", ".DS_Store", "Thumbs.db", "desktop.ini")
 _OUTPUTS = ("eval", "input")
 _TEMPLATES = Path(__file__).parent / "templates"
 README, CARD = "docs/README.md", "docs/model_card.md"
-# As well as medfed/delivery/bundle/scripts; they need what MONAI and Pillow need.
-CARRIED = {
-    "common": ("checks", "errors", "files", "seeding"),
-    "datamodules": ("ct_patches", "ct_scans", "preparation"),
-    "datamodules/readers": ("csv_files", "dicom", "itk", "pictures", "volumes"),
-    "datamodules/tables": ("columns",),
-    "functional": ("grids",),
-    "models": ("boxes", "inference"),
-    "models/networks": ("densenet", "detector", "mixture", "outputs", "small", "unet"),
-}
-_OF_MEDFED = re.compile(r"^( *)from medfed((?:\.\w+)*) import", re.MULTILINE)
 COPY_AGAIN = "copy the bundle again"
 
 
@@ -113,7 +105,8 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
         CheckpointError: Naming the first file that is missing, added, changed or a link.
     """
     present = set(_files(folder)) - {MANIFEST}
-    if missing := sorted(hashes.keys() - present):
+    # The packed weights are whole by themselves; MONAI's tools alone need the others.
+    if missing := sorted(hashes.keys() - present - ({MODEL} if PACKED in hashes else set())):
         raise CheckpointError(f"{folder / missing[0]} is missing; copy the bundle again.")
     if added := sorted(present - hashes.keys()):
         raise CheckpointError(
@@ -163,7 +156,7 @@ class Bundle:
     Attributes:
         folder: Where it lies.
         metadata: All of ``configs/metadata.json``.
-        state: Weights and float buffers by name, dense.
+        state: Weights and buffers by name, dense; tied ones under their first name.
         hashes: SHA-256 of its files by name.
     """
 
@@ -207,7 +200,7 @@ class Bundle:
             raise CheckpointError(
                 f"The weights of {self.folder} do not fit its network ({first}); export it anew."
             ) from error
-        return network.to(next(iter(self.state.values())).dtype)
+        return network.to(next(t.dtype for t in self.state.values() if t.is_floating_point()))
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -227,12 +220,13 @@ def read_bundle(folder: Path) -> Bundle:
     content = _read_metadata(folder)
     with reading(folder / MANIFEST, COPY_AGAIN):
         hashes = parse_json(folder / MANIFEST, Manifest)["sha256"]
-    for name in (MODEL, metadata.METADATA):
+    file = PACKED if PACKED in hashes else MODEL
+    for name in (file, metadata.METADATA):
         if name not in hashes:
             raise CheckpointError(f"{folder / MANIFEST} has no hash of {name}; export it anew.")
     check_files(folder, hashes)
     metadata.check_facts(content["medfed"], folder / metadata.METADATA)
-    return Bundle(folder, content, weights.load_weights(folder / MODEL), hashes)
+    return Bundle(folder, content, weights.load_weights(folder / file), hashes)
 
 
 def write_bundle(
@@ -266,21 +260,23 @@ def write_bundle(
     with writing(folder, "choose another out=FOLDER"), replacing_folder(folder) as made:
         for name in FOLDERS:
             (made / name).mkdir()
-        weights.save_weights(made / MODEL, dense, books)
-        sizes = {"fp32": _fp32_bytes(state), "packed": (made / MODEL).stat().st_size}
-        if onnx:
-            network = Bundle(made, {"medfed": facts}, state, {}).network()
-            if _saved_as_onnx(made / onnx_file.ONNX, network, facts):
-                if samples is not None:
-                    onnx_file.save_int8(made / onnx_file.ONNX, samples)
-                sizes["onnx"] = (made / onnx_file.ONNX).stat().st_size
+        network = Bundle(folder, {"medfed": facts}, state, {}).network()
+        weights.save(made / MODEL, network.state_dict())
+        if books:
+            weights.save_weights(made / PACKED, dense, books)
+        files = {"fp32": MODEL, "packed": PACKED if books else MODEL}
+        if onnx and _saved_as_onnx(made / onnx_file.ONNX, network, facts):
+            if samples is not None:
+                onnx_file.save_int8(made / onnx_file.ONNX, samples)
+            files["onnx"] = onnx_file.ONNX
+        sizes = {what: (made / file).stat().st_size for what, file in files.items()}
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
-        _write_json(made / "configs" / "inference.json", inference_config(whole))
-        for name, text in carried().items():
-            (made / "scripts" / name).write_text(text, encoding="utf-8")
+        write_json(made / "configs" / "inference.json", inference_config(whole))
+        for script in sorted(Path(standalone.__path__[0]).glob("*.py")):
+            shutil.copyfile(script, made / "scripts" / script.name)
         for name in (README, CARD):
             (made / name).write_text(page(name, whole), encoding="utf-8")
-        _write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
+        write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
         write_manifest(made)
     return whole
 
@@ -296,11 +292,11 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} is a bundle of another origin; only those of medfed export are read."
         )
-    number = facts.get("format_version")
-    if number != metadata.FORMAT_VERSION or isinstance(number, bool):
+    number, known = facts.get("format_version"), metadata.READ_VERSIONS
+    if number not in known or isinstance(number, bool):
         raise CheckpointError(
-            f"{folder} has version {reprlib.repr(number)}, but this program reads version "
-            f"{metadata.FORMAT_VERSION} alone; export the bundle anew, or update the program."
+            f"{folder} has version {reprlib.repr(number)}, but this program reads versions "
+            f"{' and '.join(map(str, known))}; export the bundle anew, or update the program."
         )
     return content
 
@@ -339,17 +335,6 @@ def _check_packages(folder: Path, packages: Mapping[str, str]) -> None:
             ) from None
         if installed.split(".")[:2] != known.split(".")[:2]:
             _log.warning("%s was made with %s %s; here is %s.", folder, name, known, installed)
-
-
-def _fp32_bytes(state: Mapping[str, Tensor]) -> int:
-    """The size of a plain PyTorch file of the same weights in single precision."""
-    with tempfile.TemporaryFile() as file:
-        torch.save({n: t.float().clone() for n, t in state.items()}, file)
-        return file.tell()
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def page(name: str, facts: Mapping[str, Any]) -> str:
@@ -426,27 +411,3 @@ def inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
     if facts["input"]["kind"] == "ct_patches":
         config["candidates"] = "$@dataset_dir + '/candidates.csv'"
     return config | {"network_def": facts["network"]}
-
-
-def carried() -> dict[str, str]:
-    """Returns the files of ``scripts``, which run a bundle where medfed is not installed.
-
-    They are modules of medfed as they are, so that ``medfed predict`` and a bundle are one
-    inference; only their imports of each other name ``scripts``.
-
-    Example:
-        >>> [line for line in carried()["predictor.py"].splitlines() if "scripts.masks" in line]
-        ['from scripts.masks import largest_part']
-    """
-    folder = Path(scripts.__path__[0])
-    root = folder.parents[2]
-    paths = [root / place / f"{name}.py" for place, names in CARRIED.items() for name in names]
-    paths += folder.glob("*.py")
-    files = {path.name: path for path in sorted(paths, key=lambda path: path.name)}
-
-    def renamed(line: re.Match[str]) -> str:
-        module = line[2].rpartition(".")[2]  # of a package, modules are imported
-        return f"{line[1]}from scripts{f'.{module}' * (f'{module}.py' in files)} import"
-
-    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    return {name: _OF_MEDFED.sub(renamed, text) for name, text in texts.items()}

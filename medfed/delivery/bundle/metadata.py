@@ -6,7 +6,7 @@ of these, too (:mod:`medfed.delivery.bundle.bundle`).
 ================  ==================================================================================
 ``medfed`` entry
 ================  ==================================================================================
-format_version    6
+format_version    7
 task              ``segmentation``, ``classification``, ``findings``, ``risk``, ``regression``,
                   ``survival`` or ``detection``
 client, method    the hospital, and the algorithm that made its model
@@ -41,8 +41,8 @@ outcome_scale     of a regression: the network's output times the second number 
                   the outcome; ``null``: it is the outcome
 largest_part      regions of which only the largest connected part is kept, or ``null``
 bits              bits per weight of the quantised tensors, by name
-sizes             bytes: ``fp32`` (a plain file of the same weights), ``packed`` (models/model.pt),
-                  ``onnx`` (models/model.onnx) where there is one
+sizes             bytes: ``fp32`` (models/model.pt), ``packed`` (models/packed.pt, or the same file
+                  where nothing is quantised), ``onnx`` (models/model.onnx) where there is one
 data_hash         SHA-256 over the hashes of the data files and the hospital's patients
 test_metrics      of this bundle's weights; ``null`` where they could not be measured
 run_test_metrics  of the model as trained, before it was quantised for the bundle
@@ -53,7 +53,8 @@ commit, versions  of the code and its packages at training
 ================  ==================================================================================
 
 The hashes of all files, these among them, are in ``configs/manifest.json``. What an entry must be
-is checked before a prediction goes by it. Bundles of other versions are not read.
+is checked before a prediction goes by it. Bundles of version 6, whose ``models/model.pt`` has the
+form of ``models/packed.pt``, are read, too; those of other versions are not.
 """
 
 from __future__ import annotations
@@ -72,13 +73,16 @@ from msgspec.structs import asdict
 
 from medfed.common.errors import CheckpointError
 from medfed.common.schemas import fit
-from medfed.datamodules.preparation import Preparation, rules_from
-from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.bundle.networks import ordinary
+from medfed.standalone.columns import Columns, from_facts
+from medfed.standalone.preparation import Preparation, rules_from
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
+READ_VERSIONS = (6, FORMAT_VERSION)
+ANY_SIDE = 64
+"""Voxels along an axis that a network takes where whole slices or volumes go in, and multiples."""
 _TEMPLATE = Path(__file__).parent / "templates" / "metadata.json"
 
 
@@ -99,11 +103,15 @@ def monai_metadata(facts: Plain) -> Plain:
         # Logits: of exclusive classes the largest counts, else each by itself.
         "segmentation": ("image", "labels" if exclusive else "classes"),
         "regression": ("tuples", "raw"),
-        "detection": ("object", "dict"),
+        "detection": ("image", "raw"),
     }
     images = "image" if facts["spatial_dims"] else "tuples", "magnitude"
     answers = named.get(facts["task"], ("probabilities", "classes"))
     outputs = ["background"] * exclusive + facts["labels"]
+    if facts["task"] == "detection":  # a map of anchors: their logits, then what moves each box
+        anchors = [f"anchor {'x'.join(map(str, sides))}" for sides in facts["anchors"]]
+        moves = [f"{what} {axis}" for what in ("centre", "size") for axis in "hwd"]
+        outputs = [*anchors, *(f"{anchor}, {move}" for anchor in anchors for move in moves)]
     image = _tensor(facts, images, _read(facts), _shape(facts))
     pred = _tensor(facts, answers, outputs, _shape(facts) if segments else [])
     always: Plain = json.loads(_TEMPLATE.read_text(encoding="utf-8"))
@@ -143,7 +151,7 @@ def _read(facts: Plain) -> list[str]:
 
 
 def _shape(facts: Plain) -> list[Any]:
-    return input_size(facts) or ["*"] * (facts["spatial_dims"] or 0)
+    return input_size(facts) or [f"{ANY_SIDE}*n"] * (facts["spatial_dims"] or 0)
 
 
 def _tensor(facts: Plain, kind: tuple[str, str], names: Sequence[str], shape: list[Any]) -> Plain:

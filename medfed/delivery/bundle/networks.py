@@ -38,7 +38,7 @@ _BUILDERS = (
     "detector.Detector",
 )
 TARGETS = {
-    MIXTURE: "medfed.delivery.bundle.scripts.networks.CanonicalMixture",
+    MIXTURE: "medfed.standalone.networks.CanonicalMixture",
     **{f"scripts.{name}": f"medfed.models.networks.{name}" for name in _BUILDERS},
 }
 """What bundles carry of medfed: names in a bundle, and here."""
@@ -182,7 +182,7 @@ def build_network(plain: Mapping[str, Any]) -> nn.Module:
         >>> build_network({"_target_": "os.system", "command": "true"})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: The bundle names the network os.system, which is \
+        medfed.standalone.errors.CheckpointError: The bundle names the network os.system, which is \
 not among those that are built: networks of MONAI and PyTorch, and code of your own in a folder \
 that you add by plugins=FOLDER.
     """
@@ -250,17 +250,24 @@ def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Args:
         network: May be on the device ``meta``.
-        state: Its weights and float buffers.
+        state: Its weights and float buffers, each under one of its names; counters may be absent.
 
     Raises:
         RuntimeError: Naming the first entry that differs.
     """
-    wanted = {n: t.shape for n, t in float_entries(network).items()}
-    given = {n: t.shape for n, t in state.items()}
-    for name in (*wanted, *given):
-        if wanted.get(name) != given.get(name):
-            shapes = [None if s is None else tuple(s) for s in (wanted.get(name), given.get(name))]
-            raise RuntimeError(f"{name} is {shapes[0]} in the network and {shapes[1]} in the file")
+    kept = network.state_dict(keep_vars=True)
+    filled = {id(kept[name]) for name in state if name in kept}
+    absent = [n for n, t in float_entries(network).items() if id(t) not in filled]
+    for name in (*absent, *state):
+        ends = _form(kept.get(name)), _form(state.get(name))
+        if ends[0] != ends[1]:
+            raise RuntimeError(f"{name} is {ends[0]} in the network and {ends[1]} in the file")
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "None"
+    return f"{tuple(tensor.shape)}{'' if tensor.is_floating_point() else f' {tensor.dtype}'}"
 
 
 def _plain(value: Any, place: str) -> Any:

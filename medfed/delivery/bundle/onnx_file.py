@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from medfed.common.console import levels
 from medfed.common.errors import CheckpointError, ConfigError, first_line
-from medfed.delivery.bundle.metadata import input_size
+from medfed.delivery.bundle.metadata import ANY_SIDE, input_size
 
 INPUT, OUTPUT = "image", "logits"
 _EQUAL = 1e-5  # of the largest logit, if that is above 1
@@ -222,7 +222,7 @@ def trace_shape(facts: Mapping[str, Any]) -> tuple[int, ...]:
     if not dims:
         return (channels,)
     size = input_size(facts)
-    return (channels, *(size if size and len(size) == dims else [64] * dims))
+    return (channels, *(size if size and len(size) == dims else [ANY_SIDE] * dims))
 
 
 def _trace(network: nn.Module, shape: tuple[int, ...]) -> bytes:

@@ -1,16 +1,23 @@
-"""The weight file of a bundle: dense tensors as they are, quantised ones as bit planes and centres.
+"""The weight files of a bundle.
 
-``torch.load(path, weights_only=True)`` gives::
+``models/model.pt`` is the plain state dict of the network that the bundle's ``network_def`` builds,
+in single precision, as MONAI's tools load it.
 
-    {"format": "medfed-bundle", "version": 1,
-     "dense": {name: tensor},
-     "packed": {name: {"planes": (bits, ceil(n / 8)) uint8, "centers": (m,), "shape": [...]}}}
+``models/packed.pt`` is there where weights are quantised: dense tensors as they are, quantised ones
+as bit planes and centres. It is the small file, and whole by itself. Its
+``torch.load(path, weights_only=True)`` is::
+
+    [{"format": "medfed-bundle", "version": 1,
+      "dense": {name: tensor},
+      "packed": {name: {"planes": (bits, ceil(n / 8)) uint8, "centers": (m,), "shape": [...]}}}]
+
+A list, at which MONAI's tools stop: of a mapping they load the names that they know, if only none.
 
 Plane ``b`` holds bit ``b`` of all n indices of centres, the least significant bit first. Within a
 plane index ``i`` lies in byte ``i // 8`` under the mask ``1 << (i % 8)``, which is
 ``numpy.packbits`` with ``bitorder="little"``. Bits beyond the last index are zero.
 
-The tensors are pieces of few long ones: PyTorch pads every storage of a file to 64 bytes and names
+Its tensors are pieces of few long ones: PyTorch pads every storage of a file to 64 bytes and names
 it twice, which for the hundreds of short vectors of a deep network takes more than the vectors.
 
 Weight files from elsewhere: what they announce is compared with their size before it is used.
@@ -22,7 +29,7 @@ import io
 import math
 import reprlib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -36,7 +43,7 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors, cut, flatten, layout_of
 from medfed.common.untrusted import reading
-from medfed.delivery.bundle.scripts.decode import FORMAT, VERSION, decode_content
+from medfed.standalone.decode import FORMAT, VERSION, check_version, decode_content
 
 MAX_BITS = 8
 
@@ -60,7 +67,7 @@ class Packed(TypedDict):
 
 
 class Content(TypedDict):
-    """The content of a weight file, without its format and version."""
+    """The content of a file with packed tensors, without its format and version."""
 
     dense: dict[str, Tensor]
     packed: dict[str, Packed]
@@ -73,15 +80,7 @@ def check_content(content: Mapping[str, Any], size: int) -> None:
     if twice := [*(dense.keys() & packed)]:
         raise ValueError(f"{min(twice)} is there twice")
     numbers = {**dense, **{name: each["centers"] for name, each in packed.items()}}
-    tensors = [*numbers.values(), *(each["planes"] for each in packed.values())]
-    # A sparse tensor, or a strided one of a small storage, may stand for more than memory holds.
-    if any(t.layout != torch.strided or t.device.type != "cpu" for t in tensors):
-        raise TypeError("a tensor is no dense one")
-    if sum(t.numel() * t.element_size() for t in tensors) > size:
-        raise ValueError("its tensors are larger than the file")
-    for name, tensor in numbers.items():
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} is not of finite numbers")
+    _check_tensors(numbers, [each["planes"] for each in packed.values()], size)
     for name, each in packed.items():
         planes, centers = each["planes"], each["centers"]
         if centers.ndim != 1 or planes.ndim != 2 or not 1 <= len(planes) <= MAX_BITS:
@@ -92,7 +91,33 @@ def check_content(content: Mapping[str, Any], size: int) -> None:
             raise ValueError(f"{name} has the shape {reprlib.repr(each['shape'])}")
 
 
-MODEL = "models/model.pt"
+def check_plain(content: Mapping[str, Any], size: int) -> Tensors:
+    """Refuses tensors of a state dict as `check_content` does; returns those that are different.
+
+    Tied weights are one tensor, which has several names in a state dict; the first one stays.
+    """
+    tensors, first = fit(content, dict[str, Tensor]), dict[Any, str]()
+    for name, t in tensors.items():
+        place = (t.data_ptr(), t.dtype, t.shape, t.stride()) if t.numel() else name
+        first.setdefault(place, name)
+    different = {name: tensors[name] for name in first.values()}
+    _check_tensors(different, (), size)
+    return different
+
+
+def _check_tensors(numbers: Mapping[str, Tensor], planes: Sequence[Tensor], size: int) -> None:
+    every = [*numbers.values(), *planes]
+    # A sparse tensor, or a strided one of a small storage, may stand for more than memory holds.
+    if any(t.layout != torch.strided or t.device.type != "cpu" or t.is_quantized for t in every):
+        raise TypeError("a tensor is no dense one")
+    if sum(t.numel() * t.element_size() for t in every) > size:
+        raise ValueError("its tensors are larger than the file")
+    for name, tensor in numbers.items():
+        if tensor.is_complex() or not tensor.isfinite().all():
+            raise ValueError(f"{name} is not of finite numbers")
+
+
+MODEL, PACKED = "models/model.pt", "models/packed.pt"
 
 
 @dataclass(frozen=True)
@@ -219,7 +244,7 @@ def check_bits(bits: int, name: str = "bits", otherwise: str = "") -> None:
         >>> check_bits(9)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: bits=9 must be a whole number from 1 to 8.
+        medfed.standalone.errors.ConfigError: bits=9 must be a whole number from 1 to 8.
     """
     if not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= MAX_BITS:
         raise ConfigError(f"{name}={bits} must be a whole number from 1 to {MAX_BITS}{otherwise}.")
@@ -231,7 +256,7 @@ def with_codebooks(weights: Mapping[str, Tensor], books: Mapping[str, Codebook])
 
 
 def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> None:
-    """Writes a weight file.
+    """Writes a file with packed tensors.
 
     Args:
         path: Where to.
@@ -245,6 +270,11 @@ def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Co
         for n, b in books.items()
     }
     content = {"format": FORMAT, "version": VERSION, "dense": _together(dense), "packed": packed}
+    save(path, [content])
+
+
+def save(path: Path, content: object) -> None:
+    """Writes a file of PyTorch's."""
     buffer = io.BytesIO()  # PyTorch's own writer hides what goes wrong with a file
     torch.save(content, buffer)
     path.write_bytes(buffer.getbuffer())
@@ -254,10 +284,10 @@ def load_weights(path: Path) -> Tensors:
     """Reads a weight file; no code in it is ever run.
 
     Args:
-        path: A file of :func:`save_weights`.
+        path: A state dict, or a file of :func:`save_weights`.
 
     Returns:
-        All weights by name, dense.
+        All weights by name, dense; of tied ones the first name.
 
     Raises:
         CheckpointError: If the file is missing, damaged, of another format or version.
@@ -266,15 +296,13 @@ def load_weights(path: Path) -> Tensors:
         size = path.stat().st_size
         check_archive(path, size)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    content = content[0] if isinstance(content, list) and len(content) == 1 else content
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
-    version = content.get("version")
-    if type(version) is not int or version != VERSION:
-        raise CheckpointError(
-            f"{path} has version {reprlib.repr(version)}, but this program reads version "
-            f"{VERSION}; export the bundle anew, or update the program."
-        )
-    with reading(path, "export the bundle anew"):
+    with reading(path, "export the bundle anew, or update the program"):
+        if content.get("format") != FORMAT:
+            return check_plain(content, size)
+        check_version(content)
         check_content(content, size)
         return decode_content(content)
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.tensors import Tensors
-from medfed.delivery.bundle.networks import build_network, describe_mixture
-from medfed.delivery.bundle.scripts.decode import fill
+from medfed.delivery.bundle.networks import build_network, check_state, describe_mixture
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
 from medfed.federation.other_state import OTHER
-from medfed.federation.split import aliases, float_entries, match
+from medfed.federation.split import aliases, match
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
+from medfed.standalone.decode import fill
 
 NEGLIGIBLE = 1e-7  # single precision does not resolve so small a share of a probability
 
@@ -73,7 +73,7 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
 
     Args:
         plain: The network.
-        weights: Its float entries, of any precision, in any order.
+        weights: Its float entries, of any precision, in any order; also its counters.
         source: Whose they are, for the error.
 
     Raises:
@@ -81,8 +81,9 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
     """
     network = build_network(plain)
     _check_entries(network, weights, source)
-    counters = {n: t for n, t in weights.items() if not t.is_floating_point()}
-    return ClientModel(plain, {n: weights[n].float() for n in float_entries(network)} | counters)
+    ordered = {n: weights[n] for n in network.state_dict() if n in weights}
+    floats = {n: t.float() for n, t in ordered.items() if t.is_floating_point()}
+    return ClientModel(plain, ordered | floats)
 
 
 def from_canonical(
@@ -104,8 +105,7 @@ def from_canonical(
     if network.mix == "parameters":
         fill(network.to(next(iter(loaded.values())).dtype), loaded)
         return checked(plain, collapse(network), source)
-    fill(network, loaded)
-    whole = {n: t for n, t in network.state_dict().items() if t.is_floating_point()}
+    whole = fill(network, loaded).state_dict()
     return checked(*used_instances(plain, places, network.activation, whole), source)
 
 
@@ -118,7 +118,7 @@ def used_instances(
         plain: The ordinary network.
         places: Layers of the canonical part, from `part_roots`.
         activation: Of the mixture.
-        loaded: The float entries of the client's canonical model, of tied ones all names.
+        loaded: The entries of the client's canonical model, of tied ones all names.
 
     Returns:
         A network and its weights. Instances with a membership below :data:`NEGLIGIBLE` are left
@@ -127,11 +127,11 @@ def used_instances(
     membership = loaded["membership"]
     kept = (membership >= NEGLIGIBLE).nonzero().flatten().tolist()
     if len(kept) == 1:
-        names: dict[str, list[str]] = {}
-        for name, entry in aliases(build_network(plain)).items():
-            names.setdefault(entry, []).append(_entry(name, places, kept[0]))
-        entries = {n: next(e for e in known if e in loaded) for n, known in names.items()}
-        return dict(plain), {n: loaded[e] for n, e in entries.items()}
+        found: Tensors = {}
+        for name, entry in _names(build_network(plain)).items():
+            if (there := _entry(name, places, kept[0])) in loaded:
+                found.setdefault(entry, loaded[there])
+        return dict(plain), found
     instances = {
         f"canonical.{i}.{n.split('.', 2)[2]}": t
         for i, k in enumerate(kept)
@@ -141,11 +141,17 @@ def used_instances(
     common = {n: t for n, t in loaded.items() if n.startswith("common.")}
     network = describe_mixture(plain, places, len(kept), activation)
     every = {"membership": membership[kept], **common, **instances}
-    return network, {n: every[n] for n in float_entries(build_network(network)) if n in every}
+    first = _names(build_network(network))
+    return network, {n: every[n] for n, entry in first.items() if n == entry and n in every}
+
+
+def _names(network: nn.Module) -> dict[str, str]:
+    """Every name in a state dict, with the first one of the tensor."""
+    return {n: n for n in network.state_dict()} | aliases(network)
 
 
 def collapse(network: Canonical) -> Tensors:
-    """Returns the float entries of the one network that mixed parameters amount to.
+    """Returns the entries of the one network that mixed parameters amount to.
 
     Args:
         network: A canonical model with ``mix="parameters"``.
@@ -161,7 +167,8 @@ def collapse(network: Canonical) -> Tensors:
         (['0.weight', '0.bias', '1.weight', '1.bias'], True)
     """
     with torch.no_grad(), network._instance(0):
-        state = {n: t.detach().clone() for n, t in float_entries(network.common).items()}
+        kept = network.common.state_dict()
+        state = {n: kept[n].clone() for n, first in _names(network.common).items() if n == first}
         state |= network.mixed()
     boxed = all(name.startswith("network.") for name in state)
     return {n.removeprefix("network.") if boxed else n: t for n, t in state.items()}
@@ -182,12 +189,13 @@ def _check_entries(network: nn.Module, weights: Tensors, source: str) -> None:
             f"The network of {source} keeps state in attributes, which no weight file holds; keep "
             "it in buffers (register_buffer), and train it again."
         )
-    wanted = {n: t.shape for n, t in float_entries(network).items()}
-    if {n: t.shape for n, t in weights.items() if t.is_floating_point()} != wanted:
+    try:
+        check_state(network, weights)
+    except RuntimeError as error:
         raise CheckpointError(
             f"The model of {source} has other entries than its configuration says; the run folder "
             "is mixed up."
-        )
+        ) from error
 
 
 FULL = 32

@@ -204,7 +204,7 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
     """
     console = wide_console()
     stages = [s for s in finetuning.STAGES if any(_scores(row)[s] is not None for row in rows)]
-    head = ["client", "bits", "model.pt", "fp32", "ratio"]
+    head = ["client", "bits", "weights", "fp32", "ratio"]
     head += [f"val {metric} {name.replace('kmeans', 'k-means')}" for name in stages]
     head += [f"test {metric} {name}" for name in _TEST]
     lines = []

@@ -44,13 +44,13 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.splits import Split
 from medfed.delivery.bundle.onnx_file import OnnxNetwork
-from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import Codebook, with_codebooks
 from medfed.delivery.export.client_model import ClientModel, quantise
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit, aliases
 from medfed.models.meters import Batch
-from medfed.models.networks.outputs import only_logits
+from medfed.standalone.decode import fill
+from medfed.standalone.outputs import only_logits
 
 if TYPE_CHECKING:
     from medfed.delivery.export.run_record import RunRecord

@@ -34,11 +34,11 @@ from medfed.common.files import csv_text, digest, locked, original, write_json, 
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.bundle.scripts.detections import TABLE, boxes_file, detect, find_ct
-from medfed.delivery.bundle.scripts.masks import check_apart
-from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.scans import RECORD, ScanFiles
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, check_targets
+from medfed.standalone.detections import TABLE, boxes_file, detect, find_ct
+from medfed.standalone.masks import check_apart
+from medfed.standalone.predictor import Predictor
+from medfed.standalone.scans import RECORD, ScanFiles
 
 SUMMARY, _LOCK, _INTERRUPTED = "summary.csv", ".lock", "interrupted"
 _OTHERWISE = "choose another output"

@@ -28,15 +28,14 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
-from medfed.datamodules.readers import dicom
-from medfed.datamodules.readers.volumes import as_stored
 from medfed.delivery.bundle.onnx_file import import_extra
-from medfed.delivery.bundle.scripts import scans
-from medfed.delivery.bundle.scripts.masks import SEG
-from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.predict.cases import Case
 from medfed.delivery.predict.options import PredictOptions, check_writable
-from medfed.functional.grids import on_grid
+from medfed.standalone import dicom, scans
+from medfed.standalone.grids import on_grid
+from medfed.standalone.masks import SEG
+from medfed.standalone.predictor import Predictor
+from medfed.standalone.volumes import as_stored
 
 _SCHEME = "99MEDFED"
 _NAME = 64  # characters of a segment's label

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 from medfed.common.checks import check_count, check_fields, check_not_negative, within
 from medfed.common.console import Steps
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError, first_line
-from medfed.delivery.bundle.scripts.masks import NIFTI, SEG
+from medfed.standalone.masks import NIFTI, SEG
 
 Item = TypeVar("Item")
 

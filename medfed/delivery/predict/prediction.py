@@ -54,9 +54,9 @@ from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.delivery.bundle.bundle import Bundle, read_bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
-from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.samples import predict_table
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, table_path
+from medfed.standalone.predictor import Predictor
+from medfed.standalone.samples import predict_table
 
 
 def predict(config: Section, console: Console | None = None) -> None:
@@ -89,8 +89,8 @@ def predict(config: Section, console: Console | None = None) -> None:
     if options.format is not None:
         raise ConfigError("format is for masks of scans; this model writes a table: leave it out.")
     if kind == "ct_scans":
-        from medfed.delivery.bundle.scripts.detections import save_detections
         from medfed.delivery.predict.cases import box_cases, predict_cases
+        from medfed.standalone.detections import save_detections
 
         finish = partial(save_detections, folder=Path(options.output))
         predict_cases(*box_cases(predictor, options), predictor, options, bundle, console, finish)

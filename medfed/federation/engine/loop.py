@@ -529,7 +529,7 @@ class LocalTrainer:
             return self.measure(evaluated)
         self.network.eval()
         sizes, device = [size_of(batch) for batch in evaluated], self.model.device
-        with torch.no_grad():
+        with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
             losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
 

@@ -147,6 +147,7 @@ class PersonalEvaluation(pl.Callback):
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
         self.points: dict[str, Point] = {}
+        self.shows_test = True  # to callers of trainer.test and loggers; a run folder has more
         self._fitting = True
 
     @property
@@ -185,7 +186,7 @@ class PersonalEvaluation(pl.Callback):
         metrics = _gather(pl_module, pl_module.evaluations)
         number = pl_module.next_round - 1
         if trainer.state.fn != TrainerFn.FITTING:  # a look at what the record holds
-            self._log(pl_module, self._values(metrics))
+            self._log(pl_module, self._values(metrics), logger=None)
             return
         undefined = dict(self.history.undefined)
         metrics = {c: scores.failures_count(m, undefined.get(c)) for c, m in metrics.items()}
@@ -204,12 +205,18 @@ class PersonalEvaluation(pl.Callback):
         self._log(pl_module, values | score)
         if trainer.logger:
             # A logger cannot show more clients usefully: metrics.csv has them all.
-            chosen, few = self.metric, metrics if len(metrics) <= LOGGED else {}
-            values_of = {c: m[chosen] for c, m in few.items() if not math.isnan(m[chosen])}
-            per_client = {f"val/{c}/{chosen}": value for c, value in values_of.items()}
+            few = metrics if len(metrics) <= LOGGED else {}
+            per_client = {
+                f"val/{client}/{name}": value
+                for client, known in few.items()
+                for name, value in known.items()
+                if not math.isnan(value)
+            }
             trainer.logger.log_metrics({**values, **per_client}, step=number)
 
-    def _values(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    def _values(
+        self, metrics: Mapping[str, Mapping[str, float]], split: str = "val"
+    ) -> dict[str, float]:
         """Returns the mean and the worst client of every metric that some client defines."""
         values: dict[str, float] = {}
         for name in next(iter(metrics.values())):
@@ -217,17 +224,19 @@ class PersonalEvaluation(pl.Callback):
                 [m[name] for m in metrics.values()], self._falls(name)
             )
             if not math.isnan(over["mean"]):
-                values[f"val/{name}"] = over["mean"]
-                values[f"val/{name}_worst"] = over["worst"]
+                values[f"{split}/{name}"] = over["mean"]
+                values[f"{split}/{name}_worst"] = over["worst"]
         return values
 
     @staticmethod
-    def _log(pl_module: pl.LightningModule, values: Mapping[str, float]) -> None:
+    def _log(
+        pl_module: pl.LightningModule, values: Mapping[str, float], logger: bool | None = False
+    ) -> None:
         """Shows values to callbacks that watch them; all ranks have the same."""
         if pl_module.trainer.barebones:  # which has no place for them
             return
         for name, value in values.items():
-            pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1, on_epoch=True)
+            pl_module.log(name, value, logger=logger, sync_dist=True, batch_size=1, on_epoch=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Appends the training losses of the round that has closed, and logs them."""
@@ -253,6 +262,8 @@ class PersonalEvaluation(pl.Callback):
         if pl_module.chooser is not None:
             for client, point in self.points.items():
                 self.test[client] |= pl_module.chooser.apply(self.cases[client], point)
+        if self.shows_test:
+            self._log(pl_module, self._values(self.test, "test"), logger=None)
 
     def _falls(self, metric: str) -> bool:
         return self.mode == "min" if metric == self.metric else scores.smaller_is_better(metric)

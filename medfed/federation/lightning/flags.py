@@ -74,6 +74,13 @@ def _reasons(trainer: Any, network: nn.Module) -> Iterator[str]:
             f"clients' states, {str(others.pop())[6:]}; give assemble a network and data of that "
             "type, or choose 32-true, bf16-mixed or 16-mixed"
         )
+    loops = (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop)
+    sources = (loop._data_source for loop in (*loops, trainer.validate_loop, trainer.test_loop))
+    if any(source.instance not in (None, trainer.lightning_module) for source in sources):
+        yield (
+            "The Trainer gets a DataLoader, and every client brings its own data; call fit, "
+            "validate and test with the module alone"
+        )
     if trainer.state.fn != TrainerFn.FITTING:
         return
     for name, (usual, reason) in _OF_BATCHES.items():

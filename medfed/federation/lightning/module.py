@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from statistics import median
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
@@ -36,21 +36,6 @@ EvalSplit = Literal["train", "val", "test"]
 
 # How much longer than its best assignment a round must take before clients change ranks.
 WORTH_MOVING, SECONDS = 1.1, 0.2
-
-
-class Task(NamedTuple):
-    """A whole round, or an evaluation, of this rank's clients; a batch, in Lightning's terms.
-
-    Lightning takes longer over a batch than a small network over a step, waits for the first rank
-    at every batch, and may stop after any. So there is one for all clients and phases.
-
-    Attributes:
-        round: The round's number; -1 in evaluations.
-        name: What is done.
-    """
-
-    round: int
-    name: str
 
 
 def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
@@ -105,26 +90,23 @@ def assign(
     return {c: assigned[c] for c in work}
 
 
-class Tasks:
-    """An iterable of the next tasks; Lightning requests a new iterator per epoch.
+class Once:
+    """One batch for Lightning: a whole round, or an evaluation, of this rank's clients.
 
-    Args:
-        upcoming: Returns them: the next round, or an evaluation.
+    Lightning takes longer over a batch than a small network over a step, waits for the first rank
+    at every batch, and may stop after any. So there is one for all clients and phases.
     """
 
-    def __init__(self, upcoming: Callable[[], Sequence[Task]]) -> None:
-        self.upcoming = upcoming
-
-    def __iter__(self) -> Iterator[Task]:
-        """Yields the tasks that come next."""
-        return iter(self.upcoming())
+    def __iter__(self) -> Iterator[str]:
+        """Yields the batch."""
+        yield "all clients"
 
 
-class EvaluationTasks(Tasks):
-    """A fixed number of tasks; Lightning would take a list for several data loaders."""
+class OnceCounted(Once):
+    """The same with a length, which evaluations need."""
 
     def __len__(self) -> int:
-        return len(self.upcoming())
+        return 1
 
 
 class TaskLike(Protocol):
@@ -280,23 +262,19 @@ class FederatedModule(pl.LightningModule):
         """Moves all states to the evaluation device."""
         self.federation.to(self.device)
 
-    def transfer_batch_to_device(self, batch: Task, device: torch.device, _: int) -> Task:
-        """Does not move tasks; clients move their batches."""
-        return batch
+    def train_dataloader(self) -> Once:
+        """Each round, as one batch."""
+        return Once()
 
-    def train_dataloader(self) -> Tasks:
-        """Each round, as one task."""
-        return Tasks(lambda: [Task(self.next_round, "round")])
+    def val_dataloader(self) -> OnceCounted:
+        """One batch, for all clients."""
+        return OnceCounted()
 
-    def val_dataloader(self) -> EvaluationTasks:
-        """One task, for all clients."""
-        return EvaluationTasks(lambda: [Task(-1, "val")])
+    def test_dataloader(self) -> OnceCounted:
+        """One batch, for all clients."""
+        return OnceCounted()
 
-    def test_dataloader(self) -> EvaluationTasks:
-        """One task, for all clients."""
-        return EvaluationTasks(lambda: [Task(-1, "test")])
-
-    def training_step(self, batch: Task, batch_idx: int) -> None:
+    def training_step(self, batch: str, batch_idx: int) -> None:
         """Runs a whole round: this rank's clients in every phase, with the exchanges between."""
         self.begin_round()
         assert self.open_round is not None
@@ -351,11 +329,11 @@ class FederatedModule(pl.LightningModule):
         counts = Counter(self.owners[c] for c in recipients)
         return Gathering(max(counts.values(), default=0), self._group)
 
-    def validation_step(self, batch: Task, batch_idx: int) -> None:
+    def validation_step(self, batch: str, batch_idx: int) -> None:
         """Evaluates clients' personal models on their validation splits."""
         self._evaluate("val")
 
-    def test_step(self, batch: Task, batch_idx: int) -> None:
+    def test_step(self, batch: str, batch_idx: int) -> None:
         """Evaluates clients' personal models on their test splits, or on :attr:`test_split`."""
         self._evaluate(self.test_split, keep=True)
 

@@ -190,18 +190,23 @@ def go_on(folder: object) -> str:
     return f"continue with the same command and resume={folder}."
 
 
+_OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "RANK")
+
+
 @contextmanager
 def together(trainer: pl.Trainer) -> Iterator[None]:
     """Ends all ranks together, and passes on the real reason for stopping a run.
 
-    Lightning ends the process with status 1 on Ctrl-C, ignoring further ones, and with 0 on
-    SIGTERM.
+    What Lightning tells ranks in variables of the environment ends with the run: otherwise the next
+    command of this process would take itself for one of them. Lightning ends the process with
+    status 1 on Ctrl-C, ignoring further ones, and with 0 on SIGTERM.
 
     Raises:
         RankError: If another rank has failed.
         KeyboardInterrupt: On Ctrl-C.
     """
     launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
+    before = {name: os.environ.get(name) for name in _OF_RANKS}
     try:
         yield
         if isinstance(launcher, Launcher):
@@ -220,6 +225,10 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
         if reason is error:
             raise
         raise reason from None
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
 
 
 def _of_another_rank(

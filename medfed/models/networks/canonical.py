@@ -29,8 +29,8 @@ from torch.func import functional_call
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.federation.entries import patterns_of
-from medfed.models.networks.mixture import Activation, Mixture, take
 from medfed.models.networks.personal_part import part_roots
+from medfed.standalone.mixture import Activation, Mixture, take
 
 Mix = Literal["outputs", "parameters"]
 

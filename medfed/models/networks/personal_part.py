@@ -33,7 +33,7 @@ from medfed.federation.split import (
     match,
     nothing_personal,
 )
-from medfed.models.networks.mixture import positions
+from medfed.standalone.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
 # Operations that change no value, or only the grid.

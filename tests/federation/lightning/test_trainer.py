@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 import time
 from datetime import timedelta
 from functools import partial
+from unittest import mock
 
 import pytest
 import pytorch_lightning as pl
@@ -31,6 +33,15 @@ from medfed.personalize.fedper import FedPer
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
 from tests.pages import DOCS
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """What Lightning sets for the whole process ends with a test."""
+    with mock.patch.dict(os.environ):
+        yield
+    torch.use_deterministic_algorithms(False)
+
 
 ROUNDS = 3
 SHORT = timedelta(seconds=0.1)  # less than a round takes where losses wait
@@ -232,6 +243,22 @@ def test_a_trainer_that_closes_no_round_is_refused():
         trainer.fit(module)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda trainer, *both: trainer.fit(*both),
+        lambda trainer, module, loader: trainer.fit(module, val_dataloaders=loader),
+        lambda trainer, *both: trainer.validate(*both),
+        lambda trainer, *both: trainer.test(*both),
+    ],
+    ids=["fit", "val_dataloaders", "validate", "test"],
+)
+def test_a_loader_beside_those_of_the_clients_is_refused(call):
+    trainer, _ = trainer_of()
+    with pytest.raises(ConfigError, match="every client brings its own data"):
+        call(trainer, assembled(), torch.utils.data.DataLoader([0, 1]))
+
+
 @pytest.mark.parametrize("name", [n for n, said in CALLBACKS.items() if said == "refused"])
 def test_a_callback_that_changes_one_model_is_refused(name):
     made = {
@@ -270,7 +297,10 @@ def test_a_checkpoint_on_a_metric_is_the_best_round(algorithm, tmp_path):
     assert best.best_model_path.endswith(f"epoch={number}-step={number + 1}.ckpt")
     assert float(best.best_model_score) == pytest.approx(max(means), abs=1e-4)
     before = list(evaluation.history)
-    trainer.test(module, ckpt_path="best", verbose=False, weights_only=True)
+    (shown,) = trainer.test(module, ckpt_path="best", verbose=False, weights_only=True)
+    tested = [metrics["acc"] for metrics in evaluation.test.values()]
+    assert shown["test/acc"] == pytest.approx(sum(tested) / len(tested), abs=1e-4)
+    assert shown["test/acc_worst"] == pytest.approx(min(tested), abs=1e-4)
     # The tested models are those of that round, and the record keeps the later ones.
     at_best = assembled(algorithm)
     run_reference(at_best.federation, number + 1)
@@ -318,11 +348,9 @@ def test_the_sanity_check_leaves_no_trace():
 def test_a_look_at_the_last_round_leaves_no_trace():
     module, trainer, evaluation = trained()
     before = list(evaluation.history)
-    trainer.validate(module, verbose=False)
+    (shown,) = trainer.validate(module, verbose=False)
     assert list(evaluation.history) == before
-    assert float(trainer.callback_metrics["val/acc"]) == pytest.approx(
-        evaluation.history.mean(ROUNDS - 1, "acc"), abs=1e-4
-    )
+    assert shown["val/acc"] == pytest.approx(evaluation.history.mean(ROUNDS - 1, "acc"), abs=1e-4)
 
 
 def test_early_stopping_ends_after_its_patience():

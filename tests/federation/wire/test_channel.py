@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from medfed.common.errors import CodecError, NonFiniteError
+from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.federation.wire import channel as channel_module
 from medfed.federation.wire.channel import CER, Channel, Link, Place, compress, encode_part
@@ -156,10 +157,12 @@ def test_what_is_handed_over_equals_its_bytes(wire: torch.dtype) -> None:
 def test_clients_of_fedavg_keep_no_model() -> None:
     _, federation, _ = toy_federation(FedAvg())
     run_reference(federation, 2)
-    held = [c.state_dict() for c in federation.clients.values()]
-    assert held == [
-        {"state": {"personal": {}}, "optimizers": {}, "memory": {"up": {}, "down": {}}}
-    ] * len(federation.ids)
+    for client in federation.clients.values():
+        held = client.state_dict()
+        state = held.pop("state")
+        assert set(state) == {"personal"}
+        assert set(state["personal"]) <= {OTHER}
+        assert held == {"optimizers": {}, "memory": {"up": {}, "down": {}}}
     weights = {id(c.weights) for c in federation.clients.values()}
     assert len(weights) == 1
 

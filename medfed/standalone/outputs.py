@@ -18,7 +18,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
+from .errors import ConfigError
 
 _FIRST = ("out", "logits")
 

@@ -1,7 +1,4 @@
-"""Masks in files: which label values they have, and on which grid and axes they lie.
-
-Bundles carry this file.
-"""
+"""Masks in files: which label values they have, and on which grid and axes they lie."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError
-from medfed.common.files import replacing, writing
-from medfed.datamodules.readers.volumes import Geometry, as_stored, stem_of, suffix_of
+from .errors import CheckpointError, ConfigError
+from .files import replacing, writing
+from .volumes import Geometry, as_stored, stem_of, suffix_of
 
 NIFTI = (".nii.gz", ".nii")
 SEG = ".dcm"
@@ -134,6 +131,9 @@ def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
         postfix: What follows its stem.
         suffix: Of the new file; None: that of the mask, or NIfTI for a DICOM SEG.
 
+    Raises:
+        CheckpointError: If the name of a region cannot be part of a file's name.
+
     Example:
         >>> named_after(Path("out/mask.nii.gz"), "_probabilities").as_posix()
         'out/mask_probabilities.nii.gz'
@@ -141,10 +141,15 @@ def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
         'out/mask.png'
         >>> named_after(Path("out/mask.dcm"), "_probabilities").as_posix()
         'out/mask_probabilities.nii.gz'
+        >>> named_after(Path("out/a.png"), "_cell_probability", ".tif").as_posix()
+        'out/a_cell_probability.tif'
     """
-    is_seg = mask.suffix.lower() == SEG
-    stem = mask.stem if is_seg else stem_of(mask)
-    ending = ".nii.gz" if is_seg else mask.name[len(stem) :]
+    if re.search(r"[/\\\x00-\x1f]", postfix):
+        raise CheckpointError(
+            f"The bundle's label {postfix[1:]!r} cannot be part of a file's name; export it anew."
+        )
+    stem = stem_of(mask) if suffix_of(mask) else mask.stem
+    ending = ".nii.gz" if mask.suffix.lower() == SEG else mask.name[len(stem) :]
     return mask.with_name(stem + postfix + (suffix or ending))
 
 
@@ -184,7 +189,7 @@ def save_like(
 
 
 def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, int]]:
-    """Names the files of a scan's masks with their label values: one, or one for each region.
+    """Names the files of masks with their label values: one, or one for each region.
 
     Raises:
         CheckpointError: If a region's name cannot be part of a file's name.
@@ -192,23 +197,7 @@ def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, i
     codes = map_codes(facts)
     if codes is not None:
         return {target: codes}
-    names = [str(name) for name in facts["labels"]]
-    for name in names:
-        if re.search(r"[/\\\x00-\x1f]", name):
-            raise CheckpointError(
-                f"The bundle's label {name!r} cannot be part of a file's name; export it anew."
-            )
-    return {named_after(target, f"_{name}"): {name: 1} for name in names}
-
-
-def named_after_picture(target: Path, what: str, suffix: str | None = None) -> Path:
-    """Names a file after a picture's mask.
-
-    Example:
-        >>> named_after_picture(Path("out/a.png"), "cell_probability", ".tif").as_posix()
-        'out/a_cell_probability.tif'
-    """
-    return target.with_name(f"{target.stem}_{what}{suffix or target.suffix}")
+    return {named_after(target, f"_{name}"): {name: 1} for name in facts["labels"]}
 
 
 def save_picture(values: NDArray[Any], target: Path) -> None:

@@ -1,4 +1,4 @@
-"""NRRD and MetaImage files for :mod:`medfed.datamodules.readers.volumes`, by SimpleITK.
+"""NRRD and MetaImage files for :mod:`medfed.standalone.volumes`, by SimpleITK.
 
 SimpleITK crashes on some headers, reads voxels that a file lacks as zeros or noise, and verifies no
 checksum. So this module first checks the header's text, the file's length and the checksum.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, first_line
+from .errors import DataError, first_line
 
 _LINE = 256  # characters of a field; only NRRD's user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header, which the voxels may follow

@@ -3,14 +3,15 @@
 A volume is cropped to the foreground, normalised channel by channel, and resampled to a spacing, in
 this order. One rule per channel, chosen per data set, normalises its grey values. Masks keep the
 grid of their file, so metrics are computed on the original annotation; if the network uses another
-grid, a matrix maps one to the other (:func:`medfed.functional.grids.on_grid`). MONAI crops and
+grid, a matrix maps one to the other (:func:`medfed.standalone.grids.on_grid`). MONAI crops and
 resamples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError
+from .checks import check_known
+from .errors import ConfigError
 
 CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
 _PLAIN = ("zscore_nonzero", "zscore", "none")
@@ -412,3 +413,24 @@ class Preparation:
         rules = rules_from(record["normalization"], channels)
         crop = bool(record.get("crop_foreground", False))
         return cls(rules, None if mm is None else tuple(map(float, mm)), crop)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs PyTorch on one thread, and restores the number afterwards.
+
+    A sum depends on the number of threads, but data, such as a z-score, must not. One thread is
+    also faster on a busy machine, because the tensors of one volume are small.
+
+    Example:
+        >>> import torch
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

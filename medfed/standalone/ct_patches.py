@@ -1,4 +1,4 @@
-"""Candidates in CT scans, and patches around them: 2-D, 2.5-D and 3-D. Bundles carry this file.
+"""Candidates in CT scans, and patches around them: 2-D, 2.5-D and 3-D.
 
 Only the rows of a scan that a patch needs are read.
 
@@ -18,11 +18,11 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.checks import check_fields, check_positive
-from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.readers import itk
-from medfed.datamodules.readers.csv_files import csv_rows
-from medfed.datamodules.readers.volumes import Geometry, read_geometry, stored_voxels
+from . import itk
+from .checks import check_fields, check_positive
+from .csv_files import csv_rows
+from .errors import ConfigError, DataError
+from .volumes import Geometry, read_geometry, stored_voxels
 
 Patches = NDArray[np.int16]
 Ints = NDArray[np.int64]  # (3,) along x, y, z

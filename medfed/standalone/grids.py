@@ -1,8 +1,5 @@
 """Images on other grids: from where a network sees a volume to where its mask was drawn, and back.
 
-Bundles carry this file as it is, so that their own scripts and ``medfed predict`` do the same; so
-nothing of medfed is imported here.
-
 Source: MONAI's ``SpatialResample``, which interpolates linearly or takes the nearest voxel.
 """
 

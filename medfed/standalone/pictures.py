@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, MedfedError, first_line
+from .errors import DataError, MedfedError, first_line
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from medfed.common.errors import DataError
-from medfed.delivery.bundle.scripts.detections import boxes_file, detect, find_ct, save_detections
-from medfed.delivery.bundle.scripts.masks import check_apart
-from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.samples import predict_table
-from medfed.delivery.bundle.scripts.scans import find_cases
+from .detections import boxes_file, detect, find_ct, save_detections
+from .errors import DataError
+from .masks import check_apart
+from .predictor import Predictor
+from .samples import predict_table
+from .scans import find_cases
 
 TABLE = "predictions.csv"
 

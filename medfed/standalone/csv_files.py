@@ -1,4 +1,4 @@
-"""CSV files: their rows and cells, and an error sentence for each fault; bundles carry this."""
+"""CSV files: their rows and cells, and an error sentence for each fault."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, did_you_mean, few
-from medfed.common.files import original
+from .errors import DataError, did_you_mean, few
+from .files import original
 
 Categories = Mapping[str, Sequence[str]]
 _MAGIC = {

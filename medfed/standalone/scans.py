@@ -1,7 +1,4 @@
-"""Scans, pictures and images in a folder of inputs: found, checked, and read as in training.
-
-Bundles carry this file.
-"""
+"""Scans, pictures and images in a folder of inputs: found, checked, and read as in training."""
 
 from __future__ import annotations
 
@@ -15,21 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import DataError
-from medfed.common.seeding import one_thread
-from medfed.datamodules.preparation import Preparation
-from medfed.datamodules.readers import dicom, pictures, volumes
-from medfed.delivery.bundle.scripts.masks import (
+from . import dicom, pictures, volumes
+from .errors import DataError
+from .masks import (
     SEG,
     label_map,
-    map_codes,
     mask_files,
     named_after,
-    named_after_picture,
     save_like,
     save_picture,
 )
-from medfed.delivery.bundle.scripts.predictor import Predictor, channels_of
+from .predictor import Predictor, channels_of
+from .preparation import Preparation, one_thread
 
 _log = logging.getLogger(__name__)
 _NAMED = 3
@@ -230,17 +224,15 @@ class PictureFile:
 
     def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
         """Lists the files of its masks: one with all label values, or one for each region."""
-        if map_codes(facts):
-            return [target]
-        return [named_after_picture(target, str(name)) for name in facts["labels"]]
+        return [*mask_files(facts, target)]
 
     def maps(self, labels: Sequence[str], target: Path) -> list[Path]:
         """Lists the files of all regions' probabilities: one for each."""
-        return [named_after_picture(target, f"{name}_probability", ".tif") for name in labels]
+        return [named_after(target, f"_{name}_probability", ".tif") for name in labels]
 
     def contours(self, target: Path) -> Path:
         """Returns the file of a picture of its contours."""
-        return named_after_picture(target, "contours")
+        return named_after(target, "_contours")
 
     def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedPicture:
         """Reads and segments it.
@@ -281,13 +273,10 @@ class SegmentedPicture(NamedTuple):
 
     def save(self, facts: Mapping[str, Any], masks: Tensor, target: Path) -> None:
         """Writes masks ``(R, height, width)``: label values, or 0 and 255 in a file per region."""
-        if codes := map_codes(facts):
-            inside = dict(zip(facts["labels"], masks, strict=True))
-            values = label_map(inside, codes).numpy()
-            save_picture(values if values.dtype == np.uint8 else values.astype(np.uint16), target)
-            return
-        files = PictureFile("", target).masks(facts, target)
-        self.save_maps((), masks.to(torch.uint8) * 255, files)
+        inside, files = dict(zip(facts["labels"], masks, strict=True)), mask_files(facts, target)
+        for path, codes in files.items():
+            values = label_map(inside, codes).numpy() * (255 if len(files) > 1 else 1)
+            save_picture(values if values.dtype == np.uint8 else values.astype(np.uint16), path)
 
     def save_maps(self, labels: Sequence[str], values: Tensor, files: Sequence[Path]) -> None:
         """Writes a map of each region."""
@@ -489,7 +478,7 @@ def check_spacing(
         >>> check_spacing((1.0, 1.0, 5.0), facts, 0.1, "scan.nii.gz")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model \
+        medfed.standalone.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model \
 was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
     """
     ends = facts.get("spacing_range") or [facts.get("spacing")] * 2

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medfed.delivery.bundle.scripts.decode import decode, fill
-from medfed.models.networks.mixture import Activation, Mixture, take
-from medfed.models.networks.outputs import only_logits
+from .decode import decode, fill
+from .mixture import Activation, Mixture, take
+from .outputs import only_logits
 
 
 class CanonicalMixture(Mixture):
@@ -33,6 +33,12 @@ class CanonicalMixture(Mixture):
         self.register_buffer("membership", torch.full((count,), 1 / count))
 
 
-def load(network: nn.Module, path: str | Path) -> nn.Module:
-    """Puts the weights of a file into a network and returns it."""
-    return only_logits(fill(network, decode(path)))
+def load(network: nn.Module, bundle: str | Path) -> nn.Module:
+    """Puts the weights of a bundle into a network and returns it.
+
+    Args:
+        network: The network.
+        bundle: The folder. Of quantised weights the small file counts, and the other may be absent.
+    """
+    packed, plain = (Path(bundle) / "models" / name for name in ("packed.pt", "model.pt"))
+    return only_logits(fill(network, decode(packed if packed.is_file() else plain)))

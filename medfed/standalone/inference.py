@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from monai.inferers import sliding_window_inference
 from torch import Tensor
 
-from medfed.functional.grids import on_grid
+from .grids import on_grid
 
 Network = Callable[[Tensor], Tensor]
 CERTAIN = 10.0  # logit of the cropped background

@@ -1,6 +1,6 @@
 """A network of which a part exists several times, mixed by a membership vector.
 
-Bundles carry this file. What training adds is in :mod:`medfed.models.networks.canonical`.
+What training adds is in :mod:`medfed.models.networks.canonical`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
-from medfed.models.networks.outputs import heads
+from .outputs import heads
 
 Activation = Literal["identity", "softmax", "sigmoid"]
 Slot = tuple[dict[str, nn.Module | None], str]

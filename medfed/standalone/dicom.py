@@ -1,4 +1,4 @@
-"""DICOM series for :mod:`medfed.datamodules.readers.volumes`: a folder of slices, by SimpleITK.
+"""DICOM series for :mod:`medfed.standalone.volumes`: a folder of slices, by SimpleITK.
 
 SimpleITK would skip a damaged file, only warn about a missing slice, read a tilted gantry as
 upright, and guess where the frames of one file lie, so this module first compares the headers of
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, few
-from medfed.datamodules.readers.itk import LPS, affine_of, corrupt, itk_header, missing, reason
+from .errors import DataError, few
+from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
 
 log = logging.getLogger(__name__)
 # A file without the preamble begins with a group of the header, of either spelling.

@@ -1,4 +1,4 @@
-"""Reads models/model.pt: dense tensors, and packed ones as bit planes with their centres."""
+"""Reads weights: a plain state dict, or dense tensors and packed ones, bit planes with centres."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,18 +12,17 @@ FORMAT, VERSION = "medfed-bundle", 1
 
 
 def decode(path: str | Path) -> dict[str, Tensor]:
-    """Returns all weights by name."""
+    """Returns the weights of models/packed.pt or models/model.pt by name."""
     content = torch.load(path, map_location="cpu", weights_only=True)
-    if content.get("format") != FORMAT or content.get("version") != VERSION:
-        raise ValueError(f"{path} is no weight file of version 1; export the bundle anew.")
-    return decode_content(content)
+    return content if isinstance(content, dict) else decode_content(content[0])
 
 
 def decode_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the weights of what such a file holds.
+    """Returns the weights of what a file with packed tensors holds.
 
     A packed tensor is ``planes``, see `unpack`, of the numbers of its elements' ``centers`` (m,).
     """
+    check_version(content)
     weights = {str(name): tensor.clone() for name, tensor in content["dense"].items()}
     for name, packed in content["packed"].items():
         centers, shape = packed["centers"], torch.Size(packed["shape"])
@@ -32,6 +31,12 @@ def decode_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
             raise ValueError(f"an index of {int(index.max())} for {len(centers)} centres")
         weights[str(name)] = centers.index_select(0, index).reshape(shape)
     return weights
+
+
+def check_version(content: Mapping[str, Any]) -> None:
+    """Refuses packed tensors of another form."""
+    if type(version := content.get("version")) is not int or version != VERSION:
+        raise ValueError(f"it has version {version!r:.60}, but only {VERSION} is read")
 
 
 def unpack(planes: Tensor, count: int) -> Tensor:

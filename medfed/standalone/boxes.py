@@ -17,8 +17,8 @@ from monai.apps.detection.utils.box_coder import BoxCoder
 from monai.apps.detection.utils.box_selector import BoxSelector
 from torch import Tensor
 
-from medfed.models.inference import Inference, Network, blended
-from medfed.models.networks.detector import STRIDE
+from .detector import STRIDE
+from .inference import Inference, Network, blended
 
 CODER = BoxCoder(weights=(1.0,) * 6)
 _BEST = 500  # anchors of a scan from which boxes are made

@@ -1,6 +1,6 @@
 """Samples that become rows of a CSV file: table rows, images, and candidates in CT scans.
 
-Each is read as in training. Bundles carry this file.
+Each is read as in training.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
-from medfed.common.files import csv_text, write_text, writing
-from medfed.datamodules import ct_patches
-from medfed.datamodules.readers import pictures
-from medfed.datamodules.readers.csv_files import read_features
-from medfed.datamodules.readers.volumes import read_geometry
-from medfed.datamodules.tables.columns import Columns, from_facts
-from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.scans import check_spacing, find_images
+from . import ct_patches, pictures
+from .columns import Columns, from_facts
+from .csv_files import read_features
+from .errors import CheckpointError, ConfigError, DataError, first_line
+from .files import csv_text, write_text, writing
+from .predictor import Predictor
+from .scans import check_spacing, find_images
+from .volumes import read_geometry
 
 Each = Callable[[Sequence[Any], Callable[[Any], None], str, Callable[[], None]], None]
 """Works through items of a name in plural; what is called last saves the results."""

@@ -1,24 +1,23 @@
 """A model and what its training data say of it: from prepared tensors to probabilities and masks.
 
-Bundles carry this file, so that ``medfed predict`` and MONAI's run of a bundle are one inference.
-What a network's outputs mean is read by :mod:`medfed.models.inference`, as the task module of the
-training does, so that windows and activations are those of the evaluation.
+What a network's outputs mean is read by :mod:`medfed.standalone.inference`, as by the task module
+of the training, so that windows and activations are those of the evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, DataError, first_line
-from medfed.delivery.bundle.scripts.masks import largest_part
-from medfed.functional.grids import axial, plane_of, with_neighbours
-from medfed.models.boxes import BoxInference
-from medfed.models.inference import (
+from .boxes import BoxInference
+from .errors import CheckpointError, DataError, first_line
+from .grids import axial, plane_of, with_neighbours
+from .inference import (
     ClassInference,
     FindingInference,
     Inference,
@@ -26,6 +25,7 @@ from medfed.models.inference import (
     RegionInference,
     SurvivalInference,
 )
+from .masks import largest_part, map_codes
 
 
 def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
@@ -137,11 +137,18 @@ class Predictor:
         return self.inference
 
     def masks(self, probabilities: Tensor) -> Tensor:
-        """Returns which voxels belong to which region, bool ``(R, H, W, D)``."""
+        """Returns which voxels belong to which region, bool ``(R, H, W, D)``.
+
+        Where regions nest, an outer one holds those within it, as in one map of labels.
+        """
         masks = self.of_regions.masks(probabilities[None])[0]
         for name in self.facts.get("largest_part") or ():
             place = self.labels.index(name)
             masks[place] = largest_part(masks[place])
+        if not self.of_regions.exclusive:
+            outwards = [self.labels.index(name) for name in reversed(map_codes(self.facts) or {})]
+            for inner, outer in pairwise(outwards):
+                masks[outer] |= masks[inner]
         return masks
 
     def regions(

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
-from medfed.datamodules.readers import dicom, itk
-from medfed.datamodules.readers.itk import MILLIMETRES, corrupt, missing
+from . import dicom, itk
+from .errors import DataError
+from .itk import MILLIMETRES, corrupt, missing
 
 if TYPE_CHECKING:
     from torch import Tensor

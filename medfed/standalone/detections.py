@@ -1,7 +1,4 @@
-"""Lesions in CT scans: boxes in mm, a JSON file for each scan and a table in LUNA16's columns.
-
-Bundles carry this file.
-"""
+"""Lesions in CT scans: boxes in mm, a JSON file for each scan and a table in LUNA16's columns."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from medfed.common.files import sha256, write_json, writing
-from medfed.datamodules.ct_scans import ScanSpec, read_scan, world_of
-from medfed.datamodules.readers import dicom
-from medfed.datamodules.readers.volumes import read_geometry
-from medfed.delivery.bundle.scripts.predictor import Predictor
-from medfed.delivery.bundle.scripts.samples import write_csv
-from medfed.delivery.bundle.scripts.scans import ScanFiles, find_scans
+from . import dicom
+from .ct_scans import ScanSpec, read_scan, world_of
+from .files import sha256, write_json, writing
+from .predictor import Predictor
+from .samples import write_csv
+from .scans import ScanFiles, find_scans
+from .volumes import read_geometry
 
 TABLE = "detections.csv"
 _HEADER = ("seriesuid", "coordX", "coordY", "coordZ", "probability")

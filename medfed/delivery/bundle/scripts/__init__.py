@@ -1,1 +1,0 @@
-"""The scripts of a bundle; they need PyTorch and MONAI alone."""

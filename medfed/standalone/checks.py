@@ -1,0 +1,251 @@
+"""Checks of configured values; each error is one sentence that names the key and the value."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
+from functools import partial, wraps
+from inspect import signature
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from .errors import ConfigError, did_you_mean
+
+Check = Callable[[str, Any], None]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def check_fields(section: str, holder: object) -> None:
+    """Checks the fields whose annotation limits their values.
+
+    A ``Literal`` lists the allowed values; ``Annotated`` names a check of this module, which
+    takes the key and the value. Null passes where the annotation allows it. In the place of another
+    dataclass there may be no text, number or list.
+
+    Args:
+        section: The section that configures the object; empty: keys of the top level.
+        holder: The object.
+
+    Raises:
+        ConfigError: If a field has another value.
+
+    Example:
+        >>> class Step:
+        ...     size: Literal["scaled", "literal"] = "scaled"
+        ...     rate: Annotated[float, check_positive] = 0.0
+        >>> check_fields("algorithm", Step())
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: algorithm.rate must be positive, not 0.0.
+    """
+    limits: dict[str, Any] = {}
+    for kind in reversed(type(holder).__mro__):
+        # Base classes of libraries have annotations that exist for type checkers only.
+        if not kind.__module__.startswith(("pytorch_lightning", "torch")):
+            hints = get_type_hints(kind, include_extras=True)
+            # A subclass that gives only another default keeps the limits.
+            limits |= {name: hint for name, hint in hints.items() if _checks(hint)}
+    for name, hint in limits.items():
+        for check in _checks(hint):
+            check(f"{section}.{name}".lstrip("."), getattr(holder, name))
+
+
+def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Returns a decorator that checks arguments by their annotations, as `check_fields` does.
+
+    Args:
+        section: The section that configures the arguments.
+
+    Example:
+        >>> @checked("data.reader")
+        ... def read(scale: Annotated[float, check_positive] = 1.0) -> float:
+        ...     return scale
+        >>> read(0.0)
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: data.reader.scale must be positive, not 0.0.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            hints = get_type_hints(function, include_extras=True)
+            for name, value in signature(function).bind(*args, **kwargs).arguments.items():
+                for check in _checks(hints.get(name)):
+                    check(f"{section}.{name}", value)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _checks(hint: Any) -> tuple[Check, ...]:
+    """The checks of an annotation, which take the key and the value."""
+    if get_origin(hint) is Annotated:
+        null = NoneType in get_args(hint.__origin__)
+        return tuple(partial(_unless_null, check) if null else check for check in hint.__metadata__)
+    if is_dataclass(hint):
+        return (_check_map,)
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if all(get_origin(part) is Literal or part in (NoneType, bool) for part in parts):
+        known = [value for part in parts for value in get_args(part)]
+        if known:
+            known += [True, False] * (bool in parts) + [None] * (NoneType in parts)
+            return (partial(check_known, known=known),)
+    return ()
+
+
+def _unless_null(check: Check, key: str, value: Any) -> None:
+    if value is not None:
+        check(key, value)
+
+
+def _check_map(key: str, value: Any) -> None:
+    if isinstance(value, str | float | list):
+        raise ConfigError(f"{key} must be a map, not {value!r}.")
+
+
+def check_known(key: str, value: object, known: Iterable[str | bool | None]) -> None:
+    """Checks that a value is known.
+
+    Args:
+        key: The key of the value.
+        value: The value.
+        known: The accepted values.
+
+    Raises:
+        ConfigError: If it is unknown; the error names the known values.
+
+    Example:
+        >>> check_known("data.reader.color", "gray", ["grey", "rgb"])
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: data.reader.color='gray' is unknown; choose grey or \
+rgb.
+    """
+    if value in (known := list(known)):
+        return
+    names = [name if isinstance(name, str) else json.dumps(name) for name in known]
+    few = len(names) == 2
+    hint = "" if few else did_you_mean(str(value), names)
+    choice = " or ".join(names) if few else f"one of {', '.join(names)}"
+    raise ConfigError(f"{key}={value!r} is unknown{hint}; choose {choice}.")
+
+
+def check_not_negative(key: str, value: float) -> None:
+    """Checks that a number is 0 or more.
+
+    Raises:
+        ConfigError: If it is negative or not a number.
+
+    Example:
+        >>> check_not_negative("algorithm.strength", -1.0)
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: algorithm.strength must not be negative, not -1.0.
+    """
+    if not value >= 0:
+        raise ConfigError(f"{key} must not be negative, not {value}.")
+
+
+def check_positive(key: str, value: float) -> None:
+    """Checks that a number is more than 0.
+
+    Raises:
+        ConfigError: If it is 0, negative or not a number.
+
+    Example:
+        >>> check_positive("algorithm.strength", 0.0)
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: algorithm.strength must be positive, not 0.0.
+    """
+    if not value > 0:
+        raise ConfigError(f"{key} must be positive, not {value}.")
+
+
+def within(interval: str) -> Check:
+    """Returns a check that a number is in an interval.
+
+    Args:
+        interval: The allowed interval; a round bracket excludes its end.
+
+    Returns:
+        The check, which raises a ConfigError for other numbers and for what is not a number.
+
+    Example:
+        >>> within("(0, 1]")("algorithm.keep", 1.0)
+        >>> within("(0, 1]")("algorithm.keep", 0.0)
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: algorithm.keep must be in (0, 1], not 0.0.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    excluded = [end for end, bracket in ((low, "("), (high, ")")) if bracket in interval]
+
+    def check(key: str, value: float) -> None:
+        if not low <= value <= high or value in excluded:
+            raise ConfigError(f"{key} must be in {interval}, not {value}.")
+
+    return check
+
+
+def check_count(key: str, value: int, null: str = "") -> None:
+    """Checks that a count is 1 or more.
+
+    Args:
+        key: The key of the value.
+        value: The value.
+        null: Words for the error where null is allowed, too.
+
+    Raises:
+        ConfigError: If it is less than 1.
+
+    Example:
+        >>> check_count("algorithm.rounds", 0)
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: algorithm.rounds must be 1 or more, not 0.
+    """
+    if value < 1:
+        raise ConfigError(f"{key} must be 1 or more,{null} not {value}.")
+
+
+check_optional_count = partial(check_count, null=" or null,")
+
+
+def checked_scale(scale: object, key: str) -> tuple[float, float]:
+    """Returns mean and standard deviation of an outcome, after checking them.
+
+    Args:
+        scale: The mean and the standard deviation.
+        key: The key of the value.
+
+    Raises:
+        ConfigError: If they are not a finite mean and a finite deviation above 0.
+
+    Example:
+        >>> checked_scale([450, 60], "data.outcome_scale")
+        (450.0, 60.0)
+    """
+    given = [*scale] if isinstance(scale, Sequence) else [scale]
+    numbers = [x for x in given if isinstance(x, int | float) and math.isfinite(x)]
+    if len(numbers) != 2 or len(given) != 2 or numbers[1] <= 0:
+        raise ConfigError(
+            f"{key}={scale} must be a mean and a deviation above 0 ([0, 1]: no scaling)."
+        )
+    return float(numbers[0]), float(numbers[1])

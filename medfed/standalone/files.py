@@ -1,0 +1,546 @@
+"""Writes files and folders atomically; checksums, locks, templates, and folders for results.
+
+A file or folder is complete or does not exist, even if a process is killed. A new folder replaces
+an older one without a moment in which both are lost.
+
+While a folder ``NAME`` is written, its parent holds the incomplete ``.NAME.new`` and, between two
+renames, the complete ``.NAME.old``. A killed process leaves them behind. The next process that
+writes or reads ``NAME`` restores the older folder if the new one is missing, and removes the rest.
+``.NAME.lock`` keeps two processes from doing so at once; the operating system releases the lock
+when its process ends in any way.
+
+For results, this module also remembers which files existed before, and removes what a failed
+command has made.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import functools
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import platform
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from .errors import ConfigError, MedfedError, WriteError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_log = logging.getLogger(__name__)
+PARTIAL = ".partial-"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors that only writing gives
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
+ExistingPath = str
+"""A user's file or folder that must exist; the check of the configuration looks for it."""
+
+
+@contextmanager
+def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
+    """Gives a file its name only when it is complete.
+
+    The caller writes to another name in the same folder, and the file is then renamed, so a killed
+    process leaves the complete file or none. The other name has the same ending, because some
+    writers choose the format by it.
+
+    Args:
+        path: The final name; an older file of that name is replaced, and a missing folder is made.
+        sync: Whether to wait for the disk, so that a power failure leaves no torn file either; for
+            files that are read without comparing a checksum.
+
+    Yields:
+        The path to write to.
+
+    Raises:
+        WriteError: If the disk is full, the folder cannot be written, or the like.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.txt"
+        >>> with replacing(path) as partial:
+        ...     _ = partial.write_text("1")
+        ...     path.exists()
+        False
+        >>> path.read_text()
+        '1'
+    """
+    _remove_stale(path.parent)
+    partial = path.with_name(f"{PARTIAL}{_HOST}-{os.getpid()}-{path.name}")
+    with whole_or_none(path, partial):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        if sync:
+            _synchronise(partial)
+        partial.replace(path)
+        if sync:
+            sync_folder(path.parent)
+
+
+@contextmanager
+def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
+    """Removes a file that could not be finished, and says in one sentence why.
+
+    Args:
+        path: The final name, for the sentence.
+        partial: The path that is written.
+
+    Raises:
+        WriteError: If the disk is full, the folder cannot be written, or the like.
+    """
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, MedfedError):
+            raise cannot_write(path, error) from error
+        raise
+
+
+@contextmanager
+def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """Opens a file for writing that gets its name by :func:`replacing`.
+
+    Args:
+        path: The final name.
+        sync: Whether to wait for the disk.
+
+    Yields:
+        The file, open for writing bytes.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a"
+        >>> with atomic(path) as file:
+        ...     file.write(b"1"), path.exists()
+        (1, False)
+        >>> path.read_bytes()
+        b'1'
+    """
+    with replacing(path, sync) as partial, partial.open("wb") as file:
+        yield file
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file atomically; makes its folder if missing."""
+    with atomic(path, sync=False) as file:
+        file.write(text.encode())
+
+
+def json_text(content: object) -> str:
+    """Returns JSON that every parser reads, unlike Python's NaN and Infinity.
+
+    Args:
+        content: Anything that JSON can hold, and numbers that are not finite: NaN becomes null, and
+            infinity becomes a number that is too large for a float.
+
+    Example:
+        >>> print(json_text({"iou": math.nan, "loss": math.inf}))
+        {
+         "iou": null,
+         "loss": 1e999
+        }
+        >>> json.loads("1e999")
+        inf
+    """
+    text = json.dumps(_plain(content), indent=1, allow_nan=False)
+    return text.replace(json.dumps(_INFINITE), "1e999").replace(
+        json.dumps(f"-{_INFINITE}"), "-1e999"
+    )
+
+
+_INFINITE = "\0infinite"  # no other text in medfed's JSON has this character
+
+
+def _plain(content: object) -> object:
+    if isinstance(content, float) and not math.isfinite(content):
+        return None if math.isnan(content) else f"{'-' * (content < 0)}{_INFINITE}"
+    if isinstance(content, Mapping):
+        return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    return content
+
+
+def write_json(path: Path, content: object, sync: bool = False) -> None:
+    """Writes JSON atomically; makes its folder if missing."""
+    with atomic(path, sync) as file:
+        file.write((json_text(content) + "\n").encode())
+
+
+def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    r"""Returns a table as the text of a CSV file, in which spreadsheets find no formulas.
+
+    Args:
+        header: Names of the columns.
+        rows: A cell for each column.
+
+    Example:
+        >>> csv_text(["client", "iou"], [["a", 0.5], ["=1+1", -0.5]])
+        "client,iou\na,0.5\n'=1+1,-0.5\n"
+    """
+    text = io.StringIO()
+    # Python quotes a carriage return only if lines end with one; the ends are replaced afterwards.
+    writer = csv.writer(text, lineterminator="\r\n")
+    lines = []
+    for row in (header, *rows):
+        writer.writerow(map(_inert, row))
+        lines.append(text.getvalue().removesuffix("\r\n"))
+        text.seek(0)
+        text.truncate()
+    return "\n".join([*lines, ""])
+
+
+def original(cell: str) -> str:
+    """Returns the text from which :func:`csv_text` made a cell.
+
+    Example:
+        >>> original("'=1+1"), original("'a'"), original("-0.5")
+        ('=1+1', "'a'", '-0.5')
+    """
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _inert(cell: object) -> object:
+    """Puts a quote before text that a spreadsheet would compute, or that has such a quote."""
+    if cell is None or isinstance(cell, int | float) or not _FORMULA.match(text := str(cell)):
+        return cell
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return cell
+
+
+@contextmanager
+def writing(place: Path, otherwise: str) -> Iterator[None]:
+    """Turns an error while writing into one sentence.
+
+    Args:
+        place: The file or folder that is written.
+        otherwise: What helps if making room does not.
+
+    Raises:
+        WriteError: If the disk is full, the folder cannot be written, or the like.
+
+    Example:
+        >>> with writing(Path("/data/cache"), "set data.cache to another folder"):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.WriteError: Cannot write /data/cache (No space left on device); \
+make room there, or set data.cache to another folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        within = isinstance(error, WriteError) and isinstance(error.__cause__, OSError)
+        cause = error.__cause__ if within else error
+        raise cannot_write(place, cause, otherwise) from error  # type: ignore[arg-type]
+
+
+def cannot_write(
+    place: Path, error: OSError, otherwise: str = "choose another folder"
+) -> WriteError:
+    """Returns the error for something that could not be written.
+
+    Example:
+        >>> print(cannot_write(Path("/data"), PermissionError(13, "Permission denied")))
+        Cannot write /data (Permission denied); choose another folder.
+    """
+    forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    room = "" if forbidden else "make room there, or "
+    return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{otherwise}.")
+
+
+def sync_folder(folder: Path) -> None:
+    """Writes a folder's names to the disk, if the system can do that (Windows cannot)."""
+    if os.name == "posix":
+        _synchronise(folder)
+
+
+def _synchronise(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@functools.cache
+def _remove_stale(folder: Path) -> None:
+    """Removes, once per process, the leftovers of processes of this machine that have ended."""
+    for path in folder.glob(f"{PARTIAL}{_HOST}-*"):
+        process = path.name.removeprefix(f"{PARTIAL}{_HOST}-").partition("-")[0]
+        if process.isdecimal() and not _is_running(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # on Windows, asking would end the process
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes the incomplete files of killed processes; call it under the lock.
+
+    Args:
+        folder: The folder to search, without its subfolders.
+    """
+    for path in folder.glob(f"{PARTIAL}*"):
+        path.unlink(missing_ok=True)
+
+
+def digest(content: object) -> str:
+    """Hashes content that JSON can hold; the order of keys does not matter.
+
+    Returns:
+        The SHA-256 in hexadecimal.
+
+    Example:
+        >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+        True
+    """
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """Hashes a file; here, because worker processes import this module without PyTorch.
+
+    Returns:
+        The SHA-256 in hexadecimal.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def make_private(folder: Path) -> None:
+    """Takes from all others than the owner the right to a folder and all that it holds.
+
+    Args:
+        folder: Of keys; links in it stay as they are.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "kit").mkdir(mode=0o755)
+        >>> (folder / "kit" / "key.pem").touch(mode=0o644)
+        >>> make_private(folder)
+        >>> [oct(path.stat().st_mode & 0o777) for path in sorted(folder.rglob("*"))]
+        ['0o700', '0o600']
+    """
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
+
+
+def refuse_links(*paths: Path) -> None:
+    """Refuses to write where a received folder holds links, which may lead anywhere.
+
+    Args:
+        paths: Files and folders that are to be written, without the user having named them.
+
+    Raises:
+        ConfigError: If one is a symbolic link.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "pictures").symlink_to("/tmp")
+        >>> refuse_links(folder / "pictures")
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: /tmp/.../pictures is a link, and nothing is written \
+through it; remove it, or put the file or folder itself there.
+    """
+    if link := next((path for path in paths if path.is_symlink()), None):
+        raise ConfigError(
+            f"{link} is a link, and nothing is written through it; remove it, or put the file or "
+            "folder itself there."
+        )
+
+
+@contextmanager
+def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None]:
+    """Holds a folder's lock.
+
+    The operating system releases the lock when its process ends in any way, so no stale lock needs
+    to be cleared. A file next to it keeps the process id, only for the error.
+
+    Args:
+        folder: An existing folder.
+        name: The lock's file.
+        wait: Whether to wait for another process that holds it.
+
+    Raises:
+        ConfigError: If another process holds it and ``wait`` is false; also if the lock or the
+            other file is a link.
+    """
+    from filelock import FileLock, Timeout  # bundles carry this file and need no locks
+
+    holder = folder / f"{name}.pid"
+    refuse_links(folder / name, holder)
+    lock = FileLock(folder / name)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        who = holder.read_text() if holder.is_file() else "unknown"
+        if not wait:
+            raise ConfigError(
+                f"Process {who} already works in {folder}; wait until it ends, or choose another "
+                "folder."
+            ) from None
+        _log.warning("Waiting for process %s, which prepares %s.", who, folder)
+        lock.acquire()
+    try:
+        holder.write_text(str(os.getpid()))
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Gives a folder its name only when it is complete; until then an older one stays.
+
+    Args:
+        folder: The final name; its parents are made.
+
+    Yields:
+        An empty folder to write into.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "a"
+        >>> for text in ("old", "new"):
+        ...     with replacing_folder(folder) as made:
+        ...         _ = (made / "text").write_text(text)
+        >>> (folder / "text").read_text(), [p.name for p in folder.parent.iterdir()]
+        ('new', ['a'])
+    """
+    with _alone(folder) as (place, made):
+        yield made
+        if place.exists():
+            place.rename(_beside(place, "old"))
+        made.rename(place)
+
+
+@contextmanager
+def made_once(folder: Path) -> Iterator[Path | None]:
+    """Makes a folder atomically; of several processes the first one makes it.
+
+    Args:
+        folder: The final name; its parents are made.
+
+    Yields:
+        An empty folder to write into, or None if the folder exists.
+    """
+    with _alone(folder) as (place, made):
+        if place.exists():
+            yield None
+            return
+        yield made
+        made.rename(place)
+
+
+def restore_folder(folder: Path) -> None:
+    """Restores an older folder if a process was killed before the new one had its name.
+
+    Args:
+        folder: The folder's name; nothing happens if it exists.
+    """
+    folder = folder.resolve()
+    if not folder.exists() and _beside(folder, "old").is_dir():
+        with _alone(folder):
+            pass
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Waits for other processes that write the folder, then clears what killed processes left.
+
+    Args:
+        folder: The final name; its parents are made.
+
+    Yields:
+        The final name as an absolute path, and an empty folder beside it, removed at the end.
+    """
+    from filelock import FileLock  # as above
+
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made, name = _beside(folder, "new"), _beside(folder, "lock")
+    with FileLock(name):
+        _tidy(folder)
+        try:
+            made.mkdir()
+            yield folder, made
+        finally:
+            _tidy(folder)
+            name.unlink(missing_ok=True)
+
+
+def _tidy(folder: Path) -> None:
+    """Removes the old folder; renames it first, so that a folder named old is always complete."""
+    made, old = _beside(folder, "new"), _beside(folder, "old")
+    shutil.rmtree(made, ignore_errors=True)
+    if old.is_dir() and folder.exists():
+        old.rename(made)
+        shutil.rmtree(made, ignore_errors=True)
+    elif old.is_dir():
+        old.rename(folder)
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    return folder.with_name(f".{folder.name}.{ending}")
+
+
+@functools.cache  # an environment keeps what it has compiled
+def text_templates(folder: Path) -> Environment:
+    """Returns the environment of the templates of a folder; it escapes nothing.
+
+    Args:
+        folder: The folder.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: few commands write
+
+    blocks = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
+    loader = FileSystemLoader(folder)
+    return Environment(loader=loader, undefined=StrictUndefined, **blocks)  # type: ignore[arg-type]
+
+
+def filled(template: Path, **words: Any) -> str:
+    """Returns the text of a template.
+
+    Args:
+        template: The file.
+        words: What it names.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "hello")
+        ...     _ = path.write_text("Hello, {{ name }}.")
+        ...     filled(path, name="va")
+        'Hello, va.'
+    """
+    return text_templates(template.parent).get_template(template.name).render(words)

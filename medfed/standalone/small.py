@@ -1,0 +1,220 @@
+"""Small networks: linear and logistic regression, and a CNN for images of 8 to about 64 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from monai.networks.blocks import Convolution
+from monai.networks.layers import get_pool_layer
+from torch import Tensor, nn
+
+from .checks import check_not_negative, checked
+from .errors import ConfigError
+
+Dims = Literal[2, 3]
+Spread = Annotated[float, check_not_negative]
+
+
+class LinearRegression(nn.Module):
+    """One number as a weighted sum of features and a constant.
+
+    All coefficients start at zero: the problem is convex, and clients then start as equals. The
+    instances of a canonical model must start apart, which a ``spread`` makes them do.
+
+    Args:
+        in_channels: Number of features F.
+        out_channels: Number of outcomes, 1.
+        spread: Coefficients start uniformly in [-spread, spread].
+        link: Of the generalised linear model: the sum is the mean (``identity``) or its logarithm
+            (``log``, for counts and rates).
+
+    Shapes:
+        ``(B, F)`` to ``(B, 1)``. Parameters: ``linear.weight (1, F)``, ``linear.bias (1,)``.
+
+    Raises:
+        ConfigError: If there is another number of outcomes, or the spread is negative.
+
+    Example:
+        >>> LinearRegression(in_channels=10)(torch.ones(4, 10)).shape
+        torch.Size([4, 1])
+    """
+
+    personal: ClassVar[tuple[str, ...]] = ("*",)
+
+    @checked("model.network")
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 1,
+        spread: Spread = 0.0,
+        link: Literal["identity", "log"] = "identity",
+    ) -> None:
+        super().__init__()
+        self.link = link
+        if out_channels != 1:
+            raise ConfigError(
+                f"Linear regression predicts one number, and these data have {out_channels} "
+                "classes; choose model=logistic, or data with a continuous outcome."
+            )
+        self.linear = _spread_linear(in_channels, 1, spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the outcomes ``(B, 1)`` of features ``(B, F)``."""
+        outcome: Tensor = self.linear(x)
+        return outcome.exp() if self.link == "log" else outcome
+
+
+class LogisticRegression(nn.Module):
+    """Multinomial logistic regression whose first class is the reference.
+
+    The logit of class 0 is fixed at zero, so two classes need one weight per feature, and the
+    coefficients are identified (a softmax over free logits has a direction that changes nothing).
+    They start as those of :class:`LinearRegression` do.
+
+    Args:
+        in_channels: Number of features F.
+        out_channels: Number of classes K, at least 2.
+        spread: Coefficients start uniformly in [-spread, spread].
+        link: Of the generalised linear model: ``logit``, or for two classes ``probit``, where the
+            probability of class 1 is the normal distribution function of the weighted sum.
+
+    Shapes:
+        ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
+
+    Raises:
+        ConfigError: If there are fewer than two classes, or more than two with ``probit``, or the
+            spread is negative.
+
+    Example:
+        >>> net = LogisticRegression(in_channels=30, out_channels=2)
+        >>> net(torch.ones(4, 30)).shape, [name for name, _ in net.named_parameters()]
+        (torch.Size([4, 2]), ['linear.weight', 'linear.bias'])
+    """
+
+    personal: ClassVar[tuple[str, ...]] = ("*",)
+
+    @checked("model.network")
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 2,
+        spread: Spread = 0.0,
+        link: Literal["logit", "probit"] = "logit",
+    ) -> None:
+        super().__init__()
+        self.link = link
+        if link == "probit" and out_channels != 2:
+            raise ConfigError(
+                f"link=probit is for two classes, and these data have {out_channels}; choose "
+                "model.network.link=logit."
+            )
+        if out_channels < 2:
+            raise ConfigError(
+                f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "
+                "outcome needs model=linear or model=mlp_regression)."
+            )
+        self.linear = _spread_linear(in_channels, out_channels - 1, spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits ``(B, K)`` of features ``(B, F)``."""
+        free = self.linear(x)
+        if self.link == "probit":  # the logit of the probability, so that all else stays as it is
+            free = torch.special.log_ndtr(free) - torch.special.log_ndtr(-free)
+        return torch.cat([torch.zeros_like(free[:, :1]), free], dim=1)
+
+
+def _spread_linear(features: int, outputs: int, spread: float) -> nn.Linear:
+    layer = nn.Linear(features, outputs)
+    for coefficients in layer.parameters():
+        nn.init.uniform_(coefficients, -spread, spread)
+    return layer
+
+
+Norm = str | tuple[str, dict[str, int | bool]] | None
+GROUPS = 4
+NORMS: dict[str, Norm] = {
+    "batch": "batch",
+    # MONAI's bare "instance" has no scale and shift, which leaves FedBN nothing to keep local.
+    "instance": ("instance", {"affine": True}),
+    "group": ("group", {"num_groups": GROUPS}),
+    "none": None,
+}
+
+
+class SmallCNN(nn.Module):
+    """Convolutions, the mean over all places, and a linear head.
+
+    The mean makes it independent of the size of the images. Group normalisation, the default,
+    keeps no statistics, so that there are none to average over unlike clients.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Classes K.
+        channels: Width of each convolution.
+        strides: Stride of each convolution, 2 to halve the resolution.
+        norm: ``"group"``, ``"batch"``, ``"instance"`` (with scale and shift) or ``"none"``.
+        dropout: Dropout probability before the head.
+
+    Shapes:
+        ``(B, C, *spatial)`` to ``(B, K)`` logits. Parameters: ``features.*`` and ``head.*``.
+
+    Raises:
+        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or a width does not suit them.
+
+    Example:
+        >>> import torch
+        >>> net = SmallCNN(2, in_channels=1, out_channels=10)
+        >>> net(torch.ones(4, 1, 8, 8)).shape, net(torch.ones(4, 1, 28, 28)).shape
+        (torch.Size([4, 10]), torch.Size([4, 10]))
+        >>> sum(p.numel() for p in net.parameters())
+        24170
+    """
+
+    personal: ClassVar[tuple[str, ...]] = ("head.*",)
+
+    @checked("model.network")
+    def __init__(
+        self,
+        spatial_dims: Dims,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: Sequence[int] = (16, 32, 64),
+        strides: Sequence[int] = (1, 2, 2),
+        norm: Literal["group", "batch", "instance", "none"] = "group",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        _check(channels, strides, norm)
+        widths = [in_channels, *channels]
+        self.features = nn.Sequential(
+            *(
+                Convolution(spatial_dims, *pair, strides=stride, act="relu", norm=NORMS[norm])
+                for pair, stride in zip(pairwise(widths), strides, strict=True)
+            ),
+            get_pool_layer(("adaptiveavg", {"output_size": 1}), spatial_dims),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+        )
+        self.head = nn.Linear(widths[-1], out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits ``(B, K)`` of images ``(B, C, *spatial)``."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def _check(channels: Sequence[int], strides: Sequence[int], norm: str) -> None:
+    if not channels or min(*channels, *strides) < 1 or len(channels) != len(strides):
+        raise ConfigError(
+            "A small CNN needs positive channels and as many strides, not channels "
+            f"{list(channels)} with strides {list(strides)}."
+        )
+    if norm == "group" and any(width % GROUPS for width in channels):
+        raise ConfigError(
+            f"With norm 'group' all widths must be multiples of {GROUPS}, not {list(channels)}."
+        )

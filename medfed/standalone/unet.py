@@ -1,0 +1,231 @@
+"""U-Nets for segmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from monai.networks.nets import BasicUNet, DynUNet, UNet
+from monai.networks.nets.basic_unet import UpCat
+from torch import Tensor, nn
+
+from .checks import checked
+from .errors import ConfigError
+from .small import NORMS, Dims
+
+
+@checked("model.network")
+def unet(
+    spatial_dims: Dims,
+    in_channels: int,
+    out_channels: int,
+    *,
+    channels: Sequence[int] = (8, 16, 32, 64, 128),
+    strides: Sequence[int] = (2, 2, 2, 2),
+    num_res_units: int = 1,
+    norm: Literal["batch", "instance"] = "batch",
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Builds MONAI's recursive U-Net, which halves the resolution in its first convolution.
+
+    It is several times quicker than :func:`basic_unet`, since no convolution of the contracting
+    path runs at full resolution.
+
+    Source: E. Kerfoot et al., "Left-Ventricle Quantification Using Residual U-Net", STACOM 2018.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Regions R.
+        channels: Width of each level, the finest first.
+        strides: Stride between levels, one fewer than ``channels``; sides of the patch must be
+            divisible by their product.
+        num_res_units: Convolutions per residual unit, 0 for plain convolutions.
+        norm: ``"batch"`` or ``"instance"`` (with scale and shift).
+        dropout: Dropout probability.
+
+    Returns:
+        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``.
+
+    Raises:
+        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or the lengths do not fit.
+
+    Example:
+        >>> sum(p.numel() for p in unet(2, 4, 3).parameters())
+        211657
+    """
+    if len(channels) < 2 or len(strides) != len(channels) - 1:
+        raise ConfigError(
+            f"A U-Net needs at least two channels and one stride fewer than channels, "
+            f"not channels {list(channels)} with strides {list(strides)}."
+        )
+    sizes = (spatial_dims, in_channels, out_channels, tuple(channels), tuple(strides))
+    net: nn.Module = UNet(*sizes, num_res_units=num_res_units, norm=NORMS[norm], dropout=dropout)
+    return net
+
+
+@checked("model.network")
+def basic_unet(
+    spatial_dims: Dims,
+    in_channels: int,
+    out_channels: int,
+    *,
+    features: Sequence[int] = (8, 16, 32, 64, 128, 8),
+    norm: Literal["batch", "instance"] = "batch",
+    dropout: float = 0.0,
+    published: bool = False,
+) -> nn.Module:
+    """Builds the classic U-Net: two convolutions per level, max pooling, transposed convolutions.
+
+    Source: O. Ronneberger et al., "U-Net", MICCAI 2015; T. Falk et al., Nature Methods 2019.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Regions R.
+        features: Widths of the five levels, and of the last up-sampling block.
+        norm: ``"batch"`` or ``"instance"`` (with scale and shift).
+        dropout: Dropout probability.
+        published: Match the 486,562 parameters that pFedNet reports (for 3 channels in and 2 out):
+            convolutions without bias, and a last transposed convolution that halves its channels.
+
+    Returns:
+        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``.
+
+    Raises:
+        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or there are not six features.
+
+    Example:
+        >>> networks = [basic_unet(2, 3, 2, published=flag) for flag in (False, True)]
+        >>> [sum(p.numel() for p in network.parameters()) for network in networks]
+        [488394, 486562]
+    """
+    if len(features) != 6:
+        raise ConfigError(f"A BasicUNet needs six features, not {list(features)}.")
+    act = ("LeakyReLU", {"negative_slope": 0.1, "inplace": True})  # MONAI's default
+    blocks = (act, NORMS[norm], not published, dropout)  # of every convolution
+    sizes = (spatial_dims, in_channels, out_channels, tuple(features))
+    net: nn.Module = BasicUNet(*sizes, *blocks)
+    if published:
+        net.upcat_1 = UpCat(spatial_dims, features[1], features[0], features[5], *blocks)
+    return net
+
+
+class PlannedUNet(DynUNet):
+    """MONAI's DynUNet, whose deep supervision is nnU-Net's.
+
+    DynUNet enlarges its coarser outputs; here they keep their size, and the label is made smaller.
+    nnU-Net gives its coarsest output the weight 0; here it is left out.
+    """
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Returns logits; in training with the coarser ones, the finest first."""
+        out: Tensor = self.output_block(self.skip_layers(x))
+        return [out, *self.heads] if self.training and self.deep_supervision else out
+
+
+@checked("model.network")
+def planned_unet(
+    spatial_dims: Dims,
+    in_channels: int,
+    out_channels: int,
+    *,
+    plan: Mapping[str, Any] | None,
+    deep_supervision: bool = True,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Builds the network of a plan on which clients have agreed.
+
+    Source: F. Isensee et al., "nnU-Net", Nature Methods 2021.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Regions R, with the background where they are exclusive.
+        plan: See :class:`medfed.functional.planning.Plan`.
+        deep_supervision: Also train coarser outputs.
+        dropout: Dropout probability.
+
+    Returns:
+        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``; in training a list.
+
+    Raises:
+        ConfigError: If there is no plan, it has fewer than three stages, or the package of its
+            residual encoder is not installed.
+
+    Example:
+        >>> import torch
+        >>> stages = {"strides": [[1, 1], [2, 2], [2, 1], [2, 2]], "kernel_sizes": [[3, 3]] * 4}
+        >>> network = planned_unet(2, 1, 2, plan={**stages, "features": [4, 8, 16, 32]})
+        >>> [tuple(head.shape) for head in network(torch.ones(1, 1, 16, 16))]
+        [(1, 2, 16, 16), (1, 2, 8, 8)]
+    """
+    if plan is None:
+        raise ConfigError(
+            "model=planned is the network of a plan, and these data have none; choose "
+            "experiment=nnunet, or another model."
+        )
+    strides = [tuple(stride) for stride in plan["strides"]]
+    if len(strides) < 3:
+        raise ConfigError(
+            f"The plan's network has {len(strides)} stages, and needs 3; set more "
+            "data.planning.memory_gb, or a data.patch_size of 16 or more along two axes."
+        )
+    coarser = len(strides) - 3
+    deep_supervision = deep_supervision and coarser > 0
+    if plan.get("residual") is not None:
+        sizes = spatial_dims, in_channels, out_channels
+        return _residual_unet(*sizes, plan, deep_supervision, dropout)
+    network: nn.Module = PlannedUNet(
+        spatial_dims,
+        in_channels,
+        out_channels,
+        [tuple(size) for size in plan["kernel_sizes"]],
+        strides,
+        strides[1:],
+        filters=list(plan["features"]),
+        dropout=dropout or None,
+        norm_name=("INSTANCE", {"affine": True}),
+        deep_supervision=deep_supervision,
+        deep_supr_num=max(1, coarser),
+    )
+    return network
+
+
+def _residual_unet(
+    dims: int, channels: int, outputs: int, plan: Mapping[str, Any], deep: bool, dropout: float
+) -> nn.Module:
+    """nnU-Net's own class, so that the weights have its names; it answers as PlannedUNet does."""
+    try:
+        from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
+    except ImportError as error:
+        raise ConfigError(
+            "A residual encoder needs the package dynamic-network-architectures: pip install "
+            "'medfed[resenc]'."
+        ) from error
+    stages = plan["kernel_sizes"], plan["strides"], plan["blocks"]
+    network: nn.Module = ResidualEncoderUNet(
+        *(channels, len(plan["features"]), plan["features"], getattr(nn, f"Conv{dims}d"), *stages),
+        *(outputs, plan["decoder_blocks"]),
+        conv_bias=True,
+        norm_op=getattr(nn, f"InstanceNorm{dims}d"),
+        norm_op_kwargs={"eps": 1e-5, "affine": True},
+        dropout_op=nn.Dropout if dropout else None,
+        dropout_op_kwargs={"p": dropout},
+        nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True},
+        deep_supervision=deep,
+    )
+    network.apply(ResidualEncoderUNet.initialize)
+    decoder: Any = network.decoder
+    heads = decoder.seg_layers  # the coarsest first
+    for stage in range(1 if deep else len(heads) - 1):
+        heads[stage] = nn.Identity()  # it would not be trained
+    if deep:
+        decoder.register_forward_hook(_trained_heads)
+    return network
+
+
+def _trained_heads(decoder: nn.Module, _: Any, outputs: list[Tensor]) -> Tensor | list[Tensor]:
+    # The coarsest, of the weight 0, comes from no layer.
+    return outputs[:-1] if decoder.training else outputs[0]

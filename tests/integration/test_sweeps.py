@@ -1,0 +1,206 @@
+"""Sweeps: one by one, in processes, and by launchers of Hydra; a failed run ends no other."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from medfed.commands.main import main
+from medfed.common.errors import ConfigError
+from medfed.common.processes import begin_worker, take_gpu, worker_pool
+from medfed.config.sweeps import DIED, Engine, Sweep
+
+TABLE = (
+    *("data=breast_cancer", "model=mlp", "partition=round_robin", "partition.num_clients=3"),
+    *("algorithm=fedavg", "rounds=1", "local.steps=1", "pictures.format=none", "progress=false"),
+)
+RATES = "optimizer.lr=1e30,0.1,0.05"  # with the first of which the loss is infinite
+NAMES = ["0_optimizer.lr-1e+30", "1_optimizer.lr-0.1", "2_optimizer.lr-0.05"]
+
+
+def swept(folder: Path, *engine: str) -> int:
+    """Runs the sweep, and returns its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "-m", *TABLE, RATES, "logger=none", f"hydra.sweep.dir={folder}", *engine])
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory):
+    """A sweep whose folder has a name of a user's, and what its runs said."""
+    folder = tmp_path_factory.mktemp("sweeps") / "my sweep, 1"
+    capture = pytest.MonkeyPatch()
+    said = {"out": [], "err": []}
+    for name, lines in said.items():
+        stream = type("Stream", (), {"write": lines.append, "flush": lambda: None})
+        stream.isatty = staticmethod(lambda: False)
+        capture.setattr(f"sys.std{name}", stream)
+    status = swept(folder)
+    capture.undo()
+    return folder, status, "".join(said["out"]), "".join(said["err"])
+
+
+def test_a_failed_run_ends_no_other_and_the_end_names_it(one_by_one):
+    folder, status, out, err = one_by_one
+    assert status == 1
+    assert sorted(p.parent.name for p in folder.glob("*/summary.json")) == NAMES[1:]
+    said, named = err.splitlines()
+    assert said.endswith("lower optimizer.lr or set local.clip.")
+    why = said.removeprefix("error: ")
+    assert named == f"error: Run 0 of the sweep (optimizer.lr=1e+30) failed: {why}"
+    last = out.splitlines()[-1]
+    assert last == f"2 of 3 runs are finished; compare them: medfed report 'runs={folder}'"
+    assert json.loads((folder / NAMES[1] / "summary.json").read_text())
+
+
+def test_what_every_run_finds_in_the_data_is_said_once(one_by_one):
+    _, _, out, _ = one_by_one
+    lines = out.splitlines()
+    assert sum(line.startswith("Data: ") for line in lines) == 1
+    assert sum("Before training" in line for line in lines) == 1
+    assert sum("test metrics of round" in line for line in lines) == 2
+    assert [line for line in lines if line.startswith("Run ")] == [
+        f"Run {n} of the sweep: optimizer.lr={rate}" for n, rate in enumerate(("1e+30", 0.1, 0.05))
+    ]
+
+
+def test_the_command_that_the_end_names_takes_the_folder(one_by_one, capsys, tmp_path):
+    folder = one_by_one[0]
+    main(["compare", str(folder), f"out={tmp_path}", "pictures.format=none"])
+    assert "lr=0.1" in capsys.readouterr().out
+    assert (tmp_path / "comparison.csv").is_file()
+
+
+ENGINES = {
+    "sweep.workers=2": (),
+    "hydra/launcher=joblib": ("hydra.launcher.n_jobs=2",),
+    "hydra/launcher=submitit_local": (),
+}
+PACKAGES = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_at_once_are_as_one_by_one(engine, one_by_one, tmp_path, capfd):
+    package = PACKAGES.get(engine.partition("hydra/launcher=")[2])
+    if package and (
+        find_spec("hydra_plugins") is None or not find_spec(f"hydra_plugins.{package}")
+    ):
+        pytest.skip(f"{package.replace('_', '-')} is not installed")
+    assert swept(tmp_path / "s", engine, *ENGINES[engine]) == 1
+    assert sorted(p.name for p in (tmp_path / "s").glob("[0-9]*")) == NAMES
+    for name in NAMES[1:]:
+        expected = (one_by_one[0] / name / "hashes.json").read_text()
+        assert (tmp_path / "s" / name / "hashes.json").read_text() == expected
+    out, err = capfd.readouterr()
+    assert out.splitlines()[-1].startswith("2 of 3 runs are finished; compare them: ")
+    assert err.splitlines()[-1].startswith("error: Run 0 of the sweep (optimizer.lr=1e+30) failed")
+    if engine == "sweep.workers=2":
+        assert out.count("Before training") == 1
+        assert "[2] Gradient steps per client: 1." in out.splitlines()
+
+
+def die(config):
+    """A run that is killed in one of the combinations."""
+    if config.seed == 1:
+        os._exit(9)
+    return ""
+
+
+def wait(config):
+    """A run that does not end by itself."""
+    Path(config.name, str(os.getpid())).touch()
+    time.sleep(600)
+    return ""
+
+
+def test_a_process_that_dies_ends_its_run_and_no_other():
+    with Sweep([*TABLE, "seed=0,1,2,3"], "train", Engine(workers=1)) as sweep:
+        outcomes = {job.number: why for job, why in sweep.outcomes(die)}
+    assert outcomes == {0: "", 1: DIED, 2: "", 3: ""}
+
+
+def test_an_interrupt_ends_all_processes(tmp_path):
+    def interrupt() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    overrides = [*TABLE, "seed=0,1,2", f"name='{tmp_path}'"]
+    with Sweep(overrides, "train", Engine(workers=2)) as sweep:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(sweep.outcomes(wait))
+    for process in [int(path.name) for path in tmp_path.iterdir()]:
+        for _ in range(600):
+            if not Path(f"/proc/{process}").exists():
+                break
+            time.sleep(0.05)
+        assert not Path(f"/proc/{process}").exists()
+
+
+def gpu(barrier):
+    """What a process sees once it and the others have taken their GPUs."""
+    take_gpu()
+    barrier.wait(60)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_each_process_takes_a_gpu_of_its_own_while_there_are_some(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8a")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        barrier = manager.Barrier(3)
+        with worker_pool(3, [], begin_worker, dict(os.environ)) as pool:
+            futures = [pool.submit(gpu, barrier) for _ in range(3)]
+            assert sorted(f.result()[0] for f in futures) == ["3", "3", "G"]
+
+
+def test_an_experiment_s_settings_of_a_method_hold_in_a_sweep(tmp_path):
+    given = ["experiment=heart_flamby", "algorithm=fedavg,local", "optimizer.lr=0.5"]
+    with Sweep([*given, f"data.path='{tmp_path}'"], "train") as sweep:
+        fedavg, local = (sweep.composed(job) for job in sweep.jobs)
+    assert fedavg[1].local.epochs is None or fedavg[1].local.epochs != 50
+    assert (local[1].local.epochs, local[1].rounds) == (50, 1)
+    assert "optimizer=adam" in local[0]
+    assert local[1].optimizer.lr == 0.5  # the command line wins
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("sweep.workers=0", "sweep.workers must be a whole number from 1 to 64, not 0."),
+        ("sweep.workers=two", "sweep.workers must be a whole number from 1 to 64, not two."),
+        ("sweep.worker=2", r"Unknown key 'sweep.worker' \(did you mean sweep.workers\?\)"),
+        ("sweep.workers=2 hydra/launcher=basic", ""),
+        ("hydra/launcher=jobllib", r"is unknown \(did you mean joblib\?\); choose one of joblib,"),
+        ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs=2 needs a launcher; add"),
+    ],
+)
+def test_what_runs_a_sweep_is_chosen_by_known_words(words, sentence):
+    if not sentence:
+        assert Engine.of(words.split()) == (Engine(workers=2), [])
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        Engine.of(words.split())
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("medfed.config.sweeps.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install hydra-submitit-launcher\. Without"):
+        Engine.of(["hydra/launcher=submitit_slurm"])
+
+
+def test_parallel_runs_without_a_sweep_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", *TABLE, "sweep.workers=2"])
+    assert capsys.readouterr().err == (
+        "error: sweep.workers=2 is for a sweep; add -m, or leave sweep.workers=2 out.\n"
+    )
