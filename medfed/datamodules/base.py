@@ -38,6 +38,7 @@ from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions, warn_of_clients
 from medfed.standalone.preparation import one_thread
@@ -436,6 +437,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def found_places(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the boxes among the rows of ``cases.csv`` as the data set writes places."""
         return []
+
+    def account(self) -> Account | None:
+        """Says what became of the files of the data; None where the data are no files."""
+        return None
 
     def test_remarks(self) -> list[str]:
         """Remarks that a reader of the test metrics needs."""

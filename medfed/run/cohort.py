@@ -27,6 +27,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import is_survival
 from medfed.datamodules.scanner import UNCHANGED, Scanner
@@ -138,6 +139,7 @@ class CohortRecord:
         patients: Number of all patients.
         remarks: Sentences about how the partition made the clients.
         duplicates: Samples with equal content in two splits or at two clients.
+        account: What became of the files of the data; None where they are no files.
     """
 
     clients: dict[str, Had]
@@ -148,6 +150,7 @@ class CohortRecord:
     patients: int
     remarks: list[str]
     duplicates: Duplicates
+    account: Account | None = None
 
     def record(self) -> dict[str, Any]:
         """Returns the content of ``cohort.json``."""
@@ -157,6 +160,7 @@ class CohortRecord:
             "clients": {name: asdict(had) for name, had in self.clients.items()},
             "remarks": self.remarks,
             "duplicates": self.duplicates.record(),
+            "files": None if self.account is None else self.account.record(),
         }
 
 
@@ -207,6 +211,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         patients=len(data.patients),
         remarks=list(data.remarks),
         duplicates=duplicates,
+        account=data.account(),
     )
 
 
@@ -343,6 +348,8 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
         left = cohort.patients - cohort.used
         left_out = f"{left:,} of the {cohort.patients:,} patients"
         say(console, f"{left_out} belong to no client and are not used.")
+    if cohort.account is not None:
+        say(console, cohort.account.line())
     if sentence := cohort.duplicates.sentence():
         _log.warning("%s %s lists all of them.", sentence, FILE)
 

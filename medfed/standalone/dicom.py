@@ -96,7 +96,7 @@ def _kinds(folder: Path) -> dict[Path, str | None]:
     if not folder.is_dir():
         raise missing(folder)
     times = _times(path for path in sorted(folder.iterdir()) if _is_dicom(path))
-    kinds = _kinds_of(times)
+    kinds = {path: _other_kind(path, size, changed) for path, size, changed in times}
     if None not in kinds.values():
         only = f" but {few(sorted({str(kind) for kind in kinds.values()}))}" if kinds else ""
         raise DataError(
@@ -110,13 +110,9 @@ def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
     return tuple((path, (at := path.stat()).st_size, at.st_mtime_ns) for path in paths)
 
 
-@lru_cache(maxsize=64)
-def _kinds_of(times: tuple[tuple[Path, int, int], ...]) -> dict[Path, str | None]:
-    return {path: _other_kind(path) for path, _, _ in times}
-
-
-def _other_kind(path: Path) -> str | None:
-    """The kind of an object that is no image, such as RT Structure Set."""
+@lru_cache(maxsize=1 << 16)
+def _other_kind(path: Path, size: int, changed: int) -> str | None:
+    """The kind of an object that is no image, such as RT Structure Set; kept for an equal file."""
     kind = getattr(_tags(path, "SOPClassUID"), "SOPClassUID", None)
     if kind is None or "Image Storage" in kind.name or kind.name == str(kind):
         return None  # an image, a damaged one, or of a vendor's own class

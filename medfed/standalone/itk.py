@@ -273,7 +273,9 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
             name = value
             break
     if not name:
-        raise corrupt(path, ValueError("it is no MetaImage header"))
+        if _other_kind(path):
+            raise corrupt(path, ValueError("it has no ElementDataFile"))
+        raise DataError(f"{path} is no MetaImage header; copy it again or leave the scan out.")
     for key, (form, words) in _FORMS.items():
         if not re.fullmatch(form, value := fields.get(key, "")):
             raise DataError(

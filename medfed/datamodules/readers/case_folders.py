@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
 from medfed.datamodules.readers.persons import search_name
@@ -108,6 +109,11 @@ class FolderReader(CaseReader):
             replace(self._case(f), centre=listed[f.name][0], split=listed[f.name][1]) for f in found
         ]
 
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        table = [] if self._sites is None else [Path(str(self._sites["file"])).expanduser()]
+        return [*super().indices(), *table]
+
     def _listed(self, sites: Mapping[str, str | None]) -> dict[str, tuple[str, Split | None]]:
         """Hospital and official split by case, as the table says."""
         sheet = Sheet.read(Path(str(sites["file"])).expanduser())
@@ -148,7 +154,7 @@ def is_visible_folder(path: Path) -> bool:
         >>> is_visible_folder(Path(".git"))
         False
     """
-    return path.is_dir() and not path.name.startswith(".")
+    return path.is_dir() and is_visible(path.name)
 
 
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")

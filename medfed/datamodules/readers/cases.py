@@ -87,6 +87,10 @@ class CaseReader(VolumeReader):
             DataError: If there are none.
         """
 
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        return [self.path / name for name in ("centres.json", "centres.csv", "name_mapping.csv")]
+
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
         """Returns the hospital of each case that is known to come from one."""
         return named_centres(self.path, cases)

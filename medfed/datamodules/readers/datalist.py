@@ -11,15 +11,16 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.splits import Split
-from medfed.standalone.volumes import existing, read_geometry, stem_of
+from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of
 
 Regions = dict[str, tuple[int, ...]]
 
@@ -207,6 +208,10 @@ class DatalistReader(CaseReader):
             self._person = {n: str(patient) for n, patient in named if patient is not None}
         return patients
 
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        return [*super().indices(), self._file]
+
     def _outlined(self, case: str, names: object) -> tuple[str, ...]:
         """The regions that an entry lists as ``annotated``."""
         listed = [str(name) for name in (names if isinstance(names, list) else [names])]
@@ -326,7 +331,13 @@ class NnunetReader(DatalistReader):
             raise ConfigError("data.reader.fold is for lists; nnU-Net's folders have no folds.")
         ending = str(self._index.get("file_ending", ".nii.gz"))
         labels, images = self._folder / "labelsTr", self._folder / "imagesTr"
-        names = sorted(p.name for p in labels.glob(f"*{ending}") if not p.name.startswith("."))
+        if ending.lower() not in SUFFIXES:
+            raise DataError(
+                f"{self._file} names the ending {ending}, but medfed reads nnU-Net's volumes alone "
+                f"({', '.join(SUFFIXES)}): for pictures use data=image_masks, whose folders images "
+                "and masks hold files of equal names."
+            )
+        names = sorted(p.name for p in labels.glob(f"*{ending}") if is_visible(p.name))
         if not names:
             raise DataError(f"{labels} has no masks (*{ending}); set data.path to a raw data set.")
         if "channel_names" not in self._index and "modality" not in self._index:
@@ -342,7 +353,31 @@ class NnunetReader(DatalistReader):
             beside = [str(f.relative_to(self._folder)) for f in (*files, labels / name)]
             entries.append(({"image": beside[:-1], "label": beside[-1]}, None))
         self._ending = ending
+        self._count(images, {name.removesuffix(ending) for name in names})
         return entries
+
+    def _count(self, images: Path, masked: Collection[str]) -> None:
+        """Says which images have no mask, and where the list counts other cases."""
+        self._left = {
+            file: "no mask in labelsTr"
+            for file in images.glob(f"*{self._ending}")
+            if is_visible(file.name) and file.name[: -len(self._ending) - 5] not in masked
+        }
+        idle = sorted({file.name[: -len(self._ending) - 5] for file in self._left})
+        if idle:
+            log.warning(
+                "%s: %d cases have no mask in labelsTr and are left out: %s.",
+                *(self._folder, len(idle), few(idle, 4)),
+            )
+        if (count := self._index.get("numTraining")) not in (None, len(masked)):
+            log.warning(
+                "%s says numTraining %s, but labelsTr has %d masks.",
+                *(self._file, count, len(masked)),
+            )
+
+    def left(self) -> Mapping[Path, str]:
+        """See `Reader.left`."""
+        return self._left
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""

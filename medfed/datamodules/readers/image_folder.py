@@ -1,11 +1,13 @@
-"""Images of one class each, PNG, JPEG, TIFF or BMP: folders named by class, or a CSV."""
+"""Images of one class each, in any format of `pictures`: folders named by class, or a CSV."""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.account import is_visible, visible_files
 from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.readers.samples import (
@@ -27,7 +30,7 @@ from medfed.datamodules.readers.samples import (
 )
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.pictures import SUFFIXES, Color, read_image
+from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +81,14 @@ def read_image_folder(
     labels: list[int] = []
     official: list[Split | None] = []
     files: list[Path] = []
+    left: dict[Path, str] = {}
     for root in roots:
         for label, name in enumerate(names):
             if splits.get(root.name, "train") != "train" and not (root / name).is_dir():
                 continue  # a test without a rare class is none the worse
-            files += (images := _images_in(root / name))
+            images, masks = pictures_in(root / name)
+            files += images
+            left |= dict.fromkeys(masks, "masks of pictures beside them")
             labels += [label] * len(images)
             official += [splits.get(root.name)] * len(images)
     below = [f.relative_to(path).as_posix() for f in files]
@@ -96,7 +102,7 @@ def read_image_folder(
         splits=open_training(official),
         files=files,
     )
-    return _decoded(samples, names, size, color, path)
+    return replace(_decoded(samples, names, size, color, path), left=left)
 
 
 @checked("data.reader")
@@ -202,16 +208,24 @@ def _decoded(
             f"data.reader.size={list(size)} must be a height and a width of at least 1."
         )
     with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
-        images = list(pool.map(partial(read_image, size=size, color=color), samples.files))
+        # A white for all, so that their brightness stays comparable.
+        white = white_of(f for f in samples.files if f.suffix.lower() in (".png", ".tif", ".tiff"))
+        if white < 65535:
+            log.warning(
+                "%s: the grey values of 16 bits use %d bits; 0 to %d become 0 to 255.",
+                *(path, white.bit_length(), white),
+            )
+        how = {"size": size, "color": color, "white": white}
+        images = list(pool.map(partial(read_image, **how), samples.files))
     stacked = np.stack(images)
     channels = channel_names(stacked.shape[1])
-    return ImageSet(stacked, channels, names, samples, str(path), converted=True)
+    return ImageSet(stacked, channels, names, samples, str(path), converted=True, white=white)
 
 
 def _folders(path: Path) -> list[str]:
     if not path.is_dir():
         raise DataError(f"{path} is not a folder; set data.path to the folder of class folders.")
-    return sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
+    return sorted(f.name for f in path.iterdir() if f.is_dir() and is_visible(f.name))
 
 
 def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
@@ -233,12 +247,31 @@ def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
     return splits
 
 
-def _images_in(folder: Path) -> list[Path]:
-    files = [f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.name[0] != "."]
+_MASK = re.compile(
+    r"(.+?)[ _.-]*(masks?|seg(mentation)?|labels?|gt|roi|annotation|superpixels)([ _-]?\d+)?",
+    re.IGNORECASE,
+)
+
+
+def pictures_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Lists the pictures of a class, and the masks of these pictures that lie beside them.
+
+    A mask is named as its picture, with a word such as ``_mask`` or ``_segmentation`` at the end.
+
+    Raises:
+        DataError: If there is no picture.
+    """
+    files = [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
+    named = {(file.parent, file.stem) for file in files}
+    masks = [
+        file
+        for file in files
+        if (match := _MASK.fullmatch(file.stem)) and (file.parent, match[1]) in named
+    ]
     if not files:
         what = "has no images" if folder.is_dir() else "is not a folder"
         raise DataError(
             f"{folder} {what}; add images ({', '.join(SUFFIXES)}), or choose the class folders by "
             "data.reader.classes."
         )
-    return sorted(files)
+    return sorted({*files}.difference(masks)), masks

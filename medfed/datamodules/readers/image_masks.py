@@ -217,6 +217,8 @@ class ImageMasksReader(VolumeReader):
         DataError: If an index or picture cannot be read, or does not fit the others.
     """
 
+    endings = SUFFIXES
+
     @checked("data.reader")
     def __init__(
         self,
@@ -233,7 +235,7 @@ class ImageMasksReader(VolumeReader):
         known_labels: Sequence[int] = (),
         normalization: pictures.Normalization = "zscore",
     ) -> None:
-        self.scale, self.normalization = scale, normalization
+        self._path, self.scale, self.normalization = path, scale, normalization
         self._others = dict(other_masks or {})
         self._values = _region_values(("foreground",) if regions is None else regions)
         self._known = {*known_labels, *(v for values in self._values.values() for v in values)}
@@ -243,6 +245,10 @@ class ImageMasksReader(VolumeReader):
         self._pairs = by_other_reader(pairs, self._others)
         self.color = self._one_color(color)
         self.channels = channel_names(1 if self.color == "grey" else 3)
+
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        return [self._path / name for name in (_INDEX, "centres.json", "centres.csv")]
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
