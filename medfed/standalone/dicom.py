@@ -367,4 +367,6 @@ def _is_dicom(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         head = file.read(132)
-    return head[128:] == b"DICM" or _BEGINS.match(head) is not None
+    # Voxels may begin as a header does; names of DICOM have no ending, or end with a number's part.
+    bare = path.suffix.lower() in ("", ".dicom") or path.suffix[1:].isdigit()
+    return head[128:] == b"DICM" or (bare and _BEGINS.match(head) is not None)

@@ -221,6 +221,15 @@ def test_objects_beside_the_images_are_left_out_and_named(tmp_path):
     }
 
 
+def test_voxels_that_begin_as_a_header_are_no_slices(tmp_path):
+    begin = (tmp_path / "scan.raw", tmp_path / "1.2.840")
+    for path in begin:
+        path.write_bytes(b"\x08\x00\x05\x00\x0a\x00\x00\x00" + bytes(400))
+    assert dicom.is_series(tmp_path)
+    begin[1].unlink()
+    assert not dicom.is_series(tmp_path)
+
+
 def test_inverted_values_are_turned_round_and_said(tmp_path, caplog):
     pixels = series(tmp_path)
     for file in tmp_path.iterdir():

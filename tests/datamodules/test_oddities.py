@@ -12,7 +12,7 @@ import SimpleITK as sitk
 from PIL import Image
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.datalist import DatalistReader
+from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
 from medfed.standalone.volumes import read_geometry, read_volume
 
 SPACING = (0.5, 0.75, 2.0)
@@ -154,3 +154,26 @@ def test_some_of_the_named_channels_are_read(tmp_path):
     reader = DatalistReader(tmp_path / "dataset.json", channels=["c"])
     found = reader.raw(reader.patients()[0])["image"].numpy()
     assert (found == noise((6, 5, 4, 3), 0)[..., 2]).all()
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_images_of_nnunet_without_mask_and_a_wrong_count_are_said(count, tmp_path, caplog):
+    for n in range(5):
+        for part, name in (("imagesTr", f"c{n}_0000"), ("labelsTr", f"c{n}")):
+            if part == "imagesTr" or n < 3:
+                (tmp_path / part).mkdir(exist_ok=True)
+                image = nib.Nifti1Image(noise(), np.eye(4))
+                nib.save(image, tmp_path / part / f"{name}.nii.gz")
+    content = {"channel_names": {"0": "MRI"}, "labels": {"background": 0, "t": 1}}
+    (tmp_path / "dataset.json").write_text(json.dumps({**content, "numTraining": count}))
+    assert [p.id for p in NnunetReader(tmp_path).patients()] == ["c0", "c1", "c2"]
+    assert "2 cases have no mask in labelsTr and are left out: c3, c4." in caplog.text
+    assert ("says numTraining 5, but labelsTr has 3 masks" in caplog.text) == (count == 5)
+
+
+def test_pictures_in_the_layout_of_nnunet_are_named(tmp_path):
+    content = {"channel_names": {"0": "x"}, "labels": {"background": 0, "t": 1}}
+    text = json.dumps({**content, "file_ending": ".png"})
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(DataError, match=r"names the ending \.png.*data=image_masks"):
+        NnunetReader(tmp_path)

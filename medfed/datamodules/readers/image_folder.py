@@ -215,8 +215,8 @@ def _decoded(
                 "%s: the grey values of 16 bits use %d bits; 0 to %d become 0 to 255.",
                 *(path, white.bit_length(), white),
             )
-        how = {"size": size, "color": color, "white": white}
-        images = list(pool.map(partial(read_image, **how), samples.files))
+        read = partial(read_image, size=size, color=color, white=white)
+        images = list(pool.map(read, samples.files))
     stacked = np.stack(images)
     channels = channel_names(stacked.shape[1])
     return ImageSet(stacked, channels, names, samples, str(path), converted=True, white=white)
