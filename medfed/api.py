@@ -20,6 +20,7 @@ from medfed.config.check import several
 from medfed.config.compose import build, load
 from medfed.config.description import describe, written
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.inputs import check_network
 from medfed.federation.reference import Federated
 from medfed.federation.reference import federate as _federate
 from medfed.models.networks.canonical import Canonical
@@ -77,6 +78,8 @@ def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated
         method = build(load([f"algorithm={algorithm}"]).algorithm)
     network = others[0] if others else keys.get("network")
     if isinstance(network, list | tuple):
+        for one in network or [None]:
+            check_network(one)
         several = Canonical(copy.deepcopy(network), ["*"], activation="identity")
         keys.pop("network", None)
         return _federate(method, several, *others[1:], **keys)

@@ -86,7 +86,7 @@ HOSTILE = {
     f"evaluate run={'x' * 300}": "is no run folder",
     f"compare runs={'x' * 300}": "is no folder; name one that holds finished runs.",
     f"train data.path={'x' * 300}": "does not exist; set data.path to a file or",
-    "train init.rename=3": "init.rename must be a map, not 3.",
+    "train init.weights=. init.rename=3": "init.rename must be a map, not 3.",
     "train cohort.clients=a": "must be null or a list, not 'a'; write cohort.clients=[a].",
     "train algorithm.tolerance={a:1}": "algorithm.tolerance must be a number, not {'a': 1}.",
     "train seed=${seed}": "seed cannot be resolved: Recursive interpolation detected.",
@@ -105,6 +105,52 @@ HOSTILE = {
     "evaluate here": "run=here is no run folder (it has no config.yaml).",
     "audit here": "run=here is no run folder (it has no config.yaml).",
     "audit run=here shadow=4": "Unknown key 'shadow' (did you mean shadows?)",
+}
+TABLE = "train data=breast_cancer model=mlp partition=round_robin algorithm=fedavg"
+HOSTILE |= {
+    "train experiment=digits_pfednet tuned.sgd=0.1": "tuned.sgd=0.1 stands where keys such as "
+    "tuned.sgd.lr belong; set these.",
+    f"{TABLE} tuned.sgd=0.1": "Unknown key 'tuned.sgd'; tuned has no keys.",
+    f"{TABLE} tuned=3": "tuned=3 would replace a whole section; set one of its keys.",
+    f"{TABLE} privacy=true": "privacy=True would replace a whole section; set one of its keys.",
+    f"{TABLE} pictures=png": "pictures=png would replace a whole section; set one of its keys.",
+    "train experiment=../suites/heart": "names no option; choose one by experiment=NAME.",
+    f"{TABLE} algorithm=../algorithm/fedavg": "names no option; choose one by algorithm=NAME.",
+    f"{TABLE} -m algorithm=fedavg,/tmp/x": "names no option; choose one by algorithm=NAME.",
+    f"{TABLE} codec.up=./stc": "codec.up=./stc would replace a whole section; choose an",
+    f"{TABLE} +codec@codec.sideways=stc": "Unknown key 'codec.sideways'; codec has up, down.",
+    f"{TABLE} hydra.run.dir=null": "hydra.run.dir names no folder; write hydra.run.dir=FOLDER.",
+    f"{TABLE} -m seed=0,1 hydra.sweep.dir=null": "hydra.sweep.dir names no folder; write",
+    f"{TABLE} -m hydra.sweeper.params.seed=0,1": "hydra.sweeper.params.seed is for Hydra's own use",
+    f"{TABLE} name={'x' * 300}": "has a name of 300 bytes in a path of",
+    f"{TABLE} hydra.run.dir={'x/' * 2000}": "in a path of",
+    f"{TABLE} data.path=": "data.path names no file or folder; write data.path=PATH, or leave it",
+    "compare runs=here out=": "out names no file or folder; write out=PATH, or leave it out.",
+    "benchmark suite=digits out=": "out names no file or folder; write out=PATH",
+    "advise data=breast_cancer out=": "out names no file or folder; write out=PATH",
+    f"{TABLE} rounds=3 cohort.absent=[[3,[a]]]": "cohort.absent names round 3, but the last of ",
+    f"{TABLE} cohort.clients=[a,a]": "cohort.clients names 'a' twice; name each client once.",
+    f"{TABLE} cohort.absent=[[0,[a,a]]]": "cohort.absent, round 0, names 'a' twice; name each",
+    **{
+        f"{TABLE} init.{key}": f"init.{key.partition('=')[0]} changes nothing without init.weights"
+        for key in ("part=shared", "spread=0.2", "rename={a:b}", "client=a", "strict=true")
+    },
+    "benchmark suite=digits methods=[]": "methods must be a list with at least one entry, not []",
+    "benchmark suite=[]": "suite must be a list with at least one entry, not [].",
+    "benchmark suite=digits figures=maybe": "figures must be true or false, not maybe.",
+    "look of=[]": "of must be a list with at least one entry, not [].",
+    "look data=breast_cancer least=-1": "least must be a whole number of at least 0, not -1.",
+}
+# Of a run that is there.
+OF_A_RUN = {
+    "k=1": "k changes nothing without onboard; set onboard, too.",
+    "onboard=a k=-1": "k must be a whole number of at least 1, not -1.",
+    "onboard=a k=[a]": "k must be a whole number, not [a].",
+    "onboard=a onboard_steps=0": "onboard_steps must be a whole number of at least 1, not 0.",
+    "across=maybe": "across must be true or false, not maybe.",
+    "bands=[40]": "bands changes nothing without by; set by, too.",
+    "by=age bands=[b]": "bands must be a number, not [b].",
+    "by=age least=0": "least must be a whole number of at least 1, not 0.",
 }
 # What an algorithm's class checks needs torch, and nothing else of this size; others are above.
 LATER = {
@@ -154,6 +200,14 @@ def test_hostile_lines_are_one_sentence_and_leave_nothing(capsys, tmp_path, monk
             assert error.count("\n") == 1
             assert sentence in error
             assert [p.name for p in tmp_path.rglob("*")] == ["here"]
+
+
+@pytest.mark.parametrize(("words", "sentence"), OF_A_RUN.items())
+def test_what_an_evaluation_would_ignore_is_refused(words, sentence, capsys, tmp_path):
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(SystemExit):
+        main(["evaluate", f"run={tmp_path}", *words.split()])
+    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")

@@ -89,7 +89,11 @@ def composes(page, command, tmp_path):
     if script not in COMMANDS:
         assert (ROOT / script).is_file() or f'title="{script}"' in page.read_text()
     if script in COMMANDS or script.startswith("scripts/"):
-        placed = [a for a in arguments if "_FOLDER" not in a]  # of a run that a reader has
+        # What a reader has: a run, or weights.
+        here = [
+            f"init.weights={tmp_path}" if a.startswith("init.weights=") else a for a in arguments
+        ]
+        placed = [a for a in here if "_FOLDER" not in a]
         composed([a for a in placed if not a.startswith("-")], name=Path(script).stem)
 
 
@@ -265,8 +269,10 @@ def test_the_keys_that_the_pages_name_exist():
         words = (word for code in re.findall(r"`([^`\n]+)`", prose) for word in code.split())
         found = {match[1] for word in words if (match := named.match(word))}
         ours = {k for k in found if k.partition(".")[0] in {n.partition(".")[0] for n in known}}
-        files = {k for k in ours if Path(k).suffix in (".json", ".csv", ".yaml", ".py", ".md")}
-        choices = {k for k in ours if k.startswith("codec.") or k.partition(".")[0] == "client"}
+        files = {
+            k for k in ours if Path(k).suffix in (".json", ".csv", ".yaml", ".py", ".md", ".pt")
+        }
+        choices = {k for k in ours if k.startswith(("codec.", "client.", "hydra."))}
         assert not ours - files - choices - known, page.name
 
 

@@ -4,6 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from medfed.common.errors import ConfigError
 from medfed.config.compose import CONFIG_DIR, composed
 from medfed.config.interpolations import looked_up
 
@@ -42,10 +43,11 @@ OTHERS = ["'q'", "[1,2]", "[a, 0.5]", "[]", "[1,[2]]", "", " spaced ", "a b", "a
 WHOLE = ["${" + key + "}" for key in KEYS]
 INNER = ["${oc.select:none,2}", "${either:${b.c},${when:${a},1,[3,4],0}}"]
 ARGUMENTS = [*WORDS, *OTHERS, *WHOLE, *INNER]
+SELECTED = [*(key for key in KEYS if key != "h.x"), "", "a b"]
 COUNTS = ["", ",", "a,", ",a", "a,,b", "a,b,", "a", "a,1,2", "a,b,,1,2", "a,b,1,2,3"]
 TEXTS = {
     "whole": [*ARGUMENTS, *(a + b for a in WHOLE for b in ["", " ", "x", *WHOLE])],
-    "oc.select": [f"${{oc.select:{key},{a}}}" for key in [*KEYS, "", "a b"] for a in ARGUMENTS],
+    "oc.select": [f"${{oc.select:{key},{a}}}" for key in SELECTED for a in ARGUMENTS],
     "either": [f"${{either:{a},{b}}}" for a in ARGUMENTS for b in ARGUMENTS],
     "when": [f"${{when:{a},{b},1,${{a}}}}" for a in ARGUMENTS for b in ARGUMENTS],
     "counts": ["${" + f"{name}:{a}" + "}" for name in CALLS for a in COUNTS],
@@ -58,6 +60,11 @@ def test_what_is_looked_up_is_what_omegaconf_resolves(kind):
         plain = {**ROOT, "x": text}
         if (found := looked_up(plain)) is not None:
             assert repr(found) == repr(by_omegaconf(plain)), text
+
+
+def test_a_value_in_the_place_of_a_map_is_no_absent_key():
+    with pytest.raises(ConfigError, match=r"^b\.d=\[1, 'x'\] stands where keys such as b\.d\.y "):
+        looked_up({**ROOT, "x": "${oc.select:b.d.y,1}"})
 
 
 CYCLE, MISSING = {"y": ["${x}"]}, "???"

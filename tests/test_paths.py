@@ -33,7 +33,8 @@ KEYS = {
     "look": ["of", "folder"],
     "export": ["run", "out"],
     "audit": ["run", "out"],
-    "evaluate": ["run", "onboard", "patients"],
+    "evaluate": ["run", "onboard"],
+    "evaluate by=sex": ["patients"],
     "predict": ["bundle", "input", "output", "candidates"],
     "deploy": ["kit", "folder", "resume", "dry_run", "run", "provision"],
 }

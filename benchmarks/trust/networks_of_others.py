@@ -35,8 +35,8 @@ from torch import nn  # noqa: E402
 
 from tests.odd_networks import CHECKS, ODDITIES, Case, verdict  # noqa: E402
 
-DRAWS = ("AutoencoderKL", "Classifier", "Critic", "FullyConnectedNet", "VarAutoEncoder")
-DRAWS += ("EfficientNet",)
+DRAWS = {"AutoencoderKL", "Classifier", "Critic", "EfficientNet", "FullyConnectedNet"}
+DRAWS |= {"VarAutoEncoder"}
 FLAT, DEEP = (1, 32, 32), (1, 16, 16, 16)
 
 

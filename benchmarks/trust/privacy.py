@@ -59,10 +59,11 @@ class NoStatistics:
     """A network whose passes change nothing."""
 
     def statistics(self) -> dict[str, torch.Tensor]:
+        """Returns none."""
         return {}
 
     def put_back(self, statistics: dict[str, torch.Tensor]) -> None:
-        pass
+        """Undoes nothing."""
 
 
 def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[float, float]:

@@ -8,10 +8,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from medfed.commands.command_line import command
 from medfed.common.errors import ConfigError
+from medfed.config.check import check_keys
 from medfed.config.sections import Section
 
 
@@ -52,7 +57,27 @@ def across(config: Section, folder: Path) -> None:
     show_across(measure_across(folder, str(config.split)), folder, str(config.split))
 
 
-@command("evaluate", folders="run")
+class Keys(msgspec.Struct):
+    """The keys that are neither paths nor names."""
+
+    k: list[Annotated[int, msgspec.Meta(ge=1)]] | Annotated[int, msgspec.Meta(ge=1)] = 1
+    onboard_steps: Annotated[int, msgspec.Meta(ge=1)] = 1
+    across: bool = False
+    bands: list[float] | None = None
+    least: Annotated[int, msgspec.Meta(ge=1)] = 20
+
+
+def check(configs: Sequence[Section], sweep: bool) -> None:
+    """Checks the values before anything large is loaded.
+
+    Raises:
+        ConfigError: If one cannot be used.
+    """
+    for config in configs:
+        check_keys(config.plain(), Keys)
+
+
+@command("evaluate", check, folders="run")
 def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))

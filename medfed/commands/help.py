@@ -57,6 +57,11 @@ def print_help(name: str, doc: str) -> None:
     for key in keys(text):
         table.add_row(*map(escape, key))
     console.print(table)
+    if name == "train":
+        console.print(
+            "\n-m with several values of a key (seed=0,1,2) runs each combination; sweep.workers=4 "
+            "runs four at once."
+        )
     console.print(
         f"\nmedfed {name} --cfg job [KEY=VALUE ...] prints the whole configuration with the keys "
         "of the chosen options."

@@ -30,6 +30,7 @@ from medfed.common.files import write_text, writing
 from medfed.config import compose, description, sections, spelling
 from medfed.datamodules.readers import case_folders, cases, image_folder
 from medfed.datamodules.readers.account import is_visible, visible_files
+from medfed.datamodules.readers.table import meant_as_yes
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT, leaks
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -49,6 +50,8 @@ _OTHER = {
     "data.reader.scale": 1.0,
 }
 _MANY = 10  # different numbers of a label above which it is a measurement
+_PLACES = 50  # different texts of a column above which they are no hospitals
+_NO_PLACES = {*"mfwd", *("male", "female", "man", "woman", "yes", "no", "true", "false", "y", "n")}
 _FIRST = 10  # cases that are looked into
 
 
@@ -78,8 +81,9 @@ class Guess:
         """Settles the open questions by the command line, the defaults or the user.
 
         Raises:
-            ConfigError: If one stays open; it names the key.
+            ConfigError: If some stay open; it names their keys.
         """
+        unanswered = []
         for key in [key for key in self.asks if key not in given]:
             question, best, choices = self.asks[key]
             question += f" ({few(choices, 12)})" if choices else ""
@@ -88,9 +92,14 @@ class Guess:
                 value = input(f"{question} [{best or ''}] ").strip() or best
             if value is None:
                 otherwise = f", or take {best} by yes=true" if best is not None else ""
-                raise ConfigError(f"{question} Answer by {key}=VALUE{otherwise}.")
+                unanswered.append(f"{question} Answer by {key}=VALUE{otherwise}.")
+                continue
+            if isinstance(best, list) and isinstance(value, str) and value != "null":
+                value = [word.strip() for word in value.strip("[]").split(",")]
             self.keys[key] = None if value == "null" else value
             self.took.append((key, value, "a guess, as yes=true allows" if yes else "answered"))
+        if unanswered:
+            raise ConfigError(" ".join(unanswered))
         self.asks.clear()
         self.keys |= given
 
@@ -169,6 +178,10 @@ def tried(guess: Guess, given: Mapping[str, Any], name: str, yes: bool) -> list[
         MedfedError: If training could not read them.
     """
     data = guess.module(name)
+    if isinstance(data, TabularDataModule) and data.path is not None and data.positive is None:
+        _ask_positive(guess, data)
+        guess.answer(given, yes)
+        data = guess.module(name)
     if isinstance(data, SegmentationDataModule):
         every = [case for p in data.scans.patients() for case in data.scans.cases_of(p)]
         if lacking := Counter(channel for case in every for channel in case.lacks):
@@ -204,8 +217,20 @@ def tried(guess: Guess, given: Mapping[str, Any], name: str, yes: bool) -> list[
         "official splits": [f"{s} {n}" for s, n in splits.items()] or ["none"],
     }
     guess.took += [(what, few(found, 12), "as training reads it") for what, found in facts.items()]
-    account = data.account()
-    return [str(r) for r in (*data.remarks, *([] if account is None else [account.line()]))]
+    return [*(account.sentence() for account in data.accounts), *map(str, data.remarks)]
+
+
+def _ask_positive(guess: Guess, data: TabularDataModule) -> None:
+    """Asks which of two labels is positive where the alphabet does not say it."""
+    if data.reader is not None or data.outcome != "classes":
+        return
+    sheet = csv_files.Sheet.read(Path(str(data.path)), data.header)
+    if data.label.lower() not in sheet.places:
+        return
+    names = sorted({text for text in sheet.texts(data.label) if text is not None})
+    if (best := meant_as_yes(names)) is not None:
+        question = f"Which label of {data.label} is the positive class?"
+        guess.asks["data.positive"] = (question, [best], names)
 
 
 def guessed(path: Path, given: Mapping[str, Any]) -> Guess:
@@ -282,12 +307,24 @@ def _table(path: Path, given: Mapping[str, Any]) -> Guess:
         question = f"Numbers and texts are mixed in {few(odd, 12)}. Leave these columns out?"
         guess.asks["data.drop"] = (question, odd, ["null: no"])
     texts = kinds.get(str(label), set())
-    if files or not texts:
+    if files:
+        return guess
+    if "centre" not in named and (places := [c for c in others if _may_be_places(sheet, kinds[c])]):
+        question = "Does one of these columns name the hospital? Without it, clients are random."
+        guess.asks["data.centre"] = (question, "null", [*places, "null: no"])
+    if not texts:
         return guess
     if len(texts) > _MANY and all(csv_files.as_number(t) < float("inf") for t in texts):
         guess.keys |= {"data.outcome": "continuous", "model": "linear"}
         guess.took.append(("outcome", "continuous", "probably: many different numbers"))
     return guess
+
+
+def _may_be_places(sheet: csv_files.Sheet, texts: Collection[str]) -> bool:
+    """Whether a column has few texts, each in several rows, that are no sexes and no answers."""
+    several = 2 <= len(texts) <= _PLACES and 4 * len(texts) <= len(sheet.rows)
+    known = {*map(str.lower, texts)} <= _NO_PLACES or meant_as_yes(sorted(texts)) is not None
+    return several and not known and not any(map(csv_files.like_a_number, texts))
 
 
 def _mixed(sheet: csv_files.Sheet, texts: Collection[str]) -> bool:

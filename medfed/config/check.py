@@ -20,9 +20,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from medfed.common.checks import check_known
-from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean, first_line
 from medfed.common.processes import Launched, launched
+from medfed.common.schemas import fit
+from medfed.config.paths import is_path_key
 from medfed.config.sections import select, walk
 
 _KINDS: dict[str, frozenset[type]] = {
@@ -285,6 +289,8 @@ WHOLE_NUMBERS = {
 # The largest values; with larger ones a machine breaks down without an error. They do not depend on
 # this machine's cores: the bits of a run depend on its threads, so any machine must accept them.
 LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
+# In bytes: what file systems take, with room for the files in a run folder.
+LONGEST_NAME, LONGEST_PATH = 255, 3000
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
 PICTURES = ("png", "pdf", "svg", "none")
 _RULES = r"None|youden|\{'(sensitivity|specificity)': (0\.\d+|1(\.0)?)\}"
@@ -349,6 +355,48 @@ def check_values(values: Mapping[str, Any]) -> None:
     check_runtime(values)
 
 
+def check_keys(values: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Checks the keys of a command that no constructor takes.
+
+    Args:
+        values: The configuration.
+        kind: The keys with their types and limits; others are left alone.
+
+    Raises:
+        ConfigError: If a value does not fit; the error names the key.
+
+    Example:
+        >>> from typing import Annotated
+        >>> class Keys(msgspec.Struct):
+        ...     least: Annotated[int, msgspec.Meta(ge=1)] = 20
+        >>> check_keys({"least": 0}, Keys)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: least must be a whole number of at least 1, not 0.
+    """
+    for key in (key for key in kind.__struct_fields__ if key in values):
+        try:
+            fit({key: values[key]}, kind)
+        except ValueError as error:
+            why = re.sub(r"^.*: expected |, got .*", "", first_line(error))
+            for theirs, ours in _IN_WORDS.items():
+                why = why.replace(theirs, ours)
+            shown = str(values[key]).replace("'", "")
+            raise ConfigError(f"{key} must be {why}, not {shown}.") from error
+
+
+# How msgspec names what it expects.
+_IN_WORDS = {
+    "array of length >= 1": "a list with at least one entry",
+    "int >= ": "a whole number of at least ",
+    "float > ": "a number above ",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+}
+
+
 def _check_names(values: Mapping[str, Any]) -> None:
     """Checks that the run's name stays below ``outputs``, and that its folder is one."""
     name, folder = values.get("name", "run"), values.get("folder", ".")
@@ -357,6 +405,15 @@ def _check_names(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"name must be a word for the experiment, such as brats, not {name!r}.")
     if not isinstance(folder, str) or not folder.strip():
         raise ConfigError(f"folder must be the path of a folder, not {folder!r}.")
+    longest = max(map(len, map(os.fsencode, Path(folder).parts)), default=0)
+    if longest > LONGEST_NAME or len(os.fsencode(folder)) > LONGEST_PATH:
+        raise ConfigError(
+            f"The run folder {folder[:40]}… has a name of {longest} bytes in a path of "
+            f"{len(os.fsencode(folder))}; set a shorter name, or hydra.run.dir=FOLDER."
+        )
+    for key, value in walk(values):
+        if value == "" and is_path_key(re.sub(r"\[\d+\]$", "", key)):
+            raise ConfigError(f"{key} names no file or folder; write {key}=PATH, or leave it out.")
 
 
 def check_folders(values: Mapping[str, Any]) -> None:
@@ -414,6 +471,14 @@ def check_runtime(values: Mapping[str, Any]) -> None:
             f"evaluation.every={every} is more than rounds={rounds}, so validation could select no "
             f"round; set evaluation.every to at most {rounds}."
         )
+    absent = select(values, "cohort.absent") or ()
+    for absence in absent:
+        number = absence[0] if isinstance(absence, list) and absence else absence
+        if isinstance(number, int) and number >= rounds > 0:
+            raise ConfigError(
+                f"cohort.absent names round {number}, but the last of rounds={rounds} is "
+                f"{rounds - 1}, as they are counted from 0."
+            )
     rule, method = (select(values, f"evaluation.{n}") for n in ("operating_point", "calibration"))
     if not re.fullmatch(_RULES, str(rule)):
         raise ConfigError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,8 @@ SECTIONS = (
     *("init", "local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
     *("channel", "channel.up", "channel.down", "channel.up.cer", "channel.down.cer"),
     *("data", "partition", "partition.assignment", "partition.assignment.assignment", "augment"),
-    *("model", "optimizer", "scheduler", "algorithm", "trainer", "logger"),
+    *("model", "optimizer", "scheduler", "algorithm", "trainer", "logger", "privacy", "pictures"),
+    *("tuned", "by_method"),
 )
 _BUILDING = ("_convert_", "_partial_", "_recursive_", "_args_")
 _FIXED = ("evaluation", "checkpoint", "pictures")  # sections of which no class names the keys
@@ -203,6 +205,7 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
+    _check_needed(overrides, config)
     if more := of_the_method(config, overrides):
         return _composed([*overrides, *more], name)
     return Composition(config)
@@ -384,6 +387,25 @@ def _check_sections(config: DictConfig) -> None:
             raise ConfigError(f"{section}={value} would replace a whole section; {how}.")
 
 
+# Keys that have a meaning only with another one, as they are typed.
+_NEEDS = {
+    **dict.fromkeys(("init.part", "init.client", "init.strict"), "init.weights"),
+    **dict.fromkeys(("init.rename", "init.spread"), "init.weights"),
+    **dict.fromkeys(("k", "onboard_steps"), "onboard"),
+    **dict.fromkeys(("bands", "patients"), "by"),
+}
+
+
+def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
+    """Refuses a key that would change nothing, as the key that it belongs to is not set."""
+    for key in (override.partition("=")[0].lstrip("+") for override in overrides):
+        needed = _NEEDS.get(key, "")
+        parent, _, leaf = needed.rpartition(".")
+        node = OmegaConf.select(config, parent) if parent else config
+        if needed and leaf in node and node[leaf] is None:
+            raise ConfigError(f"{key} changes nothing without {needed}; set {needed}, too.")
+
+
 def _check_kept(overrides: Sequence[str]) -> None:
     """Refuses ``~data``, ``data=null`` and ``data=[a,b]``: no command runs without its sections."""
     for override in overrides:
@@ -402,19 +424,26 @@ def _check_kept(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{override} would leave out a key; set it by {section}=VALUE.")
         if (leaf := section.rpartition(".")[2]) in _BUILDING:
             raise ConfigError(f"{section} says how medfed builds a part; leave {leaf} as it is.")
-        if key == "hydra.run.dir" and not value.strip("'\" "):
-            raise ConfigError("hydra.run.dir names no folder; write hydra.run.dir=FOLDER.")
+        if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
+            raise ConfigError(f"{key} names no folder; write {key}=FOLDER.")
+        group = section.partition("@")[0]
+        outside = re.search(r"(^|[\s,'\"])/|(^|[/\s,'\"])\.\.?(/|$)", value)
+        if group and outside and (CONFIG_DIR / group).is_dir():
+            raise ConfigError(f"{override} names no option; choose one by {group}=NAME.")
 
 
 def _refusing_new(overrides: Sequence[str], name: str) -> Sequence[str]:
     """Takes the plus sign from what would be new at the top level, so that Hydra refuses it."""
     keys = {o: o.partition("=")[0].rpartition("@")[2] for o in overrides if o.startswith("+")}
     roots = {o: key.lstrip("+").partition(".")[0] for o, key in keys.items()}
-    added = {o for o, root in roots.items() if root in _FIXED or not _is_section(root)}
+    placed = {o for o in keys if "@" in o.partition("=")[0]}  # a group at a place of its own
+    fixed = {o for o, root in roots.items() if root in _FIXED}
+    added = placed | fixed | {o for o, root in roots.items() if not _is_section(root)}
     if not added:
         return overrides
     there = _composed([o for o in overrides if o not in added], name).config
-    new = {o for o in added if roots[o] in _FIXED or roots[o] not in list(there)}
+    new = fixed | {o for o in added if roots[o] not in list(there)}
+    new |= {o for o in placed if OmegaConf.select(there, keys[o].lstrip("+")) is None}
     return [o.lstrip("+") if o in new else o for o in overrides]
 
 
@@ -472,5 +501,5 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
                 [] if parent else [k for k, _ in walk(written(config)) if k.endswith(f".{leaf}")]
             )
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
-            return f"Unknown key {key!r}{hint}; {where} {listed}."
+            return f"Unknown key {key!r}{hint}; {where} {listed or 'no keys'}."
     return f"The configuration cannot be composed: {first_line(error)}."

@@ -12,6 +12,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from medfed.common.errors import ConfigError
+
 # ${either:a,b} is a, or b if a is null.
 OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
 # ${when:a,b,c,d} is c if a is b, else d.
@@ -29,6 +31,10 @@ class _UnusualError(Exception):
     """Something that OmegaConf has to resolve, or to name as an error."""
 
 
+class _NoMapError(_UnusualError):
+    """A value that has no keys stands where the key would lead on."""
+
+
 class _AbsentKeyError(Exception):
     """No value stands at the key."""
 
@@ -41,6 +47,10 @@ def looked_up(root: dict[str, Any]) -> dict[str, Any] | None:
 
     Returns:
         New mappings and lists; ``None`` if only OmegaConf can resolve them.
+
+    Raises:
+        ConfigError: If an interpolation looks for a key within a value that has none, which
+            OmegaConf takes for an absent key.
 
     Example:
         >>> looked_up({"a": {"b": 1}, "c": "${a}", "d": "${oc.select:tuned.lr,0.1}"})
@@ -85,6 +95,11 @@ def _value_of(text: str, root: dict[str, Any], depth: int) -> Any:
                 return _at(key, root, depth)
             except _AbsentKeyError:
                 return otherwise
+            except _NoMapError as error:  # OmegaConf would take the default
+                place, name, value = error.args
+                raise ConfigError(
+                    f"{place}={value} stands where keys such as {place}.{name} belong; set these."
+                ) from error
         case "either", [first, second]:
             a, b = (_argument(part, root, depth) for part in (first, second))
             return b if a is None else a
@@ -97,10 +112,12 @@ def _value_of(text: str, root: dict[str, Any], depth: int) -> Any:
 def _at(key: str, root: dict[str, Any], depth: int) -> Any:
     """Returns the value of a key, of which a part may itself stand behind an interpolation."""
     node: Any = root
-    for name in key.split("."):
+    for count, name in enumerate(names := key.split(".")):
         if isinstance(node, str) and "${" in node:
             node = _filled(node, root, depth + 1)
-        if type(node) is not dict:
+        if node is not None and type(node) is not dict:
+            raise _NoMapError(".".join(names[:count]), names[count], node)
+        if node is None:
             raise _UnusualError
         if name not in node:
             raise _AbsentKeyError

@@ -22,6 +22,16 @@ _WORDS = ("null", "true", "false", "inf", "nan")
 _SWEPT = re.compile(r"(choice|glob|range|interval|shuffle|sort|tag)\(.*\)", re.DOTALL)
 
 
+def is_path_key(key: str) -> bool:
+    """Returns whether the values of a key are paths.
+
+    Example:
+        >>> is_path_key("data.path"), is_path_key("runs"), is_path_key("seed")
+        (True, True, False)
+    """
+    return key in PATH_LISTS or PATHS.fullmatch(key) is not None
+
+
 def with_paths(argument: str, sweeps: bool = False) -> str:
     """Quotes the paths of a key whose values are paths.
 
@@ -38,7 +48,7 @@ def with_paths(argument: str, sweeps: bool = False) -> str:
     """
     key, _, value = argument.partition("=")
     name = key.lstrip("+")
-    if value in ("", "null", "???") or not (name in PATH_LISTS or PATHS.fullmatch(name)):
+    if value in ("", "null", "???") or not is_path_key(name):
         return ""
     if name in PATH_LISTS:
         names = paths_in(value)

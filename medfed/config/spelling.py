@@ -15,7 +15,7 @@ GROUPS = {"codec.up": "codec", "codec.down": "codec"}
 # callbacks, logging), read yamls from anywhere (searchpath), or set environment variables.
 HYDRA = re.compile(
     r"hydra\.(run\.dir|sweep\.(dir|subdir)|job\.(name|config\.override_dirname\.[\w.]+)|verbose"
-    r"|output_subdir|mode|sweeper\.params(\..+)?)"  # Lightning sets output_subdir for its ranks
+    r"|output_subdir|mode)"  # Lightning sets output_subdir for its ranks
 )
 SEARCHPATH = "hydra.searchpath="
 # Keys that take several values, in commands that do not sweep.

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -324,9 +324,9 @@ class Sweep:
                 yield results.get()
         except BaseException:
             if self.engine.launcher == "submitit_slurm":
-                subprocess.run(
-                    ["scancel", f"--name={self.config.hydra.launcher.name}"], check=False
-                )
+                with suppress(OSError):
+                    name = self.config.hydra.launcher.name
+                    subprocess.run(["scancel", f"--name={name}"], check=False)
             raise
 
     def record(self) -> None:

@@ -426,6 +426,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return []
 
     @property
+    def accounts(self) -> Sequence[Account]:
+        """What was taken of the files, rows and cells, and left out; by default unknown."""
+        return ()
+
+    @property
     def patients(self) -> Mapping[str, Patient]:
         """All patients by id, after `setup`, including those without a client."""
         return self._patients
@@ -437,10 +442,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def found_places(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the boxes among the rows of ``cases.csv`` as the data set writes places."""
         return []
-
-    def account(self) -> Account | None:
-        """Says what became of the files of the data; None where the data are no files."""
-        return None
 
     def test_remarks(self) -> list[str]:
         """Remarks that a reader of the test metrics needs."""

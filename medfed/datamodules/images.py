@@ -140,9 +140,10 @@ class ImageDataModule(OnDiskDataModule):
         """See the base class."""
         return self.data.samples.list_patients()
 
-    def account(self) -> Account | None:
+    @property
+    def accounts(self) -> Sequence[Account]:
         """See the base class."""
-        return self.account_for(SUFFIXES, self.data.left)
+        return self.files_with(SUFFIXES, self.data.left)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: images as they are after decoding and resizing."""

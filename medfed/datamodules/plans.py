@@ -22,6 +22,7 @@ from medfed.datamodules.patches import label_counts
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patients, warn_small
+from medfed.standalone.names import same
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     """Returns the patients by their ids.
 
     Raises:
-        DataError: If two have the same id.
+        DataError: If two have the same id, or two ids or hospitals are spelled alike.
 
     Example:
         >>> list(by_id([Patient("b"), Patient("a")]))
@@ -78,7 +79,17 @@ def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     if len(patients_by_id) < len(patients):
         twice = Counter(p.id for p in patients).most_common(1)[0][0]
         raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
+    _check_spelling("patient", [p.id for p in patients], patients)
+    named = [p for p in patients if p.centre is not None and not p.invented]
+    _check_spelling("hospital", [str(p.centre) for p in named], named)
     return patients_by_id
+
+
+def _check_spelling(kind: str, names: Sequence[str], patients: Sequence[Patient]) -> None:
+    def place(at: int) -> str:
+        return str(next(iter(patients[at].files.values()), f"patient {patients[at].id}"))
+
+    same(names, f"The {kind}s' names", place)
 
 
 def plan_clients(

@@ -83,6 +83,10 @@ class Cohort:
             )
         if self.clients is not None and not self.clients:
             raise ConfigError("cohort.clients is an empty list; name a client or set it to null.")
+        listed = {f"absent, round {number},": names for number, names in self.absent.items()}
+        for place, names in {"clients": self.clients or (), **listed}.items():
+            if twice := next((n for i, n in enumerate(names) if n in names[:i]), None):
+                raise ConfigError(f"cohort.{place} names {twice!r} twice; name each client once.")
 
     def of(self, known: Sequence[str], seed: int, round: int) -> tuple[str, ...]:
         """Returns the cohort in the order of ``known``.

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from numbers import Integral
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -156,10 +157,10 @@ class LocalBudget:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        check_fields("local", self)
         for name in ("steps", "epochs", "accumulate"):
-            if not isinstance(value := getattr(self, name), int | None):
+            if not isinstance(value := getattr(self, name), Integral | None):
                 raise ConfigError(f"local.{name} must be a whole number, not {value!r}.")
+        check_fields("local", self)
 
     def of(self, num_samples: int, batch_size: int) -> int:
         """Returns the gradient steps of one round for a client of this size."""

@@ -205,7 +205,7 @@ def _registered(network: nn.Module, name: str, mask: Tensor) -> str:
     tensor = getattr(module, leaf)
     named = network.named_parameters(remove_duplicate=False)
     names = [n for n, t in named if t is tensor]
-    if len(names) > 1 or name in getattr(network, "frozen_entries", ()):
+    if len(names) > 1 or not tensor.requires_grad or name in getattr(network, "frozen_entries", ()):
         why = f"is also called {names[1]}" if len(names) > 1 else "is frozen"
         raise ConfigError(f"Entries of {name} cannot be personal: this tensor {why}.")
     parametrize.register_parametrization(module, leaf, Entries(mask.to(tensor.device)))

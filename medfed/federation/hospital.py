@@ -182,7 +182,7 @@ class Hospital(Batched):
         self._loaders = {
             name: self._loader(name, given, batch_size)
             for name, given in splits.items()
-            if given is not None
+            if given is not None or name == "train"
         }
         self._train = self._loaders["train"]
 

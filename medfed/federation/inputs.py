@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def check_network(network: object) -> None:
 
 def check_rounds(rounds: object) -> None:
     """Refuses a number of rounds that is no whole number from 1."""
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+    if not isinstance(rounds, Integral) or isinstance(rounds, bool) or rounds < 1:
         raise ConfigError(f"rounds must be a whole number of at least 1, not {kind(rounds)}.")
 
 

@@ -41,7 +41,15 @@ _LISTS = {"list": list, "deque": deque, "set": set, "tuple": tuple, "size": torc
 _CHANGING = (list, deque, set, dict)
 _FIXED = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, Enum, torch.dtype)
 _IGNORED = ("pytorch_lightning", "lightning", "logging", "threading", "_thread")
-_KINDS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16)
+_KINDS: tuple[torch.dtype, ...] = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+)
 _KINDS += (torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _KINDS}
 _OF_EVERY_MODULE = {*vars(nn.Module())}
@@ -205,6 +213,11 @@ class OtherState:
             return named, None
         return named, torch.frombuffer(bytearray(msgspec.msgpack.encode(rest)), dtype=torch.uint8)
 
+    def drop(self, packed: Tensor) -> None:
+        """Puts what some differences are of into its state at the start."""
+        for name, kind, key, *_ in _decoded(packed):
+            self._put_back(self._holders[self._places[name, kind]], key)
+
     def _tree(self) -> list[tuple[str, int]]:
         return [(name, id(module)) for name, module in self._network.named_modules()]
 
@@ -292,7 +305,7 @@ class OtherState:
             except _CannotKeepError:
                 return False
         if begun.kind == "fingerprint":
-            return _fingerprint(value) == begun.copy
+            return bool(_fingerprint(value) == begun.copy)
         # Two equal tuples of numbers, or two equal numbers, are one.
         return value is begun.value or (_is_fixed(value) and bool(value == begun.value))
 
@@ -344,7 +357,7 @@ class OtherState:
 
     def _put_back(self, holder: _Holder, key: str) -> None:
         if (begun := holder.begun.get(key)) is None:
-            del holder.values[key]
+            holder.values.pop(key, None)
         elif begun.kind == "code":
             self._put(holder, key, begun.copy)
         else:

@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
@@ -79,6 +80,7 @@ class Federated:
         Raises:
             ConfigError: If a client has no sample there.
         """
+        check_known("split", split, ("train", "val", "test"))
         fed = self.federation
         assert fed.trainer is not None  # a federation of this module trains here
         at = {name: fed.personal_model(name) for name in fed.clients}

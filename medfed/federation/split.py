@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
@@ -43,7 +43,7 @@ def float_entries(network: nn.Module) -> Tensors:
         ['weight', 'bias', 'running_mean', 'running_var']
     """
     for name, module in network.named_modules():
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
             raise ConfigError(
                 f"Layer {name or 'network'} ({type(module).__name__}) has no weights yet: pass one "
                 "batch through the network before it is federated."
@@ -65,6 +65,20 @@ def aliases(network: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     kept = network.state_dict(keep_vars=True)
     return {n: first.setdefault(id(t), n) for n, t in kept.items() if t.is_floating_point()}
+
+
+def frozen_names(network: nn.Module) -> frozenset[str]:
+    """Returns the entries that never change: marked by ``requires_grad``, or ``frozen_entries``.
+
+    Example:
+        >>> net = nn.Linear(2, 2)
+        >>> _ = net.bias.requires_grad_(False)
+        >>> frozen_names(net)
+        frozenset({'bias'})
+    """
+    known = {id(t) for t in network.parameters() if not t.requires_grad}
+    marked = (n for n, t in float_entries(network).items() if id(t) in known)
+    return frozenset(marked).union(getattr(network, "frozen_entries", ()))
 
 
 def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
@@ -293,12 +307,8 @@ class ParameterSplit:
                 f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
             )
         personal = patterns_of(personal)
-        every = float_entries(network)
-        marked = (
-            n for n, t in every.items() if isinstance(t, nn.Parameter) and not t.requires_grad
-        )
-        base = frozenset(getattr(network, "frozen_entries", ())).union(marked)
-        entries = {n: t for n, t in every.items() if n not in base}
+        base = frozen_names(network)
+        entries = {n: t for n, t in float_entries(network).items() if n not in base}
         buffers = frozenset(n for n, t in entries.items() if not isinstance(t, nn.Parameter))
         known = aliases(network)
         kept = {known[n] for n in match(personal, known)} - base
@@ -315,7 +325,7 @@ class ParameterSplit:
             tuple(n for n in entries if n in kept),
             buffers,
             policy,
-            frozenset(base),
+            base,
         )
 
     def check_features(self, method: str) -> None:

@@ -126,7 +126,8 @@ def survival_scores(
     ``cindex`` is Harrell's: the share of comparable pairs whose order the risk predicts;
     ``cindex/uno`` weighs pairs by inverse censoring, up to the last cut. At the horizon,
     ``auroc`` separates those who had the event from those who had not, and ``brier`` is the mean
-    squared error of the predicted survival; both are weighted by inverse censoring.
+    squared error of the predicted survival; both are weighted by inverse censoring, and undefined
+    (NaN) where these weights lose patients, since nobody was followed beyond the horizon.
 
     Sources: F. E. Harrell et al., "Evaluating the yield of medical tests", JAMA 247, 1982; H. Uno
     et al., "On the C-statistics for evaluating overall adequacy of risk prediction procedures with
@@ -162,6 +163,8 @@ def survival_scores(
         harrell = right.sum(1) / pairs.sum(1)
         uno = (factor * right).sum(1) / (factor * pairs).sum(1)
         ipcw = inverse_censoring(time, event, horizon, weights)
+        # Those who were censored pass their weight on to those who were seen later, if any were.
+        ipcw[~np.isclose(ipcw.sum(1), total, rtol=1e-6)] = np.nan
         scores = {
             "cindex": np.full(len(weights), np.nan) if few else harrell,
             "pairs": pairs.sum(1),

@@ -202,11 +202,10 @@ def cox_loss(risk: Tensor, label: Tensor, ties: str = "efron") -> Tensor:
         18.0
     """
     time, event = label[:, 0], label[:, 1] == 1
-    highest = risk.detach().max()
-    hazard = (risk - highest).exp()
-    at_risk = ((time[:, None] <= time) * hazard).sum(1)  # (B, B) is small for one hospital
+    at_risk = (time[:, None] <= time).to(risk.dtype)  # (B, B) is small for one hospital
     if ties == "efron":
         tied = (time[:, None] == time) & event & event[:, None]
-        before = tied.tril(-1).sum(1) / tied.sum(1).clamp(min=1)
-        at_risk = at_risk - before * (tied * hazard).sum(1)
-    return ((at_risk.clamp(min=1e-30).log() + highest - risk) * event).sum() / len(label)
+        tied = tied.to(risk.dtype)
+        before = tied.tril(-1).sum(1, keepdim=True) / tied.sum(1, keepdim=True).clamp(min=1)
+        at_risk = at_risk - before * tied
+    return ((torch.logsumexp(risk + at_risk.log(), 1) - risk) * event).sum() / len(label)

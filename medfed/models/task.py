@@ -196,6 +196,11 @@ class TaskModule(pl.LightningModule):
         with self._evaluating():
             return self.probabilities(self.logits(self._to_network(batch)).float())
 
+    def sample_outputs(self, image: Tensor) -> Tensor:
+        """Returns the logits of training images, in evaluation mode, without gradients."""
+        with self._evaluating():
+            return self.forward(self._to_network({"image": image})["image"])
+
     def losses(self, batch: Batch) -> Tensor:
         """Returns the criterion of each sample alone, in evaluation mode, without gradients.
 

@@ -30,7 +30,7 @@ from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.lightning.collect import rank
 from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit, aliases, match
+from medfed.federation.split import ParameterSplit, aliases, frozen_names, match
 from medfed.federation.wire.message import Message
 from medfed.functional.kmeans import initial_centers
 from medfed.functional.quantize import (
@@ -61,7 +61,7 @@ def layer_weights(network: nn.Module) -> tuple[str, ...]:
 
 
 def _layers(network: nn.Module) -> list[tuple[str, ...]]:
-    frozen = getattr(network, "frozen_entries", ())
+    frozen = frozen_names(network)
     trained = [n for n, _ in network.named_parameters() if n not in frozen]
     layers = []
     for name, module in network.named_modules():

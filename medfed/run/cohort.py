@@ -139,7 +139,7 @@ class CohortRecord:
         patients: Number of all patients.
         remarks: Sentences about how the partition made the clients.
         duplicates: Samples with equal content in two splits or at two clients.
-        account: What became of the files of the data; None where they are no files.
+        accounts: What the reader took of files, rows and cells, and left out.
     """
 
     clients: dict[str, Had]
@@ -150,7 +150,7 @@ class CohortRecord:
     patients: int
     remarks: list[str]
     duplicates: Duplicates
-    account: Account | None = None
+    accounts: Sequence[Account] = ()
 
     def record(self) -> dict[str, Any]:
         """Returns the content of ``cohort.json``."""
@@ -160,7 +160,7 @@ class CohortRecord:
             "clients": {name: asdict(had) for name, had in self.clients.items()},
             "remarks": self.remarks,
             "duplicates": self.duplicates.record(),
-            "files": None if self.account is None else self.account.record(),
+            "read": [account.record() for account in self.accounts],
         }
 
 
@@ -211,7 +211,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         patients=len(data.patients),
         remarks=list(data.remarks),
         duplicates=duplicates,
-        account=data.account(),
+        accounts=data.accounts,
     )
 
 
@@ -342,14 +342,12 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
         console.print(_table(cohort))
     else:
         say(console, *_ranges(cohort))
-    if cohort.remarks:
-        say(console, *cohort.remarks)
+    if lines_below := [*(account.sentence() for account in cohort.accounts), *cohort.remarks]:
+        say(console, *lines_below)
     if cohort.used < cohort.patients:
         left = cohort.patients - cohort.used
         left_out = f"{left:,} of the {cohort.patients:,} patients"
         say(console, f"{left_out} belong to no client and are not used.")
-    if cohort.account is not None:
-        say(console, cohort.account.line())
     if sentence := cohort.duplicates.sentence():
         _log.warning("%s %s lists all of them.", sentence, FILE)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from medfed.common import scores
 from medfed.common.checks import check_known
 from medfed.common.console import cell, say, wide_console
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError, did_you_mean, few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.tensors import to_device
@@ -43,7 +43,8 @@ from medfed.reports.tables import Table
 from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
-from medfed.standalone.csv_files import Sheet
+from medfed.standalone.csv_files import MISSING, Sheet, as_number
+from medfed.standalone.names import code_among, fold, same
 
 
 def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
@@ -175,8 +176,26 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
         )
     table = data.table
     texts = dict(enumerate(table.categories.get(column, ())))
-    numbers = zip(table.patients, table.features[:, table.names.index(column)], strict=True)
-    return {p: "" if np.isnan(v) else texts.get(int(v), f"{v:g}") for p, v in numbers}
+    numbers = table.features[:, table.names.index(column)]
+    values = ["" if np.isnan(v) else texts.get(int(v), f"{v:g}") for v in numbers]
+    return _by_patient(column, table.patients, values)
+
+
+def _by_patient(column: str, patients: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    """The last known value of each patient; a line says which have several."""
+    every: dict[str, dict[str, None]] = {}
+    for patient, value in zip(patients, values, strict=True):
+        known = every.setdefault(patient, {})
+        if value:
+            known.pop(value, None)
+            known[value] = None
+    several = [f"{p} ({', '.join(of)})" for p, of in every.items() if len(of) > 1]
+    if several:
+        _log.warning(
+            "%d patients have several values of %s, of which the last counts: %s.",
+            *(len(several), column, few(several, 3)),
+        )
+    return {patient: [*of][-1] if of else "" for patient, of in every.items()}
 
 
 def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str, str]:
@@ -190,8 +209,10 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
                 f"patients={source} has no column {name}{did_you_mean(name, sheet.columns)}; it "
                 f"needs the columns patient and {column}."
             )
-    values = zip(sheet.known("patient"), sheet.texts(column), strict=True)
-    found = {patient: text or "" for patient, text in values}
+    patients, ids = sheet.names("patient"), list(data.patients)
+    same([*patients, *ids], f"{source} and the run", lambda at: _place(at, len(patients)))
+    found = _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
+    found |= {one: found[fold(one)] for one in ids if fold(one) in found}
     if not {*found} & {*data.patients}:
         raise ConfigError(
             f"patients={source} names no patient of the run; its column patient has "
@@ -200,11 +221,18 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
     return found
 
 
+def _place(at: int, rows: int) -> str:
+    return f"data row {at + 1}" if at < rows else "the run"
+
+
 def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, str]:
-    """Puts numbers into bands; texts, and numbers of at most six values, stay.
+    """Puts numbers into bands; texts, codes, and numbers of at most six values, stay.
+
+    A few texts among numbers are groups beside the bands. If less than half are numbers, and no
+    edges are given, all stay.
 
     Args:
-        values: By patient; an empty one stays.
+        values: By patient; missing ones are left out.
         edges: Where bands begin; by default at the quartiles, in three digits.
 
     Example:
@@ -213,17 +241,22 @@ def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, 
         >>> banded({"a": "f", "b": "m"})
         {'a': 'f', 'b': 'm'}
     """
-    try:
-        numbers = {patient: float(text) for patient, text in values.items() if text}
-    except ValueError:
-        return dict(values)
+    texts = {patient: text for patient, text in values.items() if text.lower() not in MISSING}
+    numbers = {p: as_number(text) for p, text in texts.items() if abs(as_number(text)) < np.inf}
     known = [*numbers.values()]
-    if not edges and len({*known}) <= 6:
-        return dict(values)
+    mostly = 2 * len(known) >= len(texts) and len({*known}) > 6
+    if not known or code_among(texts.values()) or not (edges or mostly):
+        return texts
     ends = sorted(edges or {float(f"{q:.3g}") for q in np.quantile(known, (0.25, 0.5, 0.75))})
     bands = [f"{low:g} to below {high:g}" for low, high in pairwise(ends)]
     bands = [f"below {ends[0]:g}", *bands, f"{ends[-1]:g} and more"]
-    return {patient: bands[bisect_right(ends, value)] for patient, value in numbers.items()}
+    others = {patient: text for patient, text in texts.items() if patient not in numbers}
+    if others:
+        listed = few(list(dict.fromkeys(others.values())), 8)
+        _log.warning(
+            "%d values are no numbers, and stay beside the bands: %s.", len(others), listed
+        )
+    return others | {p: bands[bisect_right(ends, value)] for p, value in numbers.items()}
 
 
 def picture(values: Mapping[str, Any], metric: str, title: str) -> Figure:

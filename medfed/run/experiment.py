@@ -251,7 +251,7 @@ def callbacks_of(
 ) -> list[pl.Callback]:
     """Returns the callbacks that record, show and save the rounds of a run."""
     kept, run = config.checkpoint, RunFolder(Path(config.folder))
-    evaluation.shows_test = False
+    evaluation.shows_all = False
     saves = checkpoint.RoundCheckpoint(run.checkpoints, kept.keep, kept.every, evaluation)
     unusual = callbacks.UnusualRounds(run.unusual_json, evaluation)
     called: list[pl.Callback] = [evaluation, callbacks.CommunicationLogger(), unusual, saves]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text
 from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
+from medfed.federation.client import ClientData
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.models.networks.adapters import merged
 from medfed.models.segmentation_meter import slice_with_most
+from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, save_prediction, save_tensors
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import doubts, findings, over_clients
@@ -106,13 +109,18 @@ def save_models(experiment: Experiment) -> None:
         model, centers = federation.personal_model(client), federation.centers(client)
         # Adapters are merged, divided tensors whole: other programs know only the plain network.
         network = experiment.task.network
-        plain = merged(network, module.local.model.whole(model))
+        outputs = partial(_first_outputs, experiment.task, federation.clients[client].data)
+        plain = merged(network, module.local.model.whole(model, outputs))
         save_tensors(models[client], plain)
         if lost := centers.keys() - plain.keys():
             text = "%s: the centres of %d adapters are not kept, as the merged weights have none."
             _log.warning(text, client, len(lost))
         if centers := {n: c for n, c in centers.items() if n in plain}:  # of quantised parameters
             save_tensors(learned[client], centers)
+
+
+def _first_outputs(task: TaskModule, data: ClientData) -> Tensor:
+    return task.sample_outputs(next(iter(data.train_batches(0)))["image"])
 
 
 def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | None) -> None:

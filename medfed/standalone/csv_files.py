@@ -6,19 +6,20 @@ import csv
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, did_you_mean, few
 from .files import original
+from .names import fold, same, tidy
 
 Categories = Mapping[str, Sequence[str]]
 _MAGIC = {
@@ -31,6 +32,7 @@ _MAGIC = {
 }
 
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\x81\x8d\x8f\x90\x9d]")  # in no Latin-1 file
+_SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?[,;\t ]*(?:\r?\n|\r|$)', re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 
 
@@ -49,7 +51,7 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[list[str]]:
     Raises:
         DataError: If it cannot be read.
     """
-    return _rows(path, _text(path, absent)[0])
+    return (row for row in _rows(path, _text(path, absent)[0]) if any(map(str.strip, row)))
 
 
 def _text(path: Path, absent: str) -> tuple[str, bool]:
@@ -82,9 +84,12 @@ def _text(path: Path, absent: str) -> tuple[str, bool]:
 
 def _rows(path: Path, text: str) -> Iterator[list[str]]:
     # Strict: otherwise an open quote would swallow rows until the next quote.
-    rows = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter(text))
+    separator = delimiter(text)
+    if found := _SEPARATOR.match(text):
+        text = text[found.end() :]
+    rows = csv.reader(StringIO(text, newline=""), strict=True, delimiter=separator)
     try:
-        yield from ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
+        yield from ([original(cell) for cell in row] for row in rows if row)
     except csv.Error as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
 
@@ -92,13 +97,19 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
 def delimiter(text: str) -> str:
     """Finds the separator of the cells: the comma, semicolon or tab that gives the most cells.
 
+    Excel's first line ``sep=;`` names another.
+
     Args:
         text: Of a file whose first line that is not empty is the header, or a row.
 
     Example:
         >>> delimiter("age;weight, kg;sex")
         ';'
+        >>> delimiter("sep=|")
+        '|'
     """
+    if found := _SEPARATOR.match(text):
+        return found[1]
     first = next((line for line in StringIO(text, newline="") if line.strip(" ,;\t\r\n")), "")
     return max(",;\t", key=_QUOTED.sub("", first).count)
 
@@ -106,13 +117,20 @@ def delimiter(text: str) -> str:
 log = logging.getLogger(__name__)
 AGE = re.compile("years from (.+) to (.+)")
 _LARGEST = 1e30  # larger numbers overflow when they are scaled
-MISSING = frozenset({"", "?", "nan", "na", "n/a", "none", "null"})
+_LACKING = (
+    "? . nan -nan na <na> n/a n.a. #n/a #na none null nat #null! #div/0! #value! #ref! #num! "
+    "#name? 1.#ind -1.#ind 1.#qnan -1.#qnan"
+)
+MISSING = frozenset(["", "#n/a n/a", *_LACKING.split()])  # as programs write them; lower case
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 _DATE = re.compile(
     r"\d{4}[-/]\d\d?[-/]\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d)?"
 )
 # Cells probably meant as numbers: 4,1 and 1'041 and 1_5, <5 and ≥ 90, inf.
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
+_NAMES = ("patient", "centre", "label")  # roles whose cells are names
+_LIMIT = re.compile(r"([<>≤≥])=?\s*([\d.,]+)")
+Limits = Literal["refuse", "half", "value"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +143,10 @@ class Sheet:
         rows: The cells of every row, as many as there are columns.
         decimal_comma: Whether the separator is not a comma, so that ``27,5`` can only be a number.
         numbered: The rows' numbers in the file; empty where no row was left out.
+        missing: Words of missing cells, as `missing_words` returns them.
+        limits: What a cell such as ``<0.5`` is among numbers: an error; half of 0.5, and of ``>10``
+            10; or the value of either.
+        left_out: By reason, the numbers of rows that were left out; 0 for empty ones.
     """
 
     path: Path
@@ -132,28 +154,37 @@ class Sheet:
     rows: list[list[str]]
     decimal_comma: bool = False
     numbered: Sequence[int] = ()
+    missing: Collection[str] = MISSING
+    limits: Limits = "refuse"
+    left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, header: Sequence[str] | None = None) -> Sheet:
+    def read(
+        cls,
+        path: Path,
+        header: Sequence[str] | None = None,
+        missing: Collection[str] = MISSING,
+        limits: Limits = "refuse",
+    ) -> Sheet:
         """Reads a file; drops columns without a name and without cells, as from trailing commas.
 
         Args:
             path: The file.
             header: Column names for a file without a header line.
+            missing: See `Sheet`.
+            limits: See `Sheet`.
 
         Raises:
             DataError: If there is no row, a column's name is invalid or occurs twice, or a row has
                 another length.
         """
         content, latin = _text(path, "set data.path to a CSV file")
-        rows = list(_rows(path, content))
+        every = list(_rows(path, content))
+        rows = [row for row in every if any(map(str.strip, row))]
+        empty = len(every) - (every.index(rows[0]) if rows else 0) - len(rows)
         if latin:
             texts = (cell for row in rows for cell in row)
-            log.warning(
-                "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as "
-                "CSV UTF-8.",
-                *(path, next(text for text in texts if not text.isascii())[:40]),
-            )
+            _say_latin(path, next(text for text in texts if not text.isascii())[:40])
         columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
         if not rows:
             raise DataError(f"{path} has no data rows.")
@@ -169,7 +200,9 @@ class Sheet:
                 f"{path}: column {min(twice) or 'without a name'} occurs twice; give every column "
                 "a different name."
             )
-        sheet = cls(path, columns, rows, delimiter(content) != ",")
+        left_out = {"empty": [0] * empty} if empty else {}
+        semicolons = delimiter(content) != ","
+        sheet = cls(path, columns, rows, semicolons, (), missing, limits, left_out)
         for number, row in enumerate(rows, start=1):
             if len(row) != len(columns):
                 raise sheet.bad(
@@ -196,18 +229,24 @@ class Sheet:
         kept = [
             number
             for number, text in self.cells(name)
-            if text.lower() not in MISSING and (known is None or tidy(text) in known)
+            if not self.lacks(text) and (known is None or tidy(fold(text)) in known)
         ]
         if len(kept) == len(self.rows):
             return self
         if not kept:
             raise DataError(f"{self.path}: no row has a {name}; name another column in data.label.")
-        left = [str(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
+        gone = [self.number(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
+        left, reason = list(map(str, gone)), f"no {name}" + " of those named" * (known is not None)
         log.warning(
             "%s: %d of %d rows have no %s and are left out: data rows %s.",
             *(self.path, len(left), len(self.rows), name, few(left, 10)),
         )
-        return replace(self, rows=[self.rows[n - 1] for n in kept], numbered=kept)
+        return replace(
+            self,
+            rows=[self.rows[n - 1] for n in kept],
+            numbered=[self.number(n) for n in kept],
+            left_out={**self.left_out, reason: gone},
+        )
 
     def aged(self, names: Sequence[str]) -> Sheet:
         """Adds columns such as ``years from birth to admission``, by the ISO dates in both columns.
@@ -229,7 +268,7 @@ class Sheet:
         dates = np.full(len(self.rows), "NaT", dtype="datetime64[s]")
         for number, text in self.cells(name):
             try:
-                if text.lower() not in MISSING:
+                if not self.lacks(text):
                     dates[number - 1] = datetime.fromisoformat(text).replace(tzinfo=None)
             except ValueError:
                 what = f", column {name}: {text[:40]!r} is no ISO date, such as 2019-01-31; write "
@@ -244,16 +283,36 @@ class Sheet:
 
     def texts(self, name: str) -> list[str | None]:
         """(N) cells of a column, numbers in one spelling; None for a missing cell."""
-        return [None if t.lower() in MISSING else tidy(t) for _, t in self.cells(name)]
+        return [None if self.lacks(t) else tidy(fold(t)) for _, t in self.cells(name)]
 
     def known(self, name: str, instead: str = " or remove the row") -> list[str]:
         """The cells of a column that may not be missing: label, patient or centre."""
         for number, text in self.cells(name):
-            if text.lower() in MISSING:
+            if self.lacks(text):
                 raise self.bad(
                     number, f", column {name}: the cell is missing; fill it in{instead}."
                 )
         return [text for _, text in self.cells(name)]
+
+    def names(
+        self,
+        name: str,
+        instead: str = " or remove the row",
+        of: Callable[[str], str] = fold,
+    ) -> list[str]:
+        """The names in a column, of labels, patients, hospitals or cases; see `names.same`."""
+        texts, first = self.known(name, instead), dict[str, str]()
+        where = f"{self.path}, column {name}"
+        read = same(list(map(of, texts)), where, lambda at: f"data row {self.number(at + 1)}")
+        for text, one in zip(texts, read, strict=True):
+            if (other := first.setdefault(one, text)) != text:
+                log.warning("%s: %r and %r are read as one, %s.", where, other, text, one)
+                break
+        return read
+
+    def lacks(self, text: str) -> bool:
+        """Says whether a cell is missing."""
+        return tidy(fold(text)).lower() in self.missing
 
     def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
         """(N, F) feature cells, NaN for a missing cell.
@@ -265,17 +324,31 @@ class Sheet:
         numbers = np.full((len(self.rows), len(names)), np.nan)
         wrong: dict[str, list[tuple[int, str]]] = {}
         commas: dict[str, str] = {}
+        limited: list[str] = []
         for at, name in enumerate(names):
-            cells = [(number, t) for number, t in self.cells(name) if t.lower() not in MISSING]
-            points = self.with_points([text for _, text in cells])
-            for (number, text), point in zip(cells, points, strict=True):
-                numbers[number - 1, at] = value = as_number(point)
+            cells = [(number, t) for number, t in self.cells(name) if not self.lacks(t)]
+            limits = [_LIMIT.fullmatch(t) if self.limits != "refuse" else None for _, t in cells]
+            bare = [m[2] if m else text for m, (_, text) in zip(limits, cells, strict=True)]
+            points = self.with_points(bare)
+            for (number, text), limit, point in zip(cells, limits, points, strict=True):
+                value = as_number(point)
                 if not abs(value) < _LARGEST:
                     wrong.setdefault(name, []).append((number, text))
-                if text != point:
+                elif limit is not None:
+                    value /= 2 if self.limits == "half" and limit[1] in "<≤" else 1
+                    limited.append(f"{text} of {name} ({value:g})")
+                elif text != point:
                     commas.setdefault(name, text)
+                numbers[number - 1, at] = value
         if wrong:
             raise self._no_numbers(wrong)
+        if limited:
+            what = "half of the limit" if self.limits == "half" else "the limit"
+            listed = few(list(dict.fromkeys(limited)), 4)
+            log.warning(
+                "%s: %d cells are limits, and count as %s (data.limits=%s), such as %s.",
+                *(self.path, len(limited), what, self.limits, listed),
+            )
         if commas:
             first = next(iter(commas.values()))
             log.warning(
@@ -289,6 +362,8 @@ class Sheet:
         name, cells = next(iter(wrong.items()))
         number, text = cells[0]
         drop = f"'data.drop=[{','.join(wrong)}]'" if len(wrong) < 20 else "data.drop"
+        limits = any(_LIMIT.fullmatch(t) for cells in wrong.values() for _, t in cells)
+        limit = "take limits by data.limits=half or data.limits=value, " * limits
         if len(wrong) > 1:
             first = [
                 f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.number(row)})"
@@ -297,15 +372,15 @@ class Sheet:
             return DataError(
                 f"{self.path}: {len(wrong)} columns have cells that are not numbers: "
                 f"{few(first, 8)}; leave columns such as dates out by {drop}, name "
-                "those with categories in data.categorical, and mend the others."
+                f"those with categories in data.categorical, {limit}and mend the others."
             )
         others = f" (nor are {len(cells) - 1} other cells)" if len(cells) > 1 else ""
         point = " with a decimal point" if "," in text else ""
         return self.bad(
             number,
             f", column {name}: {_dated(text[:40], ' is ')} not a number (below 1e30){others}; "
-            f"write a number{point}, leave it empty, name the column in data.categorical, or leave "
-            f"it out by {drop}.",
+            f"{limit}write a number{point}, leave it empty, name the column in data.categorical, "
+            f"or leave it out by {drop}.",
         )
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
@@ -317,6 +392,25 @@ class Sheet:
         if commas and any("," in t and len(t.partition(",")[2]) != 3 for t in texts):
             return [t.replace(",", ".") for t in texts]
         return texts
+
+
+def missing_words(words: Sequence[object]) -> Collection[str]:
+    """The words of missing cells, with further ones; numbers have one spelling.
+
+    Example:
+        >>> missing_words([-9, "k.A."]) - MISSING == {"-9", "k.a."}
+        True
+    """
+    return MISSING | {tidy(fold(str(word))).lower() for word in words}
+
+
+@lru_cache(1 << 10)  # a file may be read several times
+def _say_latin(path: Path, such: str) -> None:
+    log.warning(
+        "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as CSV "
+        "UTF-8.",
+        *(path, such),
+    )
 
 
 def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -351,7 +445,7 @@ def listed_columns(
     cells = {}
     for role, name in columns.items():
         if name.lower() in sheet.places:
-            cells[role] = sheet.known(name)
+            cells[role] = (sheet.names if role in _NAMES else sheet.known)(name)
         elif role in needed or name != role:
             raise DataError(
                 f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}; it has "
@@ -404,18 +498,6 @@ def as_number(text: str) -> float:
         return float("inf")
 
 
-@lru_cache(1 << 16)  # a table repeats its cells
-def tidy(text: str) -> str:
-    """Gives equal numbers one spelling.
-
-    Example:
-        >>> tidy("1.0"), tidy("1"), tidy("one")
-        ('1', '1', 'one')
-    """
-    number = as_number(text)
-    return str(int(number)) if np.isfinite(number) and number == int(number) else text
-
-
 def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> NDArray[np.float64]:
     """Reads the features.
 
@@ -443,7 +525,11 @@ def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> ND
 
 
 def read_features(
-    path: Path, names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None
+    path: Path,
+    names: Sequence[str],
+    categories: Mapping[str, Sequence[str]] | None = None,
+    missing: Sequence[object] = (),
+    limits: Limits = "refuse",
 ) -> tuple[NDArray[np.float64], dict[str, list[str]], dict[str, list[str | None]]]:
     """Reads features alone, of a table that may lack labels.
 
@@ -451,6 +537,8 @@ def read_features(
         path: A CSV file with a header; columns are found by name, in any order and case.
         names: F features.
         categories: Of the columns that have some.
+        missing: Further words of missing cells.
+        limits: See `Sheet`.
 
     Returns:
         (N, F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other
@@ -459,7 +547,7 @@ def read_features(
     Raises:
         DataError: Naming the file, row and column of what cannot be used.
     """
-    sheet, categories = Sheet.read(path), categories or {}
+    sheet, categories = Sheet.read(path, None, missing_words(missing), limits), categories or {}
     ages = {name: found.groups() for name in names if (found := AGE.fullmatch(name))}
     sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}

@@ -133,7 +133,9 @@ def read_rows(predictor: Predictor, source: Path) -> Rows:
     if source.is_dir():
         raise DataError(f"{source} is a folder; name one CSV file in input.")
     columns = Columns.from_facts(predictor.facts["input"])
-    rows, others, texts = read_features(source, columns.names, columns.categories)
+    facts = predictor.facts["input"]
+    how = facts.get("missing") or (), facts.get("limits") or "refuse"
+    rows, others, texts = read_features(source, columns.names, columns.categories, *how)
     unusual = unusual_cells(rows, columns, predictor.facts, texts)
     tensor = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
     return Rows(tensor, others, unusual)

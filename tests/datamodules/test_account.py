@@ -146,7 +146,7 @@ def test_what_is_seen_is_taken_or_left_out(layout, tmp_path):
     run = ["partition=round_robin", "partition.num_clients=1", f"data.path={path}", *data, *keys]
     module = build(described(run).data)
     module.plan()
-    account = module.account()
+    (account,) = module.accounts
     shown = {
         os.path.join(folder, name)
         for folder, _, names in os.walk(tmp_path)
@@ -158,15 +158,16 @@ def test_what_is_seen_is_taken_or_left_out(layout, tmp_path):
         )
     }
     assert account.seen == len(shown)
-    assert account.seen == account.taken + sum(one.files for one in account.left)
+    assert account.seen == account.taken + sum(n for n, _ in account.left_out.values())
     by_reason = {}
-    for one in account.left:
-        assert (path if path.is_dir() else path.parent).joinpath(one.example).is_file()
-        by_reason[one.reason] = by_reason.get(one.reason, 0) + one.files
+    for why, (count, first) in account.left_out.items():
+        assert (path if path.is_dir() else path.parent).joinpath(first).is_file()
+        reason = why.split(": ")[1]
+        by_reason[reason] = by_reason.get(reason, 0) + count
     others = 2 if layout is classes else 1
     assert by_reason == {**left, "another kind of file": others}
-    assert f"{account.seen} seen, {account.taken} taken" in account.line()
-    assert "notes.txt" in account.line()
+    assert f"{account.taken} of {account.seen} files are taken" in account.sentence()
+    assert "notes.txt" in account.sentence()
     if layout in (classes, image_table):
         module.setup()
-        assert cohort_record(module).record()["files"] == account.record()
+        assert cohort_record(module).record()["read"] == [account.record()]

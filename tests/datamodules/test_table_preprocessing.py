@@ -362,8 +362,8 @@ def test_all_columns_that_are_no_numbers_are_named_at_once_and_may_be_dropped(tm
     assert str(caught.value) == (
         f"{path}: 2 columns have cells that are not numbers: Datum ('2019-01-01' a date or time, "
         "in data row 1), crp ('<0' in data row 1); leave columns such as dates out by "
-        "'data.drop=[Datum,crp]', name those with categories in data.categorical, and mend the "
-        "others."
+        "'data.drop=[Datum,crp]', name those with categories in data.categorical, take limits by "
+        "data.limits=half or data.limits=value, and mend the others."
     )
     given = {"label": "ill", "centre": None, "partition": RoundRobin(1)}
     data = module(path, **given, drop=["Datum", "crp"])

@@ -127,6 +127,11 @@ MISTAKES = {
         lambda: federate(network=nn.Flatten()),
         "The network Flatten has no parameters, so nothing can train",
     ),
+    "networks: none": (lambda: federate(algorithm="ifca", network=[]), "nn.Module, not None"),
+    "networks: a number": (
+        lambda: federate(algorithm="ifca", network=[network(), 3]),
+        "The network must be an nn.Module, not 3",
+    ),
     "optimizer: instance": (
         lambda: federate(optimizer=torch.optim.SGD(network().parameters(), lr=0.1)),
         f"{NO_OPTIMIZER}: 'SGD' object is not callable; give functions that make them",
@@ -168,6 +173,9 @@ MISTAKES = {
     "rounds: 0": (lambda: federate(rounds=0), "rounds must be a whole number of at least 1, not 0"),
     "rounds: 1.5": (lambda: federate(rounds=1.5), "not 1.5"),
     "steps: 1.5": (lambda: federate(steps=1.5), "local.steps must be a whole number, not 1.5"),
+    "steps: text": (lambda: federate(steps="all"), "must be a whole number, not 'all'"),
+    "split": (lambda: federate().losses("tset"), "split='tset' is unknown (did you mean test?)"),
+    "no data": (lambda: medfed.Hospital("a", None), "train is of the type NoneType, without a"),
     "steps: 0": (lambda: federate(steps=0), "local.steps must be in [1, 1000000000], not 0"),
     "buffers": (lambda: federate(buffers="avg"), "buffers='avg' is unknown; choose one of"),
     "cohort": (lambda: federate(cohort=2), "cohort must be a Cohort, not 2"),

@@ -316,7 +316,19 @@ def test_random_transforms_follow_the_seed_wherever_they_are(place, tmp_path):
         assert torch.equal(images(Hospital("a", HIDDEN[place](tmp_path), batch_size=2), 3), one)
 
 
-@pytest.mark.parametrize("place", ["Subset", "CacheDataset", "ArrayDataset", "partial", "numpy"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "Subset",
+        "random_split",
+        "ConcatDataset",
+        "CacheDataset",
+        "ArrayDataset",
+        "attribute",
+        "partial",
+        "numpy",
+    ],
+)
 def test_workers_draw_different_noise_that_follows_the_seed(place, tmp_path):
     loader = DataLoader(HIDDEN[place](tmp_path), 1, shuffle=True, num_workers=2)
     hospital = Hospital("a", loader)

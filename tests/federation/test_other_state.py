@@ -75,21 +75,29 @@ class Counts(nn.Module):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "fedbn"])
 def test_every_method_keeps_it_for_each_client(name, monkeypatch):
-    """Each personal model has counted the batches of its own training, in all places alike."""
+    """Each personal model has counted the batches of its own training, in all places alike.
+
+    And every method leaves frozen layers as they are, and at home.
+    """
     plain = harness.network
 
     def network(seed: int = 0) -> nn.Module:
         net = plain(seed)
         net.norm = Counts()
+        net.middle.requires_grad_(False)
         return net
 
     monkeypatch.setattr(harness, "network", network)
     task, fed, local = harness.federation(name)
     run_reference(fed, 2)
     method = algorithm(name)
-    place = "common.norm" if method.mixes else "norm"
+    common = "common." if method.mixes else ""
+    place, frozen = f"{common}norm", f"{common}middle.weight"
+    assert frozen not in local.split.names("all")
     for client in fed.ids:
         model = fed.personal_model(client)
+        assert torch.equal(local.model.whole(model)[frozen], plain().middle.weight)
+        assert not task.network.get_parameter(frozen).requires_grad
         if method.pools:
             assert OTHER not in model
             continue

@@ -3,7 +3,13 @@ import torch
 from torch import nn
 
 from medfed.common.errors import ConfigError
-from medfed.federation.split import ParameterSplit, float_entries, match, normalization_patterns
+from medfed.federation.split import (
+    ParameterSplit,
+    float_entries,
+    match,
+    normalization_patterns,
+    of_one_sample,
+)
 from medfed.personalize.fedper import FedPer
 from tests.sweeps import sweep
 from tests.toys import ToyTask
@@ -106,3 +112,10 @@ def test_the_body_is_all_but_the_head():
     assert split.personal == head.shared
     with pytest.raises(ConfigError, match="there the head is all"):
         algorithm.split(task.network, ["*"], "averaged")
+
+
+def test_only_the_error_of_one_sample_has_its_sentence():
+    with pytest.raises(ValueError, match="more than 1 value") as alone:
+        nn.BatchNorm1d(2)(torch.ones(1, 2))
+    assert "batches of one sample" in (of_one_sample(alone.value) or "")
+    assert of_one_sample(ValueError("another")) is None

@@ -629,3 +629,56 @@ def test_gradients_of_one_phase_can_be_of_the_same_batches():
     )
     slope = sum(float((g * step[n]).sum()) for n, g in first.items())
     assert (up - down) / 2 == pytest.approx(slope, rel=1e-6)
+
+
+def test_groups_of_parameters_keep_rates_of_their_own() -> None:
+    """As in plain PyTorch; the schedule and the method's phases scale all of them."""
+    halve = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+
+    def split_up(params: list[nn.Parameter], network: nn.Module) -> torch.optim.Optimizer:
+        slow = {"params": network.body.parameters(), "lr": LR / 10}
+        return torch.optim.SGD([slow, {"params": network.head.parameters()}], lr=LR)
+
+    def by_place(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            [{"params": params[:2], "lr": LR / 10}, {"params": params[2:]}], lr=LR
+        )
+
+    for factory in (split_up, by_place):
+        task, data = ToyTask(norm=False, dtype=DOUBLE), toy_data(dtype=DOUBLE)[0]
+        split = FedPer().split(task.network, task.personal, "averaged")
+        trainer = LocalTrainer(task.network, task.loss, split, factory, halve, rounds=2)
+        assert trainer.rates == [LR, LR / 2]
+        client = LocalClient(data, trainer, trainer.model.initial(), {})
+        plain = copy.deepcopy(task.network)
+        optimizer = factory(list(plain.parameters()), *([plain] if factory is split_up else []))
+        end = client.weights
+        for number in range(2):
+            client.begin(number, "fit", 0)
+            end = client.train(end, steps=2)
+            for _ in range(2):
+                optimizer.zero_grad()
+                square_loss(plain, data.x, data.y).backward()
+                optimizer.step()
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+        assert_close(end, plain.state_dict())
+        with pytest.raises(ConfigError, match="needs one step size for all layers"):
+            client.reach(2)
+
+
+def test_an_optimizer_of_other_tensors_or_of_some_alone_is_refused() -> None:
+    mine = ToyTask(norm=False)
+    for factory, sentence in (
+        (
+            lambda _: torch.optim.SGD(mine.network.parameters(), lr=LR),
+            "are not of the network that",
+        ),
+        (lambda p: torch.optim.SGD(p[:1], lr=LR), "leaves out body.bias; give it all"),
+    ):
+        task, data = ToyTask(norm=False), toy_data()[0]
+        split = FedAvg().split(task.network, (), "averaged")
+        trainer = LocalTrainer(task.network, task.loss, split, factory)
+        client = LocalClient(data, trainer, trainer.model.initial(), {})
+        with pytest.raises(ConfigError, match=sentence):
+            client.train(client.weights, steps=1)

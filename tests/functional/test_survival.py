@@ -198,3 +198,51 @@ def test_cuts_divide_the_events_and_are_nobodys_times():
     assert (np.diff(cuts) > 0).all()
     assert counts[:-1] == pytest.approx(400, rel=0.3)
     assert sum(histogram(np.array([0.0, 1e9, 3.0]), np.array([1, 1, 0]))) == 2
+
+
+@pytest.mark.parametrize("last", [4.0, 11.9, 12.0, 12.1, 30.0])
+@pytest.mark.parametrize("horizon", [3.0, 12.0])
+def test_a_brier_score_needs_somebody_followed_beyond_the_horizon(last, horizon):
+    """Else the weights of those who were censored are lost, whatever is predicted."""
+    cases = patients(7, 200, ties=False)
+    late = cases["time"] > last
+    time, event = np.minimum(cases["time"], last), np.where(late, 0, cases["event"])
+    weights = np.random.default_rng(1).integers(0, 3, (4, 200)).astype(float)
+    scores = survival_scores({**cases, "time": time, "event": event}, weights, CUTS, horizon)
+    defined = np.array([time[row > 0].max() > horizon for row in weights])
+    for name in (f"brier/{horizon:g}", f"auroc/{horizon:g}"):
+        assert np.isfinite(scores[name]).tolist() == defined.tolist()
+    nobody = {n: np.zeros(200) for n in cases if n.startswith("survival/")}
+    lost = survival_scores({**cases, "time": time, "event": event, **nobody}, weights, CUTS)
+    assert not (lost["brier/12"] < 0.1).any()
+
+
+def test_a_brier_score_is_defined_where_all_had_the_event():
+    cases = {**patients(8, 40), "event": np.ones(40)}
+    cases["time"] = np.minimum(cases["time"], 9.0)
+    scores = survival_scores(cases, np.ones((1, 40)), CUTS)
+    alive = cases["survival/12"]
+    assert scores["brier/12"][0] == pytest.approx(np.mean(alive**2), rel=1e-12)
+
+
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("apart", [1.0, 80.0, 600.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+def test_cox_is_that_of_a_loop_however_far_risks_are_apart(ties, apart, dtype):
+    cases = patients(3, 30)
+    time, event = cases["time"].round(-1), cases["event"]
+    risk = apart * cases["risk"]
+    total = 0.0
+    for at in np.unique(time[event == 1]):
+        died = np.flatnonzero((time == at) & (event == 1))
+        for before in range(len(died)):
+            share = np.ones(30)
+            share[died] -= before / len(died) * (ties == "efron")
+            among = time >= at
+            total += np.logaddexp.reduce(risk[among] + np.log(share[among]))
+        total -= risk[died].sum()
+    score = torch.tensor(risk, dtype=dtype, requires_grad=True)
+    loss = cox_loss(score, torch.tensor(np.stack([time, event], 1)), ties)
+    assert loss.item() == pytest.approx(total / 30, rel=1e-5 if dtype == torch.float32 else 1e-12)
+    loss.backward()
+    assert score.grad.isfinite().all()

@@ -249,11 +249,65 @@ def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     with pytest.raises(ConfigError, match=r"mine\.yaml exists; choose another name by name=NAME"):
         init([str(path), f"into={tmp_path / 'b'}", "name=mine"])
     yes = table(tmp_path, "outcome", cells=lambda n: ["nein", "ja"][n % 2])
-    assert "data.positive=[ja]" in refused(tmp_path, yes, "yes=true")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    said = refused(tmp_path, yes, "data.label=outcome")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert said.startswith("Which label of outcome is the positive class? (ja, nein) Answer by ")
+    assert guess(yes, tmp_path / "d", "yes=true").data.positive == ["ja"]
+    monkeypatch.setattr("builtins.input", lambda question: "nein" if "positive" in question else "")
+    assert guess(yes, tmp_path / "e", "data.label=outcome").data.positive == ["nein"]
     assert "The command cannot be read" in refused(tmp_path, path, "data.drop=[a")
     with pytest.raises(SystemExit):
         init_command([str(path), str(path)])
     assert "takes one folder or file, not 2" in capsys.readouterr().err
+
+
+def with_column(folder, name, values):
+    """A table whose hospitals, if any, are in that column."""
+    head, *rows = table(folder).read_text().replace("clinic", "room").splitlines()
+    rows = [f"{row},{values[n % len(values)]}" for n, row in enumerate(rows)]
+    rows = [row.replace(",A,", ",1,").replace(",B,", ",2,") for row in rows]
+    (folder / "table.csv").write_text("\n".join([f"{head},{name}", *rows]) + "\n", "utf-8")
+    return folder / "table.csv"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Klinik", "Krankenhaus", "Spital-Nr", "Hôpital", "centro", "ospedale_id", "szpital", "病院"],
+)
+def test_a_hospital_column_is_known_in_many_languages(name, tmp_path, capsys):
+    path = with_column(tmp_path, name, ["Nord", "Süd"])
+    assert guess(path, tmp_path / "into", "yes=true").data.centre == name
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"centre {name} (probably: its name)" in out
+    assert "all 40 rows are taken" in out
+
+
+def test_a_column_that_may_be_the_hospital_is_asked_about(tmp_path, monkeypatch):
+    path = with_column(tmp_path, "Kostenstelle", ["Nord", "Süd", "West"])
+    said = refused(tmp_path, path, "data.label=outcome")
+    assert said.startswith("Does one of these columns name the hospital? Without it, clients are ")
+    assert "(Kostenstelle, null: no) Answer by data.centre=VALUE, or take null" in said
+    assert guess(path, tmp_path / "a", "yes=true").data.centre is None
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda q: "Kostenstelle" if "hospital" in q else "")
+    assert guess(path, tmp_path / "b").data.centre == "Kostenstelle"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("sex", "fm"), ("smoker", ["ja", "nein"]), ("remark", "abcdefghijklmnop")]
+)
+def test_other_columns_of_texts_are_not_asked_about(name, values, tmp_path):
+    path = with_column(tmp_path, name, values)
+    assert guess(path, tmp_path / "into", "data.label=outcome").data.centre is None
+
+
+def test_all_open_questions_are_printed_at_once(tmp_path):
+    path = with_column(tmp_path, "Ort", ["Nord", "Süd"])
+    path.write_text(path.read_text("utf-8").replace(",1,yes", ",<1,yes"), "utf-8")
+    said = refused(tmp_path, path)
+    for key in ("data.label", "data.centre", "data.drop"):
+        assert f"Answer by {key}=VALUE" in said
 
 
 def test_mixed_columns_are_named(tmp_path):

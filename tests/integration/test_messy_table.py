@@ -193,3 +193,29 @@ def test_logistic_regression_is_that_of_scikit_learn(data, tmp_path):
     wanted = roc_auc_score(labels, theirs.predict_proba(rows)[:, 1])
     assert summary["federation"]["auroc"]["mean"] == pytest.approx(wanted, abs=0.01)
     assert wanted > 0.8
+
+
+def test_a_bundle_reads_words_and_limits_as_training_did(tmp_path):
+    """Missing cells are a word, and some values are below what can be measured."""
+    head, *rows = messy().split("\r\n")
+    for n, cell in ((12, "k.A."), (13, "<200,0")):
+        cells = rows[n].split(";")
+        rows[n] = ";".join([*cells[:5], cell, *cells[6:]])
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([head, *rows]), "utf-8")
+    keys = ["data=csv", f"data.path={path}", "data.label=Tod", "data.positive=[ja]"]
+    keys += ["data.missing=[k.A.]", "data.limits=half", "partition.num_clients=2", "rounds=1"]
+    run(tmp_path / "run", *CLINICAL, *keys)
+    line = [f"run={tmp_path / 'run'}", "client=hospital_0", f"out={tmp_path / 'bundle'}"]
+    (bundle,) = export_run(checked(load(line, "export")))
+    facts = json.loads((bundle / "configs" / "metadata.json").read_text())["medfed"]["input"]
+    assert (facts["missing"], facts["limits"]) == (["k.A."], "half")
+    asked = [f"60;Köln;weiblich;II;{cell}" for cell in ("k.A.", "", "<200,0", "100,0", "200,0")]
+    names = "Alter;Klinik;Geschlecht;Stadium;Cholesterin"
+    (tmp_path / "in.csv").write_text("\n".join([names, *asked]), "utf-8")
+    line = [f'bundle="{bundle}"', f"input={tmp_path / 'in.csv'}", f"output={tmp_path / 'out.csv'}"]
+    predict(checked(load(line, "predict")))
+    with (tmp_path / "out.csv").open() as file:
+        word, empty, limit, half, whole = (r["probability_positive"] for r in csv.DictReader(file))
+    assert (word, limit) == (empty, half)
+    assert half != whole

@@ -178,6 +178,18 @@ def test_hospitals_that_cannot_join(name, rows, columns, message, tables, tmp_pa
         onboard(tables, str(table(tmp_path / name, rows, 4, columns)), [1])
 
 
+@pytest.mark.parametrize("outcome", ["0", "1"])
+def test_a_hospital_whose_rows_lack_a_class_joins(outcome, tables, tmp_path):
+    """The classes are the federation's, not those of its rows."""
+    new = table(tmp_path / "new.csv", 40, 5)
+    head, *rows = new.read_text().splitlines()
+    new.write_text("\n".join([head, *(row for row in rows if row.endswith(outcome))]))
+    (client,) = find_clients(reopen_selected(tables), str(new))
+    assert client.label_counts.tolist()[1 - int(outcome)] == 0
+    assert client.label_counts.tolist()[int(outcome)] == client.num_samples > 0
+    assert {r.client for r in onboard(tables, str(new), [3], steps=1).rows} == {"new"}
+
+
 def test_data_that_are_nowhere_else(digits, tmp_path):
     with pytest.raises(ConfigError, match="the digits come with scikit-learn"):
         onboard(digits, str(tmp_path), [1])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from medfed.commands.evaluate import main
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, MedfedError
 from medfed.run.evaluation import (
+    banded,
     measure_across,
     measure_subgroups,
     show_across,
@@ -99,3 +100,41 @@ def test_what_cannot_be_evaluated_so_is_one_sentence(clinical, tmp_path, capsys)
     with pytest.raises(ConfigError, match="was across sites, which keep their patients"):
         measure_across(clinical)
     (clinical / "sites.json").unlink()
+
+
+def test_one_odd_cell_changes_no_column(caplog):
+    ages = {f"p{n}": str(20 + n % 60) for n in range(300)}
+    odd = banded({**ages, "p0": "unknown", "p7": "> 89", "p9": "#N/A", "p11": "nan"}, [40, 60])
+    clean = banded(ages, [40, 60])
+    assert "p9" not in odd
+    assert "p11" not in odd
+    assert (odd["p0"], odd["p7"]) == ("unknown", "> 89")
+    assert {*odd.values()} - {*clean.values()} == {"unknown", "> 89"}
+    assert "2 values are no numbers, and stay beside the bands: unknown, > 89." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["f", "m"], ["0744", *map(str, range(20))], ["1", "2", "3"], [*"abcdefg", "1", "2"]],
+    ids=["texts", "codes", "grades", "mostly texts"],
+)
+def test_what_is_no_measurement_is_not_divided_into_bands(values):
+    named = {f"p{n}": value for n, value in enumerate(values)}
+    assert banded(named) == named
+
+
+def test_a_patient_with_several_values_is_said(clinical, tmp_path, caplog):
+    ids = [
+        n
+        for of in json.loads((clinical / "splits.json").read_text())["clients"].values()
+        for n in of["test"]
+    ]
+    rows = ["patient,ward", *(f"{one},{'AB'[n % 2]}" for n, one in enumerate(ids)), f"{ids[0]},C"]
+    (tmp_path / "patients.csv").write_text("\n".join(rows))
+    groups = measure_subgroups(clinical, "test", "ward", tmp_path / "patients.csv", least=1)
+    assert groups["groups"]["C"]["patients"] == 1
+    said = f"1 patients have several values of ward, of which the last counts: {ids[0]} (A, C)."
+    assert said in caplog.text
+    (tmp_path / "patients.csv").write_text("\n".join([*rows, f"{ids[1].upper()},A"]))
+    with pytest.raises(MedfedError, match=r"differ only in capitals"):
+        measure_subgroups(clinical, "test", "ward", tmp_path / "patients.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -12,8 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from medfed.commands.main import main
+from medfed.common import console
 from medfed.common.errors import ConfigError
 from medfed.common.processes import begin_worker, take_gpu, worker_pool
 from medfed.config.sweeps import DIED, Engine, Sweep
@@ -102,9 +105,23 @@ def test_several_at_once_are_as_one_by_one(engine, one_by_one, tmp_path, capfd):
     out, err = capfd.readouterr()
     assert out.splitlines()[-1].startswith("2 of 3 runs are finished; compare them: ")
     assert err.splitlines()[-1].startswith("error: Run 0 of the sweep (optimizer.lr=1e+30) failed")
-    if engine == "sweep.workers=2":
-        assert out.count("Before training") == 1
-        assert "[2] Gradient steps per client: 1." in out.splitlines()
+
+
+def test_lines_of_several_runs_are_marked_and_facts_said_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(console.SAID, str(tmp_path))
+    whole = io.StringIO()
+    for number in (0, 1):
+        monkeypatch.setattr("sys.stdout", whole)
+        with console.as_run(f"[{number}] "):
+            with console.said_once():
+                print("Data: 9 patients.")
+                Console().print("two\nlines")
+            print(f"Result {number}.")
+            print("Sent 1 kB.")
+    assert whole.getvalue().splitlines() == [
+        *("[0] Data: 9 patients.", "[0] two", "[0] lines", "[0] Result 0.", "[0] Sent 1 kB."),
+        *("[1] Result 1.", "[1] Sent 1 kB."),
+    ]
 
 
 def die(config):

@@ -202,9 +202,9 @@ class OnDiskDataModule(FederatedDataModule):
         self.description = f"Data: {path}."
         return path
 
-    def account_for(
+    def files_with(
         self, endings: Collection[str], reasons: Mapping[Path, str], more: Sequence[Path] = ()
-    ) -> Account | None:
+    ) -> list[Account]:
         """Counts the files that the patients have, and all others beside them.
 
         Args:
@@ -213,9 +213,9 @@ class OnDiskDataModule(FederatedDataModule):
             more: Files that were used for all patients, such as lists.
         """
         if (path := self.source) is None:
-            return None
+            return []
         of_patients = (f for p in self._patients.values() for f in files_of_case(p.files.values()))
-        return account_of(path, [*of_patients, *more], endings, reasons)
+        return [account_of(path, [*of_patients, *more], endings, reasons)]
 
 
 @dataclass(eq=False, repr=False)
@@ -268,12 +268,13 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
         """See the base class."""
         return self.scans.patients()
 
-    def account(self) -> Account | None:
+    @property
+    def accounts(self) -> Sequence[Account]:
         """See the base class."""
         reader = self.scans
         folders = {f for p in self._patients.values() for f in p.files.values() if f.is_dir()}
         others = {f: kind for folder in folders for f, kind in dicom.others(folder).items()}
-        return self.account_for(reader.endings, {**others, **reader.left()}, reader.indices())
+        return self.files_with(reader.endings, {**others, **reader.left()}, reader.indices())
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class, with the distances of the training scans' voxels."""

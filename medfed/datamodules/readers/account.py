@@ -1,69 +1,67 @@
-"""What became of every file of a folder: taken, or left out, and why."""
+"""What a reader took of the files, rows or cells that it saw, and why not the others."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from medfed.common.errors import few
 
 _SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "lost+found"}
 
 
 @dataclass(frozen=True)
-class Left:
-    """Files that were left out for one reason.
-
-    Attributes:
-        reason: Why, in words.
-        ending: What their names end with; empty without an ending.
-        files: How many they are.
-        example: The first of them, from the folder of the data.
-    """
-
-    reason: str
-    ending: str
-    files: int
-    example: str
-
-
-@dataclass(frozen=True)
 class Account:
-    """What became of the files of a data set; hidden files and folders do not count.
+    """What was seen, taken and left out.
 
     Attributes:
-        seen: Number of files.
-        taken: Number of those that were used.
-        left: The others, by reason and ending, the most first.
+        where: The file or folder.
+        what: What is counted: files, rows, cells.
+        taken: How many were taken.
+        left_out: By reason, how many were left out, and the first of them.
     """
 
-    seen: int
+    where: str
+    what: str
     taken: int
-    left: Sequence[Left]
+    left_out: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
-    def line(self) -> str:
-        """Returns the account as one sentence, without what the reader of the data knows anyway.
+    @property
+    def seen(self) -> int:
+        """How many there were."""
+        return self.taken + sum(count for count, _ in self.left_out.values())
+
+    def sentence(self) -> str:
+        """Returns the account as a sentence.
 
         Example:
-            >>> Account(3, 1, [Left("no image", ".txt", 2, "a.txt")]).line()
-            'Files: 3 seen, 1 taken, 2 left out: 2 .txt (no image), such as a.txt.'
+            >>> Account("t.csv", "rows", 40, {"no label": (2, "data row 3")}).sentence()
+            't.csv: 40 of 42 rows are taken; left out: 2 no label (data row 3).'
         """
-        text = f"Files: {self.seen:,} seen, {self.taken:,} taken"
-        if not self.left:
-            return f"{text}, none left out."
-        parts = [
-            f"{one.files:,} {one.ending or 'without ending'} ({one.reason}), such as {one.example}"
-            for one in self.left[:6]
+        if not self.left_out:
+            return f"{self.where}: all {self.taken} {self.what} are taken."
+        whys = [
+            f"{count} {why}" + f" ({first})" * bool(first)
+            for why, (count, first) in self.left_out.items()
         ]
-        more = sum(one.files for one in self.left[6:])
-        parts += [f"{more:,} of other kinds"] if more else []
-        return f"{text}, {self.seen - self.taken:,} left out: {'; '.join(parts)}."
+        listed = few(whys, 6)
+        return (
+            f"{self.where}: {self.taken} of {self.seen} {self.what} are taken; left out: {listed}."
+        )
 
     def record(self) -> dict[str, Any]:
         """Returns the account as JSON."""
-        left = [asdict(one) for one in self.left]
-        return {"seen": self.seen, "taken": self.taken, "left": left}
+        left_out = {why: {"count": n, "first": x} for why, (n, x) in self.left_out.items()}
+        return {
+            "where": self.where,
+            "what": self.what,
+            "seen": self.seen,
+            "taken": self.taken,
+            "left_out": left_out,
+        }
 
 
 def visible_files(folder: Path) -> list[Path]:
@@ -122,18 +120,17 @@ def account_of(
         seen = sorted({f for folder in beside for f in folder.glob("*") if f.is_file()} | {path})
         seen = [file for file in seen if is_visible(file.name)]
         used.add(path)
-    whole = {os.path.normpath(file) for file in used}
-    groups: dict[tuple[str, str], list[Path]] = {}
+    whole, base = {os.path.normpath(file) for file in used}, path if path.is_dir() else path.parent
+    groups: dict[str, tuple[int, str]] = {}
     for file in seen:
         if os.path.normpath(file) not in whole:
-            ending = "".join(file.suffixes[-2:]).lower() if file.suffix == ".gz" else file.suffix
-            known = any(file.name.lower().endswith(one) for one in endings)
-            usual = "the data set does not name it" if known else "another kind of file"
-            groups.setdefault((reasons.get(file, usual), ending.lower()), []).append(file)
-    base = path if path.is_dir() else path.parent
-    left = [
-        Left(reason, ending, len(files), os.path.relpath(files[0], base))
-        for (reason, ending), files in groups.items()
-    ]
-    left.sort(key=lambda one: (-one.files, one.reason, one.ending))
-    return Account(len(seen), len(seen) - sum(one.files for one in left), left)
+            name = file.name.lower()
+            ending = next((e for e in endings if name.endswith(e)), None)
+            usual = "another kind of file" if ending is None else "the data set does not name it"
+            ending = ending or file.suffix.lower() or "without ending"
+            reason = f"{ending}: {reasons.get(file, usual)}"
+            count, first = groups.get(reason, (0, os.path.relpath(file, base)))
+            groups[reason] = count + 1, first
+    most = sorted(groups.items(), key=lambda of: (-of[1][0], of[0]))
+    taken_here = len(seen) - sum(count for count, _ in groups.values())
+    return Account(str(path), "files", taken_here, dict(most))

@@ -21,6 +21,7 @@ from medfed.datamodules.readers.persons import search_name
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
+from medfed.standalone.names import fold
 from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file
 
 log = logging.getLogger(__name__)
@@ -96,17 +97,18 @@ class FolderReader(CaseReader):
         if self._sites is None:
             return [self._case(folder) for folder in ordered]
         listed = self._listed(self._sites)
-        found = [f for f in ordered if f.name in listed]
+        found = [f for f in ordered if fold(f.name) in listed]
         if not found:
             raise DataError(
                 f"{self._sites['file']} lists no folder of {self.path}; it has "
                 f"{few(list(listed))}, and the folders are {few([f.name for f in ordered])}."
             )
         if len(found) < len(ordered):
-            left = few([f.name for f in ordered if f.name not in listed])
+            left = few([f.name for f in ordered if fold(f.name) not in listed])
             log.warning("%s does not list %s, which are left out.", self._sites["file"], left)
         return [
-            replace(self._case(f), centre=listed[f.name][0], split=listed[f.name][1]) for f in found
+            replace(self._case(f), centre=listed[fold(f.name)][0], split=listed[fold(f.name)][1])
+            for f in found
         ]
 
     def indices(self) -> list[Path]:
@@ -119,7 +121,8 @@ class FolderReader(CaseReader):
         sheet = Sheet.read(Path(str(sites["file"])).expanduser())
         columns = [str(sites[key]) for key in ("case", "centre", "split") if sites.get(key)]
         named = check_names("column", columns, sheet.columns, f"{sheet.path}: ")
-        cases, centres, *split = (sheet.known(name) for name in named)
+        cases, centres = (sheet.names(name) for name in named[:2])
+        split = [sheet.known(name) for name in named[2:]]
         splits = open_training(official_splits(sheet, named[2], split[0])) if split else ()
         return dict(
             zip(cases, zip(centres, splits or [None] * len(cases), strict=True), strict=True)

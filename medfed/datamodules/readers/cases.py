@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.checks import check_known
-from medfed.common.errors import DataError
+from medfed.common.errors import DataError, did_you_mean
 from medfed.common.schemas import parse_json
 from medfed.datamodules.readers.base import (
     Missing,
@@ -29,6 +29,7 @@ from medfed.datamodules.readers.base import (
 )
 from medfed.datamodules.readers.persons import persons_of
 from medfed.standalone.csv_files import csv_rows
+from medfed.standalone.names import fold, same
 from medfed.standalone.preparation import Preparation, among, zscore
 from medfed.standalone.volumes import check_finite, read_geometry, read_together
 
@@ -271,10 +272,17 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
         named = _from_csv(path)
     else:
         return {}
+    ids = same(list(named), f"{path}, cases", "entry {}".format)
+    where = f"{path}, hospitals"
+    centres = same(list(named.values()), where, lambda at: f"case {ids[at]}")
+    folded = dict(zip(ids, centres, strict=True))
     for case in cases:
-        if not named.get(case):
-            raise DataError(f"{path} names no hospital for case {case}; add it, or move the file.")
-    return named
+        if not folded.get(fold(case)):
+            hint = did_you_mean(fold(case), folded)
+            raise DataError(
+                f"{path} names no hospital for case {case}{hint}; add it, or move the file."
+            )
+    return {case: folded[fold(case)] for case in cases}
 
 
 def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:

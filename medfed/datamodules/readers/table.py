@@ -10,17 +10,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone import csv_files
-from medfed.standalone.csv_files import Categories, Sheet, as_number, tidy
+from medfed.standalone.csv_files import Categories, Limits, Sheet, as_number, missing_words
+from medfed.standalone.names import alike, code_among, fold, tidy
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
@@ -54,14 +57,19 @@ def find_kinds(
     if categorical and categorical != "auto":
         where = f"{sheet.path}, data.categorical: "
         declared = check_names("column", categorical, names, where)
-    kept, left_out, categories = [], {}, {}
+    kept, left_out, categories, coded = [], {}, {}, {}
     for name in names:
         if name in declared:
             categories[name] = _named(sheet, name)
             kept.append(name)
             continue
-        texts = sheet.texts(name) if auto else []
-        known = {text for text in texts if text is not None}
+        texts = sheet.texts(name)
+        known = dict.fromkeys(text for text in texts if text is not None)
+        if code := code_among(known):
+            coded[name] = code
+        if not auto:
+            kept.append(name)
+            continue
         rows = len(texts) - texts.count(None)
         first = int(texts[:1] == ["1"])
         numbered = texts == [str(n) for n in range(first, first + len(texts))]
@@ -69,7 +77,7 @@ def find_kinds(
             left_out[name or "the one without a name"] = "row numbers"
         elif not given and known and all(map(csv_files.is_date, known)):
             left_out[name] = "dates or times"
-        elif not known or any(map(csv_files.like_a_number, known)):
+        elif name not in coded and (not known or any(map(csv_files.like_a_number, known))):
             kept.append(name)
         elif len(known) > _MOST_FOUND or (len(known) > 2 and 2 * len(known) > rows):
             what = f"{len(known)} different texts in {rows} rows"
@@ -82,6 +90,8 @@ def find_kinds(
         else:
             categories[name] = tuple(sorted(known))
             kept.append(name)
+    if coded:
+        _say_codes(sheet, coded, auto)
     if left_out:
         listed = few([f"{name[:60]} ({why})" for name, why in left_out.items()], 8)
         log.warning(
@@ -92,6 +102,18 @@ def find_kinds(
     _check_features(sheet, kept)
     _say_alike(sheet, categories)
     return tuple(kept), categories
+
+
+def _say_codes(sheet: Sheet, coded: Mapping[str, str], auto: bool) -> None:
+    """Says which columns hold codes; refuses them where the user has named the others."""
+    such = few([f"{name[:60]} ({text[:20]})" for name, text in coded.items()], 8)
+    what = "a leading zero, or nothing but texts like 1E50, means codes"
+    if not auto:
+        raise DataError(
+            f"{sheet.path}: {what}: {such}; name the columns in data.categorical, leave them out "
+            "by data.drop, or write their numbers without it."
+        )
+    log.warning("%s: %s, which are categories and no numbers: %s.", sheet.path, what, such)
 
 
 def _named(sheet: Sheet, name: str) -> tuple[str, ...]:
@@ -128,15 +150,12 @@ def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
 
 def _say_alike(sheet: Sheet, categories: Categories) -> None:
     for name, texts in categories.items():
-        alike: dict[str, list[str]] = {}
-        for text in texts:
-            alike.setdefault(text.lower(), []).append(text)
-        if twice := next((same for same in alike.values() if len(same) > 1), None):
+        for twice in alike(texts)[:1]:
             log.warning(
                 "%s, column %s: %s count as different categories.",
                 sheet.path,
                 name,
-                " and ".join(twice),
+                " and ".join(map(repr, twice)),
             )
 
 
@@ -203,6 +222,7 @@ class Table:
         files: (N) file of every row; empty where there is none.
         categories: The categories of every column that has some; other columns hold numbers.
         splits: (N) official split of every row, None where it is open; empty where there is none.
+        accounts: How many rows and cells of a file were taken.
     """
 
     names: tuple[str, ...]
@@ -214,6 +234,7 @@ class Table:
     files: Sequence[Path] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: Sequence[Split | None] = ()
+    accounts: Sequence[Account] = ()
 
 
 _WITHOUT = ", remove the row, or leave out all rows without a label by data.unlabelled=drop"
@@ -235,6 +256,9 @@ def read_csv(
     time: str | None = None,
     ages: Mapping[str, str] | None = None,
     split: str | None = None,
+    missing: Sequence[str | int | float] = (),
+    limits: Limits = "refuse",
+    classes: Sequence[str] | None = None,
 ) -> Table:
     """Reads a CSV file.
 
@@ -261,6 +285,11 @@ def read_csv(
         ages: Columns of ISO dates, each with the column of the earlier date: a feature is the years
             between them.
         split: Name of the column with the official splits, train, val or test, if any.
+        missing: Further words of missing cells; numbers among them do not count for names of
+            patients and hospitals.
+        limits: What a cell such as ``<0.5`` is in a column of numbers; see `csv_files.Sheet`.
+        classes: The class names of a federation that the table joins, though its rows may lack
+            some; None takes those of the rows.
 
     Returns:
         The table.
@@ -269,7 +298,10 @@ def read_csv(
         DataError: Naming the file, row and column of what cannot be used.
         ConfigError: If a column does not exist; lists those that do.
     """
-    sheet = Sheet.read(path, header)
+    if isinstance(missing, str):
+        raise ConfigError(f"data.missing is a list of words; write 'data.missing=[{missing}]'.")
+    check_known("data.limits", limits, get_args(Limits))
+    sheet = Sheet.read(path, header, missing_words(missing), limits)
     answers = {"data.event": label, "data.time": time} if time else {"data.label": label}
     for key, answer in answers.items():
         if answer.lower() in {f.lower() for f in features or ()}:
@@ -290,24 +322,53 @@ def read_csv(
         names = check_names("column", wanted, sheet.columns, where)
     if unlabelled == "drop":
         both = positive is not None and negative is not None
-        named = {tidy(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
+        known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
         for answer in answers.values():
-            sheet = sheet.labelled(answer, named if answer == label else None)
+            sheet = sheet.labelled(answer, known if answer == label else None)
     names, categories = find_kinds(sheet, names, categorical, given=features is not None)
-    labels, classes = (
+    labels, named = (
         (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
         else _survival(sheet, label, time, positive, negative)
         if time
-        else _classes(sheet, sheet.known(label, _WITHOUT), positive, negative)
+        else _classes(sheet, label, positive, negative, classes)
     )
     count = len(sheet.rows)
     rows = [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
-    patients = sheet.known(patient) if patient else rows
-    centres, files = sheet.known(centre) if centre else (), [path] * count
+    words = [word for word in missing if as_number(str(word)) == float("inf")]
+    whose = replace(sheet, missing=missing_words(words))
+    patients = whose.names(patient) if patient else rows
+    centres, files = whose.names(centre) if centre else (), [path] * count
     cells = csv_files.read_cells(sheet, names, categories)
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
-    return Table(names, cells, labels, classes, patients, centres, files, categories, official)
+    return Table(
+        *(names, cells, labels, named, patients, centres, files, categories, official),
+        accounts=accounts_of(sheet, names),
+    )
+
+
+def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
+    """Returns what was taken of a sheet: its rows, and their cells in the columns `names`."""
+    rows = {
+        why: (len(numbers), f"data row {numbers[0]}" * (numbers[0] > 0))
+        for why, numbers in sheet.left_out.items()
+    }
+    lacking: dict[str, tuple[int, str]] = {}
+    known = 0
+    for name in names:
+        for number, text in sheet.cells(name):
+            if not sheet.lacks(text):
+                known += 1
+            else:
+                why = f"missing ({text})" if text else "empty"
+                first = f"{name[:60]} in data row {sheet.number(number)}"
+                count, example = lacking.get(why, (0, first))
+                lacking[why] = (count + 1, example)
+    path = str(sheet.path)
+    return (
+        Account(path, "rows", len(sheet.rows), rows),
+        Account(path, f"cells of {len(names)} features", known, lacking),
+    )
 
 
 def join_tables(tables: Mapping[str, Table]) -> Table:
@@ -409,7 +470,7 @@ def _survival(
     """Time and event per row, and the names of the two states."""
     if positive is None:
         positive, negative = [1], [0] if negative is None else negative
-    happened, _ = _classes(sheet, sheet.known(event, _WITHOUT), positive, negative)
+    happened, _ = _classes(sheet, event, positive, negative)
     times = _outcomes(sheet, time)
     if (times < 0).any():
         first = int(np.flatnonzero(times < 0)[0])
@@ -419,16 +480,28 @@ def _survival(
     return np.stack([times, happened.astype(float)], axis=1), ("no event", "event")
 
 
+def _label(text: str) -> str:
+    """A label, of which 1 and 1.0 are the same."""
+    return tidy(fold(text))
+
+
 def _classes(
-    sheet: Sheet, cells: Sequence[str], positive: Values | None, negative: Values | None
+    sheet: Sheet,
+    label: str,
+    positive: Values | None,
+    negative: Values | None,
+    joined: Sequence[str] | None = None,
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class index per row, and the class names."""
-    values = [tidy(text) for text in cells]
+    values = sheet.names(label, _WITHOUT, _label)
     if positive is not None:
-        wanted = {tidy(str(p)) for p in positive}
-        known = set(values) if negative is None else {tidy(str(n)) for n in negative}
-        _check_labels(sheet, values, wanted, known | wanted)
+        wanted = {_label(str(p)) for p in positive}
+        known = set(values) if negative is None else {_label(str(n)) for n in negative}
+        _check_labels(sheet, values, wanted if joined is None else set(), known | wanted)
         return np.array([v in wanted for v in values], dtype=np.int64), ("negative", "positive")
+    if joined is not None:
+        _check_labels(sheet, values, set(), {*joined})
+        return np.array([joined.index(v) for v in values], dtype=np.int64), tuple(joined)
     names = sorted(set(values), key=lambda v: (as_number(v), v))
     if len(names) < 2 or len(names) > 50:
         raise DataError(
@@ -444,9 +517,7 @@ def _classes(
         )
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
-    words = [name.lower() for name in names]
-    if len(names) == 2 and {*words} & _YES and {*words} & _NO:
-        yes = names[0] if words[0] in _YES else names[1]
+    if (yes := meant_as_yes(names)) is not None:
         raise DataError(
             f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no; say which "
             f"one is the positive class, such as data.positive=[{yes}]."
@@ -462,13 +533,26 @@ def _classes(
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 
 
+def meant_as_yes(names: Sequence[str]) -> str | None:
+    """Of two labels in another language than English, the one that means yes, if the other is no.
+
+    Example:
+        >>> meant_as_yes(["Ja", "Nein"]), meant_as_yes(["no", "yes"]), meant_as_yes(["a", "b"])
+        ('Ja', None, None)
+    """
+    words = [name.lower() for name in names]
+    if len(names) != 2 or not ({*words} & _YES and {*words} & _NO):
+        return None
+    return names[0] if words[0] in _YES else names[1]
+
+
 def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
     """Refuses labels that are neither positive nor negative, and positives that never occur."""
     for number, value in enumerate(values, start=1):
         if value not in known:
             listed = ", ".join(sorted(known))
             raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
-    if not wanted & set(values):
+    if wanted and not wanted & set(values):
         raise DataError(
             f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
             f"labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}."

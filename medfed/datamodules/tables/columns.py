@@ -194,9 +194,19 @@ def _outwards(value: float, to: Callable[[float], int], digits: int) -> float:
 
 
 log = logging.getLogger("medfed.datamodules.tables.datamodule")
-_END = r"([ _-]?(id|no|nr|num|number|name|code))?"
-HOSPITAL = re.compile(rf"(hosp(ital)?|centre|center|site|institution|clinic){_END}", re.IGNORECASE)
-PATIENT = re.compile(rf"(patient|subject|person|participant|mrn|pid){_END}|id", re.IGNORECASE)
+_END = r"([ _-]?(id|no|nr|num|number|nummer|name|code|kennung|番号|号))?"
+_HOSPITALS = (
+    "hosp(ital)?|centre|center|site|institution|clinic|klinik(um)?|krankenhaus|spital|zentrum"
+    "|standort|einrichtung|h[oô]pital|clinique|[eé]tablissement|centro|cl[ií]nica|ospedale|sede"
+    "|institución|instituição|ziekenhuis|centrum|sjukhus|sygehus|sykehus|sairaala|szpital|ośrodek"
+    "|nemocnice|kórház|hastane|больница|клиника|центр|病院|施設|医院|中心|병원|기관"
+)
+_PATIENTS = (
+    "patient(en|in)?|subject|person|participant|mrn|pid|fallnummer|paciente?|paziente|pati[eë]nt|pacjent"
+    "|potilas|hasta|пациент|患者|病人|환자"
+)
+HOSPITAL = re.compile(rf"({_HOSPITALS}){_END}", re.IGNORECASE)
+PATIENT = re.compile(rf"({_PATIENTS}){_END}|id", re.IGNORECASE)
 
 
 def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:

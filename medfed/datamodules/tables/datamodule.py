@@ -26,6 +26,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient, check_names, expanded
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
@@ -51,13 +52,13 @@ from medfed.datamodules.tables.agreement import (
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
 from medfed.standalone.columns import Array, Columns, Scaling
-from medfed.standalone.csv_files import csv_rows
+from medfed.standalone.csv_files import Limits, csv_rows
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
 _OF_CSV: tuple[str, ...] = (
     *("features", "centre", "patient", "positive", "header", "negative", "outcome", "drop"),
-    *("unlabelled", "time", "ages", "split"),
+    *("unlabelled", "time", "ages", "split", "missing", "limits"),
 )
 
 
@@ -113,6 +114,9 @@ class TabularDataModule(FederatedDataModule):
         outcome_scale: Mean and deviation of continuous outcomes, the units of the model; None:
             those of all clients' training rows, for which each client sends three sums. ``(0, 1)``
             does not scale outcomes.
+        missing: Further words of missing cells in a CSV file, such as ``["k.A.", -9]``.
+        limits: What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error
+            (``"refuse"``), ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
 
     Raises:
         ConfigError: If a choice is unknown, a scale or the cuts are invalid, classes are named for
@@ -146,6 +150,8 @@ class TabularDataModule(FederatedDataModule):
     cuts: Sequence[float] | None = None
     ages: Mapping[str, str] | None = None
     split: str | None = None
+    missing: Sequence[str | int | float] = ()
+    limits: Limits = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,6 +183,7 @@ class TabularDataModule(FederatedDataModule):
         if self.outcome_scale is not None:
             self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
         self.agreement: Agreement | None = None
+        self.joined: tuple[str, ...] | None = None
         self.scalings: dict[str, Scaling] = {}
         self.train_rows: dict[str, Array] = {}
         self.train_outcomes: dict[str, Array] = {}
@@ -189,7 +196,7 @@ class TabularDataModule(FederatedDataModule):
             categorical = "auto" if self.categorical is None else self.categorical
             settings = {name: getattr(self, name) for name in _OF_CSV}
             label = self.event or self.label
-            return read_csv(path, label, categorical=categorical, **settings)
+            return read_csv(path, label, categorical=categorical, classes=self.joined, **settings)
         if path is None:
             check_known("data.embedded", self.embedded, EMBEDDED)
             whole = EMBEDDED[self.embedded]()
@@ -232,6 +239,11 @@ class TabularDataModule(FederatedDataModule):
         self.class_names = self.table.classes
         if self.outcome_scale is not None and not self.samples.continuous:
             raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
+
+    @property
+    def accounts(self) -> Sequence[Account]:
+        """See the base class."""
+        return self.table.accounts
 
     def data_remarks(self) -> list[str]:
         """See the base class: columns that are perhaps not features."""
@@ -286,6 +298,7 @@ class TabularDataModule(FederatedDataModule):
         self.categorical = tuple(other.columns.categories)
         if self.path is not None and self.reader is None:
             self.features = other.columns.names
+            self.joined = other.table.classes
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Runs the clients' agreement and scales by training statistics; see the base class."""
@@ -403,17 +416,23 @@ class TabularDataModule(FederatedDataModule):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` also has the columns and their rounded range."""
         scaling, plan = self.scalings[client], self.plans[client]
-        ends = [
+        low, high = [
             [None if np.isnan(value) else value for value in end.tolist()]
             for end in columns.value_range(self._numbers(client), share=0)
         ]
+        ends = {"lowest": low, "highest": high}
         has = set(plan.record(self.plan_names)["channels"])
         return {
             **super().preprocessing(client),
             "present": [name for name, column in self.columns.inputs() if column in has],
             "normalization": scaling.facts(),
-            "input": {**self.columns.facts(), "lowest": ends[0], "highest": ends[1]},
+            "input": {**self.columns.facts(), **ends, **self._reading()},
         }
+
+    def _reading(self) -> dict[str, Any]:
+        """How cells are read, where it is not the usual way."""
+        words = {"missing": list(map(str, self.missing))} if self.missing else {}
+        return words | ({"limits": self.limits} if self.limits != "refuse" else {})
 
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
         if plan.scanner is not None:

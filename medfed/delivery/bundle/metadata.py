@@ -251,6 +251,8 @@ class Table(Struct, tag_field="kind", tag="table"):
     indicators: list[Text] | None = None
     lowest: list[float | None] | None = None
     highest: list[float | None] | None = None
+    missing: list[Text] | None = None
+    limits: Literal["half", "value"] | None = None
 
 
 class Facts(Struct, kw_only=True):

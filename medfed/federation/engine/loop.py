@@ -262,7 +262,9 @@ class WorkingNetwork:
             for module in self._stilled:
                 module.train()
 
-    def whole(self, weights: Mapping[str, Tensor]) -> Tensors:
+    def whole(
+        self, weights: Mapping[str, Tensor], outputs: Callable[[], Tensor] | None = None
+    ) -> Tensors:
         """Returns a model as other programs read it: all tensors of the plain network by name.
 
         Tensors that are divided by entries are put together; those that never change are added,
@@ -270,8 +272,15 @@ class WorkingNetwork:
 
         Args:
             weights: A client's model.
+            outputs: Gives outputs of the network; what has no effect on them, such as outputs of
+                the last training pass that the network keeps, is left out.
         """
         named, more = self.other.by_name(weights.get(OTHER))
+        if more is not None and outputs is not None:
+            self.load(weights)
+            before = outputs()
+            self.other.drop(more)
+            more = None if torch.equal(outputs(), before) else more
         fixed = select(float_entries(self.network), self.split.base)
         entries = {n: ordinary(t) for n, t in fixed.items()} | dict(weights)
         entries.pop(OTHER, None)

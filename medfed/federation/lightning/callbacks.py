@@ -147,7 +147,7 @@ class PersonalEvaluation(pl.Callback):
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
         self.points: dict[str, Point] = {}
-        self.shows_test = True  # to callers of trainer.test and loggers; a run folder has more
+        self.shows_all = True  # through Lightning, which takes its time; a run folder has all
         self._fitting = True
 
     @property
@@ -202,7 +202,9 @@ class PersonalEvaluation(pl.Callback):
                 _log.warning(sentence)
         values = self._values(metrics)
         score = {} if math.isnan(s := self.score(number)) else {SCORE: s}
-        self._log(pl_module, values | score)
+        watched = (f"val/{self.metric}", f"val/{self.metric}_worst")
+        shown = {n: v for n, v in values.items() if self.shows_all or n in watched}
+        self._log(pl_module, shown | score)
         if trainer.logger:
             # A logger cannot show more clients usefully: metrics.csv has them all.
             few = metrics if len(metrics) <= LOGGED else {}
@@ -244,7 +246,7 @@ class PersonalEvaluation(pl.Callback):
         number, known = pl_module.next_round - 1, pl_module.losses
         losses = {c: known[c] for c in pl_module.federation.ids if c in known}
         self.losses += [Record(number, client, {"loss": loss}) for client, loss in losses.items()]
-        if losses:
+        if losses and self.shows_all:
             self._log(pl_module, {"train/loss": sum(losses.values()) / len(losses)})
         if trainer.logger and losses:
             few = losses if len(losses) <= LOGGED else {}
@@ -262,7 +264,7 @@ class PersonalEvaluation(pl.Callback):
         if pl_module.chooser is not None:
             for client, point in self.points.items():
                 self.test[client] |= pl_module.chooser.apply(self.cases[client], point)
-        if self.shows_test:
+        if self.shows_all:
             self._log(pl_module, self._values(self.test, "test"), logger=None)
 
     def _falls(self, metric: str) -> bool:
