@@ -28,7 +28,8 @@ from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.files import write_text, writing
 from medfed.config import compose, description, sections, spelling
-from medfed.datamodules.readers import case_folders, cases
+from medfed.datamodules.readers import case_folders, cases, image_folder
+from medfed.datamodules.readers.account import is_visible, visible_files
 from medfed.datamodules.readers.table import meant_as_yes
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT, leaks
@@ -255,7 +256,7 @@ def guessed(path: Path, given: Mapping[str, Any]) -> Guess:
 
 
 def _visible(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if not p.name.startswith("."))
+    return sorted(p for p in path.iterdir() if is_visible(p.name))
 
 
 def _listed(path: Path) -> Guess | None:
@@ -374,7 +375,7 @@ def _pictures(path: Path, given: Mapping[str, Any]) -> Guess | None:
     for file in sorted(path.glob("*.csv"), key=lambda f: f.name != "images.csv"):
         if file.name != "centres.csv" and (guess := _table(file, given)).data != "csv":
             return guess
-    below = {f.name: [p for p in sorted(f.rglob("*")) if _is_picture(p)] for f in _visible(path)}
+    below = {f.name: [p for p in visible_files(f) if _is_picture(p)] for f in _visible(path)}
     below = {name: files for name, files in below.items() if files}
     split = any(name.lower().startswith("train") for name in below)
     if len(below) < 2 - split:
@@ -382,6 +383,10 @@ def _pictures(path: Path, given: Mapping[str, Any]) -> Guess | None:
     guess = Guess("image_masks" if {*below} >= {"images", "masks"} else "image_folder", path)
     if guess.data == "image_masks":
         _regions(guess, below.pop("masks"))
+    elif masks := [m for name in below for m in image_folder.pictures_in(path / name)[1]]:
+        below = {name: image_folder.pictures_in(path / name)[0] for name in below}
+        said = f"{len(masks)}, such as {masks[0].name}"
+        guess.took.append(("masks beside pictures", said, "left out: named as their pictures"))
     files = [file for of in below.values() for file in of]
     _colors(guess, files)
     people = Counter(m[1] for m in (re.match(_PERSON, file.name) for file in files) if m)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -71,6 +72,7 @@ def parse_json(
             content = file.read(limit + 1)
         if len(content) > limit:
             raise ValueError(f"it has more than {limit} bytes")
+        content = content.removeprefix(BOM_UTF8)  # which Windows writes
     else:
         content = bytes(source)
     try:

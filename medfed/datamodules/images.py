@@ -20,12 +20,13 @@ from medfed.datamodules.cache.volumes import OnDiskDataModule
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.scanner import scan_each
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
-from medfed.standalone.pictures import unit_range
+from medfed.standalone.pictures import SUFFIXES, unit_range
 
 HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
 
@@ -139,6 +140,11 @@ class ImageDataModule(OnDiskDataModule):
         """See the base class."""
         return self.data.samples.list_patients()
 
+    @property
+    def accounts(self) -> Sequence[Account]:
+        """See the base class."""
+        return self.files_with(SUFFIXES, self.data.left)
+
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: images as they are after decoding and resizing."""
         return "images", _by_content(self.data)
@@ -152,10 +158,17 @@ class ImageDataModule(OnDiskDataModule):
         """See the base class: images of one size, 0 to `peak` scaled to [-1, 1]."""
         color = "rgb" if len(self.data.channels) == 3 else "grey"
         size, converted = list(self.data.images.shape[2:]), self.data.converted
+        white = {} if self.data.white == 65535 else {"white": self.data.white}
         return {
             **super().preprocessing(client),
             "normalization": {"name": "range", "range": [0, self.data.peak], "to": [-1, 1]},
-            "input": {"kind": "images", "size": size, "color": color, "converted": converted},
+            "input": {
+                "kind": "images",
+                "size": size,
+                "color": color,
+                "converted": converted,
+                **white,
+            },
         }
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:

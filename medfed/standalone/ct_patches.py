@@ -377,7 +377,7 @@ def read_points(path: Path, last: str | None) -> Points:
     for number, row in enumerate(rows, start=1):
         try:
             numbers.extend([float(row[at]) for at in number_at])
-            scan.append(names.setdefault(row[series_at], len(names)))
+            scan.append(names.setdefault(row[series_at].strip(), len(names)))
         except (ValueError, IndexError):
             raise DataError(
                 f"{path}, data row {number}: {', '.join(row):.80} has no number for each of "
@@ -391,7 +391,7 @@ def read_points(path: Path, last: str | None) -> Points:
         cells = ", ".join(f"{value:g}" for value in table[at])
         raise DataError(f"{path}, data row {at + 1}: {cells} are not all finite; mend the row.")
     return Points(
-        series=tuple(name.strip() for name in names),
+        series=tuple(names),
         scan=np.array(scan, dtype=np.int64),
         world=table[:, :3],
         value=table[:, 3] if last else np.zeros(len(table)),

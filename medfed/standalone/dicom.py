@@ -1,12 +1,16 @@
 """DICOM series for :mod:`medfed.standalone.volumes`: a folder of slices, by SimpleITK.
 
-SimpleITK would skip a damaged file, only warn about a missing slice and read a tilted gantry as
-upright, so this module first compares the slices' headers.
+SimpleITK would skip a damaged file, only warn about a missing slice, read a tilted gantry as
+upright, and guess where the frames of one file lie, so this module first compares the headers of
+slices and frames. pydicom tells which files are images.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,23 +18,38 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DataError
-from .itk import affine_of, corrupt, itk_header, missing, reason
+from .errors import DataError, few
+from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
 
-_SERIES = "0020|000e"
+log = logging.getLogger(__name__)
+# A file without the preamble begins with a group of the header, of either spelling.
+_BEGINS = re.compile(
+    rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
+)
+_FRAMES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_TAGS = (
+    "SOPClassUID",
+    "SeriesInstanceUID",
+    "NumberOfFrames",
+    "PhotometricInterpretation",
+    *_FRAMES,
+)
+_UNREAD = ("HTJ2K", "High-Throughput", "MPEG", "HEVC", "JPIP", "SMPTE")  # compressions, by name
 _UNEVEN = 0.05  # of the distance of two slices
+_FORMAT = "GDCMImageIO"
 _TILT = 0.01  # tangent of the angle between the line through the slices and their normal
 
 
 class _Slice(NamedTuple):
-    """The header of one file.
+    """The header of one file, or of one frame of a file.
 
     Attributes:
         path: The file.
         series: Its series.
-        size: (3,) voxels; the third is above 1 if the file holds a whole volume.
+        size: (3,) voxels; the third is the number of frames.
         channels: Values per voxel.
         affine: (4, 4) to mm in RAS.
+        frame: The number of the frame from 0, where a file has several.
     """
 
     path: Path
@@ -38,6 +57,12 @@ class _Slice(NamedTuple):
     size: tuple[int, int, int]
     channels: int
     affine: NDArray[np.float64]
+    frame: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name, with the number of the frame."""
+        return self.path.name if self.frame is None else f"frame {self.frame + 1}"
 
 
 def is_series(folder: Path) -> bool:
@@ -46,19 +71,63 @@ def is_series(folder: Path) -> bool:
 
 
 def files(folder: Path) -> list[Path]:
-    """Lists the DICOM files of a folder, sorted by name.
+    """Lists the images of a folder, sorted by name; the other DICOM objects are left out.
 
     Raises:
         DataError: If there is none.
     """
+    return [path for path, other in _kinds(folder).items() if other is None]
+
+
+def others(folder: Path) -> dict[Path, str]:
+    """Lists the DICOM objects of a folder that are no images, such as structures and reports.
+
+    Returns:
+        What each file is.
+
+    Raises:
+        DataError: See :func:`files`.
+    """
+    return {path: other for path, other in _kinds(folder).items() if other is not None}
+
+
+def _kinds(folder: Path) -> dict[Path, str | None]:
+    """The DICOM files of a folder: None for images, and the kind of object for others."""
     if not folder.is_dir():
         raise missing(folder)
-    slices = sorted(path for path in folder.iterdir() if _is_dicom(path))
-    if not slices:
+    times = _times(path for path in sorted(folder.iterdir()) if _is_dicom(path))
+    kinds = {path: _other_kind(path, size, changed) for path, size, changed in times}
+    if None not in kinds.values():
+        only = f" but {few(sorted({str(kind) for kind in kinds.values()}))}" if kinds else ""
         raise DataError(
-            f"{folder} holds no DICOM files; name a volume's file, or the folder of one series."
+            f"{folder} holds no DICOM {'images' + only if kinds else 'files'}; name a volume's "
+            "file, or the folder of one series."
         )
-    return slices
+    return kinds
+
+
+def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
+    return tuple((path, (at := path.stat()).st_size, at.st_mtime_ns) for path in paths)
+
+
+@lru_cache(maxsize=1 << 16)
+def _other_kind(path: Path, size: int, changed: int) -> str | None:
+    """The kind of an object that is no image, such as RT Structure Set; kept for an equal file."""
+    kind = getattr(_tags(path, "SOPClassUID"), "SOPClassUID", None)
+    if kind is None or "Image Storage" in kind.name or kind.name == str(kind):
+        return None  # an image, a damaged one, or of a vendor's own class
+    return str(kind.name).removesuffix(" Storage")
+
+
+def _tags(path: Path, *names: str) -> Any:
+    """Some elements of a header; none of a damaged one, which SimpleITK then refuses."""
+    from pydicom import Dataset, config, dcmread
+
+    try:
+        with config.disable_value_validation():
+            return dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(names))
+    except Exception:  # all errors that a library raises on bad bytes
+        return Dataset()
 
 
 def in_order(folder: Path) -> list[Path]:
@@ -67,7 +136,7 @@ def in_order(folder: Path) -> list[Path]:
     Raises:
         DataError: See :func:`header`.
     """
-    return [one.path for one in _checked(folder)[0]]
+    return list(dict.fromkeys(one.path for one in _checked(folder)[0]))
 
 
 def series_uid(folder: Path) -> str:
@@ -95,8 +164,6 @@ def header(folder: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     """
     slices, step = _checked(folder)
     first = slices[0]
-    if len(slices) == 1:
-        return first.size, first.channels, first.affine
     affine = first.affine.copy()
     affine[:3, 2] = step
     return (*first.size[:2], len(slices)), first.channels, affine
@@ -113,21 +180,25 @@ def voxels(folder: Path) -> NDArray[Any]:
     """
     import SimpleITK as sitk
 
-    reader = sitk.ImageSeriesReader()
-    reader.SetFileNames([str(path) for path in in_order(folder)])
+    slices, _ = _checked(folder)
+    if slices[0].frame is None:
+        reader = sitk.ImageSeriesReader()
+        reader.SetFileNames([str(one.path) for one in slices])
+    else:
+        reader = itk_header(slices[0].path, _FORMAT)
     reader.SetOutputPixelType(sitk.sitkFloat32)  # slices may differ in slope
     try:
         array = sitk.GetArrayFromImage(reader.Execute())
     except RuntimeError as error:
         raise corrupt(folder, reason(error)) from error
+    if slices[0].frame is not None:
+        array = array[[one.frame for one in slices]]
     return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))
 
 
 def _checked(folder: Path) -> tuple[list[_Slice], NDArray[np.float64]]:
     """The slices in spatial order, and the step from one to the next."""
-    listed = files(folder)
-    times = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in listed)
-    return _compared(folder, times)
+    return _compared(folder, _times(files(folder)))
 
 
 @lru_cache(maxsize=64)
@@ -144,45 +215,126 @@ def _compared(
     first = slices[0]
     if any(one.channels != 1 for one in slices):
         raise DataError(f"{folder} holds colour images; a scan has one value per voxel.")
-    if len(slices) == 1 and first.size[2] > 1:
-        return slices, first.affine[:3, 2]
+    if several := [one for one in slices if one.size[2] > 1]:
+        if len(slices) > 1:
+            raise DataError(
+                f"{several[0].path} holds {several[0].size[2]} frames, a volume of its own, beside "
+                f"{len(slices) - 1} other files; keep one volume per folder."
+            )
+        slices = _frames(first)
+        first = slices[0]
     if len(slices) == 1:
         raise DataError(f"{folder} holds a single slice; a volume needs several.")
+    if inverted := [path for path, _, _ in times if _is_inverted(path)]:
+        log.warning(
+            "%s: %d of %d files store white as 0 (MONOCHROME1); their values are turned round, so "
+            "that white is high.",
+            *(folder, len(inverted), len(times)),
+        )
     for one in slices[1:]:
         if one.size != first.size or not np.allclose(
             one.affine[:3, :2], first.affine[:3, :2], atol=1e-3
         ):
             raise DataError(
-                f"{one.path} has another size, spacing or direction than {first.path.name}; keep "
-                "the slices of one volume in the folder."
+                f"{folder}: {one.name} has another size, spacing or direction than {first.name}; "
+                "keep the slices of one volume in the folder."
             )
     return _in_order(folder, slices)
+
+
+def _is_inverted(path: Path) -> bool:
+    tags = _tags(path, "PhotometricInterpretation")
+    return getattr(tags, "PhotometricInterpretation", "") == "MONOCHROME1"
+
+
+def _frames(file: _Slice) -> list[_Slice]:
+    """The frames of a file, which must say where each one lies."""
+    tags = _tags(file.path, *_TAGS)
+    shared, each = (getattr(tags, name, None) or [] for name in _FRAMES)
+    if len(each) != file.size[2]:
+        raise DataError(
+            f"{file.path} has {file.size[2]} frames and says of {len(each)} where they lie; "
+            "convert it to NIfTI, such as by dcm2niix, or leave the patient out."
+        )
+
+    def value(frame: Any, group: str, name: str) -> Any:
+        for of in (frame, *shared):
+            for item in getattr(of, group, None) or []:
+                if (found := getattr(item, name, None)) is not None:
+                    return np.atleast_1d(np.asarray(found, dtype=np.float64))
+        return None
+
+    frames, scales = [], set()
+    for number, frame in enumerate(each):
+        place = value(frame, "PlanePositionSequence", "ImagePositionPatient")
+        turn = value(frame, "PlaneOrientationSequence", "ImageOrientationPatient")
+        steps = value(frame, "PixelMeasuresSequence", "PixelSpacing")
+        if any(v is None or len(v) != n for v, n in ((place, 3), (turn, 6), (steps, 2))):
+            raise DataError(
+                f"{file.path} does not say where frame {number + 1} lies; convert it to NIfTI, "
+                "such as by dcm2niix, or leave the patient out."
+            )
+        scales.add(
+            tuple(
+                None if (v := value(frame, "PixelValueTransformationSequence", name)) is None
+                else float(v[0])
+                for name in ("RescaleSlope", "RescaleIntercept")
+            )
+        )  # fmt: skip
+        affine = np.eye(4)
+        affine[:3, 0], affine[:3, 1] = turn[:3] * steps[1], turn[3:] * steps[0]
+        affine[:3, 2] = np.cross(turn[:3], turn[3:])
+        affine[:3, 3] = place
+        frames.append(file._replace(affine=LPS @ affine, frame=number))
+    if len(scales) > 1:
+        raise DataError(
+            f"{file.path} has frames of {len(scales)} different slopes or intercepts, which are "
+            "not read; convert it to NIfTI, such as by dcm2niix, or leave the patient out."
+        )
+    return frames
 
 
 def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray[np.float64]]:
     normal = np.cross(slices[0].affine[:3, 0], slices[0].affine[:3, 1])
     normal /= np.linalg.norm(normal)
-    height = {one.path: float(normal @ one.affine[:3, 3]) for one in slices}
-    slices = sorted(slices, key=lambda one: height[one.path])
-    gaps = np.diff([height[one.path] for one in slices])
+    placed = sorted(
+        ((float(normal @ one.affine[:3, 3]), one) for one in slices), key=lambda of: of[0]
+    )
+    heights, slices = [height for height, _ in placed], [one for _, one in placed]
+    gaps = np.diff(heights)
+    if gaps.max() <= 0.01:
+        raise DataError(f"{folder}: all slices are at the same place; export the series again.")
+    if (gaps <= 0.01).mean() > 0.4:  # volume upon volume: phases, echoes, directions
+        places = 1 + int((gaps > 0.01).sum())
+        raise DataError(
+            f"{folder} holds {len(slices)} slices at {places} places, as of several phases, echoes "
+            "or repetitions; keep one image per place in the folder."
+        )
     usual = float(np.median(gaps))
-    for lower, upper, gap in zip(slices, slices[1:], gaps.tolist(), strict=False):
-        if abs(gap - usual) <= max(_UNEVEN * usual, 0.01):
-            continue
-        names = f"{lower.path.name} and {upper.path.name}"
+    odd = np.abs(gaps - usual) > max(_UNEVEN * usual, 0.01)
+    turns = np.flatnonzero(np.abs(np.diff(gaps)) > max(_UNEVEN * usual, 0.01))
+    if len(turns) == 1 and 2 <= turns[0] < len(gaps) - 3:  # three gaps or more on either side
+        raise DataError(
+            f"{folder} has two spacings: the slices are {gaps[0]:.3g} mm apart up to "
+            f"{slices[turns[0] + 1].name}, and {gaps[-1]:.3g} mm from there on; keep one of them, "
+            "or resample the scan."
+        )
+    if odd.any():
+        at = int(odd.argmax())
+        gap, names = float(gaps[at]), f"{slices[at].name} and {slices[at + 1].name}"
         if gap < 0.5 * usual:
             raise DataError(
                 f"{folder}: the slices {names} are {gap:.3g} mm apart, the others {usual:.3g} mm; "
                 "keep each slice once."
             )
+        whole = abs(gap / usual - round(gap / usual)) < 0.1 or abs(usual / gap - 2) < 0.1
         raise DataError(
-            f"{folder}: a slice is missing between {names} ({gap:.3g} mm apart, the others "
-            f"{usual:.3g} mm); export the series again or leave the patient out."
+            f"{folder}: {'a slice is missing' if whole else 'the distance is uneven'} between "
+            f"{names} ({gap:.3g} mm apart, the others {usual:.3g} mm); export the series again or "
+            "leave the patient out."
         )
     way = slices[-1].affine[:3, 3] - slices[0].affine[:3, 3]
     along = float(normal @ way)
-    if along <= 0:
-        raise DataError(f"{folder}: all slices are at the same place; export the series again.")
     tilt = float(np.linalg.norm(way - along * normal)) / along
     if tilt > _TILT:
         raise DataError(
@@ -193,11 +345,18 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
 
 
 def _header(path: Path) -> _Slice:
-    reader = itk_header(path, "GDCMImageIO")
+    tags = _tags(path, "SeriesInstanceUID")
+    syntax = getattr(getattr(tags, "file_meta", None), "TransferSyntaxUID", None)
+    if syntax is not None and any(word in syntax.name for word in _UNREAD):
+        raise DataError(
+            f"{path} is compressed as {syntax.name}, which is not read; decompress it, such as by "
+            "gdcmconv --raw, or leave the patient out."
+        )
+    reader = itk_header(path, _FORMAT)
     size = (*reader.GetSize(), 1)[:3]
     if reader.GetDimension() != 3:
         raise DataError(f"{path} has {reader.GetDimension()} dimensions; a slice has three.")
-    uid = reader.GetMetaData(_SERIES) if reader.HasMetaDataKey(_SERIES) else ""
+    uid = str(getattr(tags, "SeriesInstanceUID", None) or "")
     return _Slice(path, uid.strip(), size, reader.GetNumberOfComponents(), affine_of(reader))
 
 
@@ -207,4 +366,7 @@ def _is_dicom(path: Path) -> bool:
     if path.suffix.lower() in (".dcm", ".ima"):
         return True
     with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
+        head = file.read(132)
+    # Voxels may begin as a header does; names of DICOM have no ending, or end with a number's part.
+    bare = path.suffix.lower() in ("", ".dicom") or path.suffix[1:].isdigit()
+    return head[128:] == b"DICM" or (bare and _BEGINS.match(head) is not None)

@@ -20,6 +20,12 @@ from .errors import DataError, first_line
 _LINE = 256  # characters of a field; only NRRD's user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header, which the voxels may follow
 _INFLATION = 1032  # the most bytes that deflate unpacks from one
+MILLIMETRES = {"meter": 1e3, "mm": 1.0, "micron": 1e-3}  # by NIfTI's names of units
+_UNITS = {  # by the names that NRRD files have
+    **dict.fromkeys(("mm", "millimeter", "millimetre", ""), "mm"),
+    **dict.fromkeys(("m", "meter", "metre"), "meter"),
+    **dict.fromkeys(("um", "µm", "μm", "micron", "micrometer", "micrometre"), "micron"),
+}
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
 
 
@@ -102,7 +108,24 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
         DataError: See :func:`source_of`.
     """
     reader = source_of(path).reader
-    return tuple(reader.GetSize()), reader.GetNumberOfComponents(), affine_of(reader)
+    affine = np.diag([*[_millimetres(path)] * 3, 1.0]) @ affine_of(reader)
+    return tuple(reader.GetSize()), reader.GetNumberOfComponents(), affine
+
+
+def _millimetres(path: Path) -> float:
+    """The mm of one unit of a NRRD file's space; MetaImage has no other unit."""
+    if path.suffix.lower() != ".nrrd":
+        return 1.0
+    head = _head(path).split(b"\n\n")[0].decode("utf-8", "replace")
+    line = re.search(r"^space units: *(.*?)\s*$", head, re.MULTILINE | re.IGNORECASE)
+    units = {name.strip().lower() for name in re.findall(r'"(.*?)"', line[1])} if line else {"mm"}
+    if len(units) != 1 or not units <= {*_UNITS, "cm"}:
+        raise DataError(
+            f"{path} has the space units {line[1][:60] if line else ''}, which are not one of mm, "
+            "cm, um and m; mend the header."
+        )
+    unit = units.pop()
+    return 10.0 if unit == "cm" else MILLIMETRES[_UNITS[unit]]
 
 
 def voxels(path: Path) -> NDArray[Any]:
@@ -250,6 +273,8 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
             name = value
             break
     if not name:
+        if _other_kind(path):
+            raise corrupt(path, ValueError("it has no ElementDataFile"))
         raise DataError(f"{path} is no MetaImage header; copy it again or leave the scan out.")
     for key, (form, words) in _FORMS.items():
         if not re.fullmatch(form, value := fields.get(key, "")):
@@ -274,6 +299,36 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
     return file, end if local else start, packed, not (packed or any(big))
 
 
+_KINDS = (  # by their first bytes
+    (rb"\x89PNG", "a PNG picture"),
+    (rb"\xff\xd8\xff", "a JPEG picture"),
+    (rb"II\*\0|MM\0\*", "a TIFF picture"),
+    (rb"\s*<(!doctype|html|\?xml)", "a web page or XML"),
+    (rb"version https://git-lfs", "a pointer of Git LFS, without the data"),
+    (rb"NRRD\d", "a NRRD file"),
+    (rb"ObjectType|NDims|Comment *=", "a MetaImage file"),
+    (rb"\x1f\x8b", "a gzip file"),
+    (rb"PK\x03\x04", "a zip file"),
+    (rb"(?s:.{128})DICM", "a DICOM file"),
+    (rb"(?s:.{344})n[i+]1\0", "a NIfTI file that is not packed"),
+    (rb"\x5c\x01\0\0|\0\0\x01\x5c", "a NIfTI file that is not packed"),
+)
+_MEANT = {".nrrd": "a NRRD", ".mha": "a MetaImage", ".mhd": "a MetaImage", ".gz": "a gzip"}
+
+
+def _other_kind(file: Path) -> str | None:
+    """What a file is by its first bytes, if its name says something else."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(352)
+    except OSError:
+        return None
+    kind = next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
+    suffix = file.suffix.lower()
+    meant = _MEANT.get(suffix, "a DICOM" if suffix in ("", ".dcm", ".ima") else "a NIfTI")
+    return None if kind is None or kind.startswith(meant) else kind
+
+
 def corrupt(file: Path, error: Exception) -> DataError:
     """The sentence about a file that cannot be read, and what to leave out.
 
@@ -281,6 +336,11 @@ def corrupt(file: Path, error: Exception) -> DataError:
         >>> str(corrupt(Path("a.nii"), ValueError("it ends too early")))
         'a.nii is truncated or corrupt (it ends too early); copy it again or leave the patient out.'
     """
+    if file.is_file() and (kind := _other_kind(file)):
+        return DataError(
+            f"{file} is {kind}, which its name does not say; name it by its format, convert it, or "
+            "leave the patient out."
+        )
     return DataError(
         f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the patient "
         "out."

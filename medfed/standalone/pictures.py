@@ -1,4 +1,4 @@
-"""Pictures and masks in files: PNG, JPEG, TIFF or BMP, read by Pillow, one at a time.
+"""Pictures and masks in files: PNG, JPEG, TIFF, BMP, WebP or GIF, read by Pillow, one at a time.
 
 Unambiguous files are read; ambiguous ones (several pages, transparency, a coloured mask) are
 refused. In the resulting image the first axis runs to the right and the second upwards, see
@@ -8,7 +8,7 @@ refused. In the resulting image the first axis runs to the right and the second 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Color = Literal["grey", "rgb"]
 Pixels = NDArray[np.float32]
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".tif", ".tiff", ".bmp", ".webp", ".gif")
 Normalization = Literal["zscore", "unit"]
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
 _GREY = ("1", "L", "LA", "I", "F")
@@ -300,13 +300,40 @@ def _check_opaque(picture: Image.Image, file: Path) -> None:
         raise DataError(f"{file} is transparent in places; save it without an alpha channel.")
 
 
-def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]:
+def largest_value(file: Path) -> int | None:
+    """Returns the largest grey value of a picture of 16 bits; None for other pictures.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    with opened(file) as picture:
+        return int(np.asarray(picture).max()) if picture.mode.startswith("I;16") else None
+
+
+def white_of(files: Iterable[Path]) -> int:
+    """Returns the white of pictures of 16 bits, of which cameras and scanners use fewer.
+
+    Args:
+        files: All pictures; it is the largest value of the least whole number of bits, from 8,
+            that holds their values.
+
+    Raises:
+        DataError: If one cannot be read.
+    """
+    largest = max((value or 0 for value in map(largest_value, files)), default=0)
+    return int((1 << max(8, largest.bit_length())) - 1) if largest else 65535
+
+
+def read_image(
+    file: Path, size: Sequence[int], color: str, white: int = 65535
+) -> NDArray[np.uint8]:
     """Reads one image.
 
     Args:
         file: The file; of several pages or frames, the first is taken.
         size: Height and width.
         color: ``"grey"`` or ``"rgb"``.
+        white: The white of grey values of 16 bits, see `white_of`.
 
     Returns:
         (C, height, width).
@@ -317,7 +344,7 @@ def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]
     from PIL import Image
 
     with opened(file) as picture:
-        plain = eight_bits(_shown(picture)).convert("L" if color == "grey" else "RGB")
+        plain = eight_bits(_shown(picture), white).convert("L" if color == "grey" else "RGB")
     height, width = size
     if plain.size != (width, height):
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
@@ -325,11 +352,12 @@ def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]
     return pixels[None] if color == "grey" else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
+def eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
     """Scales 16-bit grey values to 8 bits, which Pillow's own conversion would clip.
 
     Args:
         image: Of any mode.
+        white: The value that becomes 255; larger ones, too.
 
     Returns:
         The image, or one of mode ``L``.
@@ -347,7 +375,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
     if image.mode.startswith("I;16"):
         values = np.asarray(image).astype(np.float64)
-        return Image.fromarray(np.round(values / 257).astype(np.uint8))
+        return Image.fromarray(np.round(values.clip(0, white) * (255 / white)).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError("its values have 32 bits and no known range; save it with 8 or 16 bits")
     return image
@@ -402,7 +430,7 @@ def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray
     Args:
         path: For the message.
         split: For the message.
-        images: (n, h, w), (n, h, w, 3) or (n, d, h, w), uint8.
+        images: (n, h, w), (n, h, w, 1), (n, h, w, 3), (n, 3, h, w) or (n, d, h, w), uint8.
 
     Returns:
         (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
@@ -421,6 +449,13 @@ def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray
             f"{path}, {split}_images: {images.dtype} {images.shape} must be uint8 (n, h, w), "
             "(n, h, w, 3) or (n, d, h, w)."
         )
-    if images.ndim == 4 and images.shape[-1] == 3:
+    if images.ndim == 4 and images.shape[-1] in (1, 3):
         return np.moveaxis(images, -1, 1)
+    if images.ndim == 4 and images.shape[1] in (1, 3):
+        return images
+    if images.ndim == 4 and (images.shape[-1] in (2, 4) or images.shape[1] in (2, 4)):
+        raise DataError(
+            f"{path}, {split}_images: {images.shape} has neither one channel nor three, and no "
+            "volume is so thin; save grey values, or red, green and blue."
+        )
     return images[:, None]

@@ -361,7 +361,7 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
             raise DataError(f"{file} is flat, but the model takes volumes of {size}; give .npy.")
         if not facts.get("converted", False):
             _check_image(file, size, facts["color"])
-        pixels = pictures.read_image(file, size, facts["color"])
+        pixels = pictures.read_image(file, size, facts["color"], facts.get("white", 65535))
     return _as_seen(pixels[None], file, predictor)
 
 

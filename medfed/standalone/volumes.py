@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from . import dicom, itk
 from .errors import DataError
-from .itk import corrupt, missing
+from .itk import MILLIMETRES, corrupt, missing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -194,6 +194,11 @@ def read_volume(
     if array.dtype.kind not in "buif":
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
+    if array.shape != (wanted := (*geometry.shape, geometry.channels)):
+        raise DataError(
+            f"{path} holds voxels of shape {array.shape}, but its header says {wanted}; convert it "
+            "anew, or leave the patient out."
+        )
     taken = range(array.shape[3]) if channels is None else channels
     if max(taken) >= array.shape[3]:
         raise DataError(
@@ -326,7 +331,9 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
     shape = image.shape
     if len(shape) not in (3, 4) or min(shape) < 1:
         raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
-    return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, image.affine
+    unit = image.header.get_xyzt_units()[0] if hasattr(image.header, "get_xyzt_units") else "mm"
+    affine = np.diag([*[MILLIMETRES.get(unit, 1.0)] * 3, 1.0]) @ image.affine
+    return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
 
 
 def _nifti_voxels(path: Path) -> NDArray[Any]:
@@ -346,7 +353,7 @@ def _nifti_voxels(path: Path) -> NDArray[Any]:
     """
     image = _opened(path)
     try:
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             stored = image.dataobj
             length = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
             with gzip.open(path) as file:

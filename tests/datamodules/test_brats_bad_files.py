@@ -93,7 +93,7 @@ def same_case_twice(folder):
         (rewrite("_t1", lambda a: a[..., :-1]), r"_t1\.nii\.gz has shape \(14, 12, 8\)"),
         (
             rewrite("_t1", lambda a: np.stack([a, a], -1)),
-            r"_t1\.nii\.gz has 2 channels, but needs 1",
+            r"_t1\.nii\.gz holds 2 volumes \(channels or points in time\), but 1 is named",
         ),
         (rewrite("_seg", lambda a: np.stack([a, a], -1)), r"_seg\.nii\.gz holds 2 masks"),
         (rewrite("_seg", with_value(3)), r"unknown label value 3; known: 0, 1, 2, 4"),

@@ -90,13 +90,16 @@ def test_folders_of_equal_names(tmp_path, caplog):
         Image.fromarray(image).convert("L").save(tmp_path / "images" / f"{stem}.jpg")
         Image.fromarray(mask).save(tmp_path / "masks" / f"{stem}.png")
     reader = ImageMasksReader(tmp_path)
+    assert [p.id for p in reader.patients()] == ["p1", "p2_L"]  # left and right are of one patient
+    assert "such as p1_L.jpg and p1_R.jpg of p1" in caplog.text
+    reader = ImageMasksReader(tmp_path, patient_pattern=r"(.*)\.")
     assert [p.id for p in reader.patients()] == ["p1_L", "p1_R", "p2_L"]
-    assert "every picture counts as a patient" in caplog.text
     assert reader.channels == ("grey",)
     named = ImageMasksReader(tmp_path, patient_pattern="^(p[0-9]+)_")
     assert [p.id for p in named.patients()] == ["p1", "p2"]
     (tmp_path / "centres.csv").write_text("case,hospital\np1_L,a\np1_R,a\np2_L,b\n")
-    assert [p.centre for p in ImageMasksReader(tmp_path).patients()] == ["a", "a", "b"]
+    reader = ImageMasksReader(tmp_path, patient_pattern=r"(.*)\.")
+    assert [p.centre for p in reader.patients()] == ["a", "a", "b"]
     (tmp_path / "masks" / "p1_R.png").rename(tmp_path / "masks" / "p1_right.png")
     with pytest.raises(DataError, match=r"p1_R\.jpg has no mask .*masks/p1_R\.\*"):
         ImageMasksReader(tmp_path)
@@ -105,12 +108,23 @@ def test_folders_of_equal_names(tmp_path, caplog):
 def test_without_patients_or_centres_that_is_said(tmp_path, rows, caplog):
     write_index(tmp_path, [{k: row[k] for k in ("image", "mask")} for row in rows])
     reader = ImageMasksReader(tmp_path)
-    assert [p.id for p in reader.patients()] == sorted(row["image"] for row in rows)
+    sides = sorted({row["image"].removesuffix(".png").rstrip("LR") for row in rows})
+    assert [p.id for p in reader.patients()] == sides
     assert {p.centre for p in reader.patients()} == {None}
     assert "has no column patient: every picture counts as a patient" in caplog.text
-    data = module(tmp_path, RoundRobin(3))
+    data = module(tmp_path, RoundRobin(1))
     data.setup()
     assert sum(len(c.patients["train"]) for c in data.clients.values()) > 3
+
+
+def test_pictures_in_folders_without_patients_are_a_patient_each_and_that_is_said(tmp_path, caplog):
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+        for stem in ("a", "b"):
+            pixels = picture(numpy_rng("folder", stem))[name == "masks"]
+            Image.fromarray(pixels).save(tmp_path / name / f"{stem}.png")
+    assert [p.id for p in ImageMasksReader(tmp_path).patients()] == ["a", "b"]
+    assert "every picture counts as a patient" in caplog.text
 
 
 @sweep("seed", range(4))

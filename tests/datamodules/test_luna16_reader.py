@@ -312,3 +312,12 @@ def test_a_raw_file_that_shrinks_while_it_is_read(luna):
         hounsfield(header, scan)
     with pytest.raises(DataError, match=r"has 1433 bytes"):
         extract(header, reader.candidates_of(SERIES[0]), PatchSpec())
+
+
+def test_spaces_around_a_series_make_no_other_series(tmp_path):
+    path = tmp_path / "candidates.csv"
+    rows = ["1.2,1,1,1,1", "1.2 ,2,2,2,0", " 1.2,3,3,3,0", "1.3,4,4,4,1"]
+    path.write_text("\n".join(["seriesuid,coordX,coordY,coordZ,class", *rows]))
+    points = read_points(path, "class")
+    assert points.series == ("1.2", "1.3")
+    assert points.scan.tolist() == [0, 0, 0, 1]

@@ -77,8 +77,8 @@ def checksum(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-# Raise it when the layout or the checks of a cache change: 1 accepted some damaged scans.
-FORMAT = 2
+# Raise it when the layout or the checks of a cache change: 2 had frames of DICOM out of order.
+FORMAT = 3
 
 MANIFEST = "manifest.json"
 ITEMS = "items"

@@ -8,7 +8,7 @@ channel's values. Reading restores the stored volume bit by bit.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,9 @@ from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
 from medfed.datamodules.generated.cohort import Cohort, ScanCohort
+from medfed.datamodules.readers.account import Account, account_of
 from medfed.datamodules.readers.base import Patient, Reader, VolumeReader, expanded, given_path
+from medfed.standalone import dicom
 from medfed.standalone.grids import bounding_box
 from medfed.standalone.preparation import Preparation, one_thread
 from medfed.standalone.volumes import files_of_case
@@ -200,6 +202,21 @@ class OnDiskDataModule(FederatedDataModule):
         self.description = f"Data: {path}."
         return path
 
+    def files_with(
+        self, endings: Collection[str], reasons: Mapping[Path, str], more: Sequence[Path] = ()
+    ) -> list[Account]:
+        """Counts the files that the patients have, and all others beside them.
+
+        Args:
+            endings: See `readers.account.account_of`.
+            reasons: Why some files were left out.
+            more: Files that were used for all patients, such as lists.
+        """
+        if (path := self.source) is None:
+            return []
+        of_patients = (f for p in self._patients.values() for f in files_of_case(p.files.values()))
+        return [account_of(path, [*of_patients, *more], endings, reasons)]
+
 
 @dataclass(eq=False, repr=False)
 class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
@@ -227,12 +244,37 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
 
     @property
     def caches(self) -> Path:
-        """The folder of caches."""
-        return Path(self.cache or Path(self.root, "cache")).expanduser()
+        """The folder of caches; never in the folder of the user's data.
+
+        Raises:
+            ConfigError: If `cache` names a folder there.
+        """
+        chosen = Path(self.cache or Path(self.root, "cache")).expanduser()
+        if self.path is None:
+            return chosen
+        data = Path(self.path).expanduser().resolve()
+        if not data.is_dir() and chosen.resolve().parent == data.parent:
+            data = data.parent  # of a list
+        if not data.is_dir() or not chosen.resolve().is_relative_to(data):
+            return chosen
+        if self.cache is not None:
+            raise ConfigError(
+                f"data.cache={self.cache} lies in the data, {data}, and would be read as a part of "
+                "them; choose a folder beside them."
+            )
+        return data.parent / f"{data.name}_cache"
 
     def list_patients(self) -> list[Patient]:
         """See the base class."""
         return self.scans.patients()
+
+    @property
+    def accounts(self) -> Sequence[Account]:
+        """See the base class."""
+        reader = self.scans
+        folders = {f for p in self._patients.values() for f in p.files.values() if f.is_dir()}
+        others = {f: kind for folder in folders for f, kind in dicom.others(folder).items()}
+        return self.files_with(reader.endings, {**others, **reader.left()}, reader.indices())
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class, with the distances of the training scans' voxels."""

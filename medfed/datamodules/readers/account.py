@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import few
+
+_SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "lost+found"}
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,75 @@ class Account:
             "taken": self.taken,
             "left_out": left_out,
         }
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Lists the files below a folder, sorted; hidden files and folders do not count.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / ".git").mkdir()
+        >>> for name in (".git/a.png", "b.png", ".c.png"):
+        ...     (folder / name).touch()
+        >>> [file.name for file in visible_files(folder)]
+        ['b.png']
+    """
+    return sorted(_walked(folder))
+
+
+def _walked(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if is_visible(name)]
+        yield from (Path(place, name) for name in names if is_visible(name))
+
+
+def is_visible(name: str) -> bool:
+    """Says whether a name is of no hidden file or folder, nor one of the system's.
+
+    Example:
+        >>> is_visible("a.png"), is_visible(".a.png"), is_visible("Thumbs.db")
+        (True, False, False)
+    """
+    return not name.startswith(".") and name.lower() not in _SYSTEM
+
+
+def account_of(
+    path: Path,
+    taken: Iterable[Path],
+    endings: Collection[str],
+    reasons: Mapping[Path, str],
+) -> Account:
+    """Counts the files of a data set.
+
+    Args:
+        path: Its folder; of a table or list, the folders of the files that it names are looked at.
+        taken: The files that were used.
+        endings: The endings, in small letters, of files that the reader can read.
+        reasons: Why some files were left out; for others their ending decides.
+
+    Returns:
+        The account, in which every visible file is taken or left out.
+    """
+    used = {*taken}
+    if path.is_dir():
+        seen = visible_files(path)
+    else:
+        beside = {file.parent for file in used} - {path.parent}
+        seen = sorted({f for folder in beside for f in folder.glob("*") if f.is_file()} | {path})
+        seen = [file for file in seen if is_visible(file.name)]
+        used.add(path)
+    whole, base = {os.path.normpath(file) for file in used}, path if path.is_dir() else path.parent
+    groups: dict[str, tuple[int, str]] = {}
+    for file in seen:
+        if os.path.normpath(file) not in whole:
+            name = file.name.lower()
+            ending = next((e for e in endings if name.endswith(e)), None)
+            usual = "another kind of file" if ending is None else "the data set does not name it"
+            ending = ending or file.suffix.lower() or "without ending"
+            reason = f"{ending}: {reasons.get(file, usual)}"
+            count, first = groups.get(reason, (0, os.path.relpath(file, base)))
+            groups[reason] = count + 1, first
+    most = sorted(groups.items(), key=lambda of: (-of[1][0], of[0]))
+    taken_here = len(seen) - sum(count for count, _ in groups.values())
+    return Account(str(path), "files", taken_here, dict(most))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from medfed.common.errors import ConfigError, did_you_mean, few
+from medfed.standalone.volumes import SUFFIXES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Missing = Literal["error", "zero"]
+VOLUMES = (*SUFFIXES, ".dcm", ".ima", ".raw", ".zraw")
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,19 @@ class Reader(ABC):
 
     Attributes:
         channels: Names of the image channels.
+        endings: The endings of the files that it can read.
     """
 
     channels: tuple[str, ...]
+    endings: Collection[str] = VOLUMES
+
+    def indices(self) -> list[Path]:
+        """Lists the tables and lists that it has read beside the patients' files."""
+        return []
+
+    def left(self) -> Mapping[Path, str]:
+        """Says why it left some files out, where their ending does not tell."""
+        return {}
 
     @abstractmethod
     def patients(self) -> list[Patient]:

@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
-from medfed.datamodules.readers.image_folder import search_name
+from medfed.datamodules.readers.persons import search_name
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
@@ -45,6 +46,7 @@ class FolderReader(CaseReader):
         centre_pattern: Regular expression whose one group is the hospital in a folder's name.
         sites: A table of the cases: its ``file``, and its columns ``case``, ``centre`` and, if
             there are official splits, ``split``. Folders that it does not list are left out.
+        patient_pattern: See `CaseReader`.
 
     Raises:
         ConfigError: If a channel is unknown, or `sites` lacks a name.
@@ -62,6 +64,7 @@ class FolderReader(CaseReader):
         missing: Missing = "error",
         centre_pattern: str | None = None,
         sites: Mapping[str, str | None] | None = None,
+        patient_pattern: str | None = None,
     ) -> None:
         modalities, regions = modalities or _FILES, regions or _WHOLE
         for key, given, such in (("modalities", modalities, _FILES), ("regions", regions, _WHOLE)):
@@ -70,9 +73,8 @@ class FolderReader(CaseReader):
                 raise ConfigError(f"data.reader.{key} is a map; write data.reader.{key}='{what}'.")
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
-        super().__init__(
-            path, names, regions, sorted(values.union(known_labels)), hospitals, missing
-        )
+        known = sorted(values.union(known_labels))
+        super().__init__(path, names, regions, known, hospitals, missing, patient_pattern)
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
         self._centre_pattern = centre_pattern
         self._sites = sites if sites is not None and any(sites.values()) else None
@@ -108,6 +110,11 @@ class FolderReader(CaseReader):
             replace(self._case(f), centre=listed[fold(f.name)][0], split=listed[fold(f.name)][1])
             for f in found
         ]
+
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        table = [] if self._sites is None else [Path(str(self._sites["file"])).expanduser()]
+        return [*super().indices(), *table]
 
     def _listed(self, sites: Mapping[str, str | None]) -> dict[str, tuple[str, Split | None]]:
         """Hospital and official split by case, as the table says."""
@@ -150,7 +157,7 @@ def is_visible_folder(path: Path) -> bool:
         >>> is_visible_folder(Path(".git"))
         False
     """
-    return path.is_dir() and not path.name.startswith(".")
+    return path.is_dir() and is_visible(path.name)
 
 
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
@@ -170,6 +177,7 @@ class BratsChallengeReader(FolderReader):
         hospitals: If no hospital is known: the number of contiguous blocks of cases.
         enhancing: Label value of the enhancing tumour: 4, and 3 since 2023.
         missing: See `VolumeReader`.
+        patient_pattern: See `CaseReader`; names since 2023 end with the time point.
 
     Raises:
         ConfigError: If a region or channel is unknown, or `enhancing` is 0, 1 or 2.
@@ -183,6 +191,7 @@ class BratsChallengeReader(FolderReader):
         hospitals: int | None = None,
         enhancing: int = 4,
         missing: Missing = "error",
+        patient_pattern: str | None = None,
     ) -> None:
         if enhancing not in (3, 4):
             raise ConfigError(
@@ -191,7 +200,10 @@ class BratsChallengeReader(FolderReader):
             )
         values = {"whole": (1, 2, enhancing), "core": (1, enhancing), "enhancing": (enhancing,)}
         chosen = {name: values[name] for name in check_names("region", regions, list(values))}
-        super().__init__(path, FILES, MASK, chosen, channels, hospitals, values["whole"], missing)
+        super().__init__(
+            *(path, FILES, MASK, chosen, channels, hospitals, values["whole"], missing),
+            patient_pattern=patient_pattern,
+        )
 
     def case_folders(self) -> list[Path]:
         """Lists the folders here; of one without images, such as ``HGG``, the folders in it."""

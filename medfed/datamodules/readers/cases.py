@@ -27,6 +27,7 @@ from medfed.datamodules.readers.base import (
     are_exclusive,
     with_hospitals,
 )
+from medfed.datamodules.readers.persons import persons_of
 from medfed.standalone.csv_files import csv_rows
 from medfed.standalone.names import fold, same
 from medfed.standalone.preparation import Preparation, among, zscore
@@ -50,6 +51,7 @@ class CaseReader(VolumeReader):
         known_labels: Label values that may occur beside 0; another one stops the run.
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
         missing: See `VolumeReader`.
+        patient_pattern: Finds the patient in a case's name, see `persons.persons_of`.
     """
 
     normalize: object = "zscore_nonzero"
@@ -62,6 +64,7 @@ class CaseReader(VolumeReader):
         known_labels: Sequence[int],
         hospitals: int | None,
         missing: Missing = "error",
+        patient_pattern: str | None = None,
     ) -> None:
         check_known("data.reader.missing", missing, get_args(Missing))
         self.path = path
@@ -71,8 +74,10 @@ class CaseReader(VolumeReader):
         self.regions = tuple(regions)
         self._region_labels = {name: tuple(values) for name, values in regions.items()}
         self._known_labels = (0, *known_labels)
+        self.in_file = len(self.channels)  # of a file that holds all
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
+        self._pattern = patient_pattern
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
 
     @abstractmethod
@@ -83,6 +88,10 @@ class CaseReader(VolumeReader):
             DataError: If there are none.
         """
 
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        return [self.path / name for name in ("centres.json", "centres.csv", "name_mapping.csv")]
+
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
         """Returns the hospital of each case that is known to come from one."""
         return named_centres(self.path, cases)
@@ -90,6 +99,8 @@ class CaseReader(VolumeReader):
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
         cases = sorted(self.cases(), key=lambda case: case.id)
+        ids = [case.id for case in cases if case.id not in self._person]
+        self._person |= zip(ids, persons_of(ids, self._pattern, self.path), strict=True)
         centres = self.centres([case.id for case in cases])
         for case in cases:
             if set(case.lacks) == set(self.channels):
@@ -101,7 +112,7 @@ class CaseReader(VolumeReader):
         """Joins the cases of each patient that has several."""
         by_person: dict[str, list[Patient]] = {}
         for case in cases:
-            by_person.setdefault(self._person.get(case.id, case.id), []).append(case)
+            by_person.setdefault(self._person[case.id], []).append(case)
         self._cases = {n: held for n, held in by_person.items() if [c.id for c in held] != [n]}
         return [_joined(name, by_person[name]) for name in sorted(by_person)]
 
@@ -140,10 +151,12 @@ class CaseReader(VolumeReader):
         *loaded, label = read_together([*images, mask], select)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
-            if select is None and len(volume.voxels) > 1:
+            wanted = self.in_file if "image" in patient.files else 1
+            if (count := volume.geometry.channels) > wanted:
                 raise DataError(
-                    f"{path} has {len(volume.voxels)} channels, but needs 1; use the layout of MSD "
-                    "for files that hold all modalities."
+                    f"{path} holds {count} volumes (channels or points in time), but "
+                    f"{wanted} {'is' if wanted == 1 else 'are'} named; name each as a channel of "
+                    "the list, in one file per case (data=datalist), or save one volume per file."
                 )
         image = loaded[0].voxels
         if len(loaded) > 1:
@@ -185,7 +198,7 @@ class CaseReader(VolumeReader):
         strange = (codes != values) | ~_is_one_of(codes, self._known_labels)
         if strange.any():
             raise DataError(
-                f"{path}: unknown label value {values[strange][0].item():g}; known: "
+                f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
                 f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
                 "data.reader."
             )

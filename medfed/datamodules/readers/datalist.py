@@ -11,16 +11,16 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
-from medfed.datamodules.readers.image_folder import search_name
 from medfed.datamodules.splits import Split
-from medfed.standalone.volumes import existing, read_geometry, stem_of
+from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of
 
 Regions = dict[str, tuple[int, ...]]
 
@@ -126,8 +126,7 @@ class DatalistReader(CaseReader):
             exclusive.
         hospitals: If no hospital is named: the number of contiguous blocks of cases.
         patient: The key of an entry that names its patient, if entries have it.
-        patient_pattern: Or a regular expression with one group that finds the patient in a case's
-            id. Otherwise every case is a separate patient.
+        patient_pattern: Or the patient in a case's id, see `CaseReader`.
         centre: The key of an entry that names its hospital, if entries have it.
         fold: The entries whose ``fold`` has this value are the test cases.
         missing: See `VolumeReader`; an entry may also list null in place of a file.
@@ -160,15 +159,19 @@ class DatalistReader(CaseReader):
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._index = read_json(self._file)
         self._entries = self._listed(fold)
-        self._patient, self._pattern, self._centre = patient, patient_pattern, centre
+        self._patient, self._centre = patient, centre
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
         listed = self._labels_of(regions)
         chosen = chosen_regions(regions, listed)
         values = {v for each in (*listed.values(), *chosen.values()) for v in each}
-        super().__init__(self._file.parent, names, chosen, sorted(values), hospitals, missing)
+        super().__init__(
+            *(self._file.parent, names, chosen, sorted(values), hospitals, missing),
+            patient_pattern=patient_pattern,
+        )
         self._select = [known.index(name) for name in names]
         self._known = known
+        self.in_file = len(known)
 
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`."""
@@ -200,12 +203,14 @@ class DatalistReader(CaseReader):
             files = {**there, "label": label}
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
             patients.append(Patient(name, files, centre, split=split, lacks=lacks, annotated=done))
-        if self._pattern is not None:
-            self._person = {n: search_name("patient", self._pattern, n, self._file) for n in ids}
-        else:
+        if self._pattern is None:
             named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
             self._person = {n: str(patient) for n, patient in named if patient is not None}
         return patients
+
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        return [*super().indices(), self._file]
 
     def _outlined(self, case: str, names: object) -> tuple[str, ...]:
         """The regions that an entry lists as ``annotated``."""
@@ -288,7 +293,11 @@ class DatalistReader(CaseReader):
     def _place(self, name: object) -> Path:
         if not isinstance(name, str) or not name:
             raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
-        return self._file.parent / name
+        # Lists from Windows have backslashes; a file may have one in its name elsewhere.
+        there = self._file.parent / name
+        return (
+            there if "\\" not in name or there.exists() else there.parent / name.replace("\\", "/")
+        )
 
     def _ids(self) -> list[str]:
         """The stems of the images, with the folder's name if stems repeat."""
@@ -322,7 +331,13 @@ class NnunetReader(DatalistReader):
             raise ConfigError("data.reader.fold is for lists; nnU-Net's folders have no folds.")
         ending = str(self._index.get("file_ending", ".nii.gz"))
         labels, images = self._folder / "labelsTr", self._folder / "imagesTr"
-        names = sorted(p.name for p in labels.glob(f"*{ending}") if not p.name.startswith("."))
+        if ending.lower() not in SUFFIXES:
+            raise DataError(
+                f"{self._file} names the ending {ending}, but medfed reads nnU-Net's volumes alone "
+                f"({', '.join(SUFFIXES)}): for pictures use data=image_masks, whose folders images "
+                "and masks hold files of equal names."
+            )
+        names = sorted(p.name for p in labels.glob(f"*{ending}") if is_visible(p.name))
         if not names:
             raise DataError(f"{labels} has no masks (*{ending}); set data.path to a raw data set.")
         if "channel_names" not in self._index and "modality" not in self._index:
@@ -338,7 +353,31 @@ class NnunetReader(DatalistReader):
             beside = [str(f.relative_to(self._folder)) for f in (*files, labels / name)]
             entries.append(({"image": beside[:-1], "label": beside[-1]}, None))
         self._ending = ending
+        self._count(images, {name.removesuffix(ending) for name in names})
         return entries
+
+    def _count(self, images: Path, masked: Collection[str]) -> None:
+        """Says which images have no mask, and where the list counts other cases."""
+        self._left = {
+            file: "no mask in labelsTr"
+            for file in images.glob(f"*{self._ending}")
+            if is_visible(file.name) and file.name[: -len(self._ending) - 5] not in masked
+        }
+        idle = sorted({file.name[: -len(self._ending) - 5] for file in self._left})
+        if idle:
+            log.warning(
+                "%s: %d cases have no mask in labelsTr and are left out: %s.",
+                *(self._folder, len(idle), few(idle, 4)),
+            )
+        if (count := self._index.get("numTraining")) not in (None, len(masked)):
+            log.warning(
+                "%s says numTraining %s, but labelsTr has %d masks.",
+                *(self._file, count, len(masked)),
+            )
+
+    def left(self) -> Mapping[Path, str]:
+        """See `Reader.left`."""
+        return self._left
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""
@@ -363,6 +402,7 @@ class MSDReader(DatalistReader):
         channels: Channels to read, in this order.
         regions: Any of ``whole``, ``core`` and ``enhancing``.
         hospitals: If no hospital is named: the number of contiguous blocks of cases.
+        patient_pattern: See `CaseReader`.
 
     Raises:
         ConfigError: If a region or channel is unknown.
@@ -382,10 +422,12 @@ class MSDReader(DatalistReader):
         channels: Sequence[str] = ("FLAIR", "T1w", "T1gd", "T2w"),
         regions: Sequence[str] = ("whole",),
         hospitals: int | None = None,
+        patient_pattern: str | None = None,
     ) -> None:
         chosen = check_names("region", regions, list(_TUMOUR))
         super().__init__(
-            path / "dataset.json", channels, {name: _TUMOUR[name] for name in chosen}, hospitals
+            *(path / "dataset.json", channels, {name: _TUMOUR[name] for name in chosen}, hospitals),
+            patient_pattern=patient_pattern,
         )
 
     def _labels_of(self, wanted: object) -> Regions:

@@ -1,4 +1,4 @@
-"""Images of one class each, PNG, JPEG, TIFF or BMP: folders named by class, or a CSV."""
+"""Images of one class each, in any format of `pictures`: folders named by class, or a CSV."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers.account import is_visible, visible_files
 from medfed.datamodules.readers.base import check_names, given_path
+from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
     ImageSet,
@@ -27,7 +30,7 @@ from medfed.datamodules.readers.samples import (
 )
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.pictures import SUFFIXES, Color, read_image
+from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +54,7 @@ def read_image_folder(
         path: The folder that holds one folder per class, or per split.
         size: Height and width; resizing does not keep the aspect ratio.
         color: ``"grey"`` or ``"rgb"``; all images are converted.
-        patient_pattern: Regular expression with one group that finds the patient's id in the file's
-            name. None makes every image a patient.
+        patient_pattern: Finds the patient in the file's name, see `persons.persons_of`.
         centre_pattern: Regular expression with one group that finds the hospital in the path below
             `path`.
         classes: Folders to read, in the order of the labels; None reads all, sorted.
@@ -79,26 +81,28 @@ def read_image_folder(
     labels: list[int] = []
     official: list[Split | None] = []
     files: list[Path] = []
+    left: dict[Path, str] = {}
     for root in roots:
         for label, name in enumerate(names):
             if splits.get(root.name, "train") != "train" and not (root / name).is_dir():
                 continue  # a test without a rare class is none the worse
-            files += (images := _images_in(root / name))
+            images, masks = pictures_in(root / name)
+            files += images
+            left |= dict.fromkeys(masks, "masks of pictures beside them")
             labels += [label] * len(images)
             official += [splits.get(root.name)] * len(images)
-    patients = [search_name("patient", patient_pattern, f.name, f) for f in files]
     below = [f.relative_to(path).as_posix() for f in files]
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
     samples = Samples(
         labels=np.array(labels),
         num_classes=len(names),
-        patients=patients if patient_pattern else below,
+        patients=persons_of(below, patient_pattern, path),
         centres=centres if centre_pattern else (),
         splits=open_training(official),
         files=files,
     )
-    return _decoded(samples, names, size, color, path)
+    return replace(_decoded(samples, names, size, color, path), left=left)
 
 
 @checked("data.reader")
@@ -115,6 +119,7 @@ def read_image_table(
     findings: Sequence[str] | None = None,
     uncertain: Literal["error", "missing", "positive", "negative"] = "error",
     file: str = "{}",
+    patient_pattern: str | None = None,
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
@@ -124,7 +129,7 @@ def read_image_table(
         color: As of `read_image_folder`.
         image: Column of the images.
         label: Column of the classes.
-        patient: Column of the patients; without one, every image is a patient.
+        patient: Column of the patients; without one, see `patient_pattern`.
         centre: Column of the hospitals, if there is one.
         split: Column of the official splits, if there is one: train, val or test.
         classes: Labels to read, in the order of the classes; None reads all, sorted.
@@ -132,6 +137,7 @@ def read_image_table(
             where nobody looked for it.
         uncertain: What a finding of -1 is; ``error`` refuses it.
         file: Where the image of a cell ``{}`` lies, such as ``"pictures/{}.jpg"``.
+        patient_pattern: Finds the patient in the name of an image, see `persons.persons_of`.
 
     Returns:
         As `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
@@ -171,7 +177,7 @@ def read_image_table(
     samples = Samples(
         labels=labels[kept],
         num_classes=len(names),
-        patients=of.get("patient", of["image"]),
+        patients=of.get("patient") or persons_of(of["image"], patient_pattern, path),
         centres=of.get("centre", ()),
         splits=open_training([official[n] for n in kept] if official else []),
         files=files,
@@ -202,16 +208,24 @@ def _decoded(
             f"data.reader.size={list(size)} must be a height and a width of at least 1."
         )
     with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
-        images = list(pool.map(partial(read_image, size=size, color=color), samples.files))
+        # A white for all, so that their brightness stays comparable.
+        white = white_of(f for f in samples.files if f.suffix.lower() in (".png", ".tif", ".tiff"))
+        if white < 65535:
+            log.warning(
+                "%s: the grey values of 16 bits use %d bits; 0 to %d become 0 to 255.",
+                *(path, white.bit_length(), white),
+            )
+        read = partial(read_image, size=size, color=color, white=white)
+        images = list(pool.map(read, samples.files))
     stacked = np.stack(images)
     channels = channel_names(stacked.shape[1])
-    return ImageSet(stacked, channels, names, samples, str(path), converted=True)
+    return ImageSet(stacked, channels, names, samples, str(path), converted=True, white=white)
 
 
 def _folders(path: Path) -> list[str]:
     if not path.is_dir():
         raise DataError(f"{path} is not a folder; set data.path to the folder of class folders.")
-    return sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
+    return sorted(f.name for f in path.iterdir() if f.is_dir() and is_visible(f.name))
 
 
 def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
@@ -233,54 +247,31 @@ def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
     return splits
 
 
-def _images_in(folder: Path) -> list[Path]:
-    files = [f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.name[0] != "."]
+_MASK = re.compile(
+    r"(.+?)[ _.-]*(masks?|seg(mentation)?|labels?|gt|roi|annotation|superpixels)([ _-]?\d+)?",
+    re.IGNORECASE,
+)
+
+
+def pictures_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Lists the pictures of a class, and the masks of these pictures that lie beside them.
+
+    A mask is named as its picture, with a word such as ``_mask`` or ``_segmentation`` at the end.
+
+    Raises:
+        DataError: If there is no picture.
+    """
+    files = [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
+    named = {(file.parent, file.stem) for file in files}
+    masks = [
+        file
+        for file in files
+        if (match := _MASK.fullmatch(file.stem)) and (file.parent, match[1]) in named
+    ]
     if not files:
         what = "has no images" if folder.is_dir() else "is not a folder"
         raise DataError(
             f"{folder} {what}; add images ({', '.join(SUFFIXES)}), or choose the class folders by "
             "data.reader.classes."
         )
-    return sorted(files)
-
-
-def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
-    """Finds the one group of a pattern in a name.
-
-    Args:
-        what: ``"patient"`` or ``"centre"``, for sentences.
-        pattern: A regular expression; None finds nothing.
-        text: The name.
-        file: The file, for error sentences.
-
-    Returns:
-        The group; empty without a pattern.
-
-    Raises:
-        ConfigError: If the pattern is invalid.
-        DataError: If the pattern finds nothing.
-
-    Example:
-        >>> search_name("patient", "^(p[0-9]+)_", "p12_left.png", Path("p12_left.png"))
-        'p12'
-    """
-    if pattern is None:
-        return ""
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"data.reader.{what}_pattern={pattern} is no regular expression ({error})."
-        ) from error
-    if expression.groups != 1:
-        raise ConfigError(
-            f"data.reader.{what}_pattern={pattern} has {expression.groups} groups; it needs one, "
-            "such as ^(p[0-9]+)_."
-        )
-    match = expression.search(text)
-    if match is None or not match[1]:
-        raise DataError(
-            f"{file}: data.reader.{what}_pattern={pattern} finds no {what} in {text}; mend the "
-            "pattern or the name."
-        )
-    return str(match[1])
+    return sorted({*files}.difference(masks)), masks

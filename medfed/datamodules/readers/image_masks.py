@@ -20,7 +20,7 @@ from medfed.common.checks import checked, within
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.image_folder import search_name
+from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.csv_files import Sheet, listed_columns
@@ -53,14 +53,14 @@ def list_pairs(path: Path, columns: Mapping[str, str], pattern: str | None) -> l
     Args:
         path: A CSV file, a folder with ``images.csv``, or one with ``images`` and ``masks``.
         columns: The CSV's columns by role: ``image``, ``mask``, ``patient`` and ``centre``.
-        pattern: Without a CSV: the pattern that finds the patient in a picture's name, or None.
+        pattern: Without patients in the CSV: what finds the patient in a picture's name, or None.
 
     Raises:
         DataError: If a file or column is missing, a picture is listed twice, or a patient is at two
             hospitals.
     """
     if path.suffix.lower() == ".csv" or (path / _INDEX).exists():
-        pairs = _from_csv(path / _INDEX if path.is_dir() else path, columns)
+        pairs = _from_csv(path / _INDEX if path.is_dir() else path, columns, pattern)
     elif (path / "images").is_dir() and (path / "masks").is_dir():
         pairs = _from_folders(path, pattern)
     else:
@@ -98,10 +98,10 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
     return replaced
 
 
-def _from_csv(index: Path, columns: Mapping[str, str]) -> list[Pair]:
+def _from_csv(index: Path, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
     sheet = Sheet.read(index)
     cells = listed_columns(sheet, columns, ("image", "mask"))
-    patients = cells.get("patient", cells["image"])
+    patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
     rows = zip(cells["image"], cells["mask"], patients, centres, strict=True)
     return [
@@ -119,8 +119,12 @@ def _from_folders(path: Path, pattern: str | None) -> list[Pair]:
                 f"{file} has no {what} {path / f'{what}s' / lacking[0]}.* (of "
                 f"{len(lacking)} without one); add it, or remove the file."
             )
-    centres = named_centres(path, sorted(images))
-    if pattern is None:
+    centres = named_centres(path, stems := sorted(images))
+    persons = persons_of([images[stem].name for stem in stems], pattern, path)
+    persons = [
+        Path(p).stem if p == images[s].name else p for p, s in zip(persons, stems, strict=True)
+    ]
+    if pattern is None and persons == stems:
         log.warning(
             "%s: every picture counts as a patient. Where one has several, set "
             'data.reader.patient_pattern, such as "^(p[0-9]+)_".',
@@ -130,11 +134,11 @@ def _from_folders(path: Path, pattern: str | None) -> list[Pair]:
         Pair(
             images[stem],
             masks[stem],
-            search_name("patient", pattern, images[stem].name, images[stem]) or stem,
+            person,
             centres.get(stem),
             str(images[stem]),
         )
-        for stem in sorted(images)
+        for stem, person in zip(stems, persons, strict=True)
     ]
 
 
@@ -196,8 +200,8 @@ class ImageMasksReader(VolumeReader):
         mask: That of masks.
         patient: That of patients. Without one every picture counts as a patient, with a warning.
         centre: That of hospitals.
-        patient_pattern: Without a CSV: a regular expression with one group that finds the patient's
-            id in a picture's name. None makes every picture a patient.
+        patient_pattern: Without patients in the CSV: finds the patient in a picture's name, see
+            `persons.persons_of`.
         other_masks: By centre, the suffix (before the ending) of masks by another annotator, which
             are used instead: ``{chase: _second_reader}``.
         color: ``"grey"`` or ``"rgb"``; None keeps the pictures' colours.
@@ -212,6 +216,8 @@ class ImageMasksReader(VolumeReader):
         ConfigError: If a setting cannot be used.
         DataError: If an index or picture cannot be read, or does not fit the others.
     """
+
+    endings = SUFFIXES
 
     @checked("data.reader")
     def __init__(
@@ -229,7 +235,7 @@ class ImageMasksReader(VolumeReader):
         known_labels: Sequence[int] = (),
         normalization: pictures.Normalization = "zscore",
     ) -> None:
-        self.scale, self.normalization = scale, normalization
+        self._path, self.scale, self.normalization = path, scale, normalization
         self._others = dict(other_masks or {})
         self._values = _region_values(("foreground",) if regions is None else regions)
         self._known = {*known_labels, *(v for values in self._values.values() for v in values)}
@@ -239,6 +245,10 @@ class ImageMasksReader(VolumeReader):
         self._pairs = by_other_reader(pairs, self._others)
         self.color = self._one_color(color)
         self.channels = channel_names(1 if self.color == "grey" else 3)
+
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        return [self._path / name for name in (_INDEX, "centres.json", "centres.csv")]
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""

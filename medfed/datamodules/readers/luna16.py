@@ -13,6 +13,7 @@ Analysis 42, 2017.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,6 +147,17 @@ class Luna16Reader(Reader):
                 "data.reader.negatives_per_positive=null to keep all."
             )
         self._candidates = self._group(points, kept)
+
+    def indices(self) -> list[Path]:
+        """See `Reader.indices`."""
+        return [self._csv, *(self.path / name for name in ("centres.json", "centres.csv"))]
+
+    def left(self) -> Mapping[Path, str]:
+        """See `Reader.left`."""
+        idle = (self._scans[name] for name in self._scans.keys() - self._candidates.keys())
+        return {
+            f: "a scan without candidates" for scan in idle for f in {scan, source_of(scan).file}
+        }
 
     def patients(self) -> list[Patient]:
         """Lists the scans that have candidates after the subsampling, sorted by series id.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,6 +203,8 @@ class ImageSet:
         source: Their origin, for the user.
         peak: The value of white, which becomes 1; 0 becomes -1.
         converted: Whether images of any size and colour were converted to one.
+        white: The value of white in files of 16 bits.
+        left: Why some files beside the images were left out.
     """
 
     images: NDArray[np.uint8]
@@ -212,6 +214,8 @@ class ImageSet:
     source: str
     peak: int = 255
     converted: bool = False
+    white: int = 65535
+    left: Mapping[Path, str] = field(default_factory=dict)
 
 
 def channel_names(count: int) -> tuple[str, ...]:

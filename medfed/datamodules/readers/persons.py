@@ -1,0 +1,132 @@
+"""Whose a case or picture is, by its name: its patient, where one has several."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from medfed.common.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+# Patients in the names of public data sets, by what tells their cases apart.
+KNOWN = {
+    "time points of BraTS": r"^(BraTS(?:-[A-Za-z]+)+-\d{4,5})-\d{1,3}(?!\d)",
+    "scans of LIDC": r"^(LIDC-IDRI-\d{4})(?!\d)",
+    "sessions of OASIS": r"^((?:sub-)?OAS\d_?\d{4})(?!\d)",
+    "sessions of BIDS": r"^(sub-[A-Za-z0-9]+)_",
+    "images of ADNI": r"^(\d{3}_S_\d{4})(?!\d)",
+    "slides or images of TCGA": r"^(TCGA-\w\w-\w{4})(?!\w)",
+    "time points of ISBI 2015": r"^((?:training|test)\d\d)_\d\d(?!\d)",
+}
+_SIDE = re.compile(r"^(.*[^a-z]|)(left|right|od|os|l|r)$", re.IGNORECASE)
+_OTHER = {"left": "right", "od": "os", "l": "r"}
+_OTHER |= {there: here for here, there in _OTHER.items()}
+
+
+def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[str]:
+    """Returns the patient of every case or picture, and says where one has several.
+
+    Args:
+        names: Names of cases, or paths of pictures.
+        pattern: A regular expression whose one group is the patient in a name without its folder.
+            None: the patient in names of known data sets (`KNOWN`), the same patient for the left
+            and the right of a pair, and for all other names a patient each.
+        where: The data, for sentences.
+
+    Raises:
+        ConfigError: If the pattern is invalid.
+        DataError: If it finds nothing.
+
+    Example:
+        >>> persons_of(["BraTS-GLI-00012-000", "BraTS-GLI-00012-001"], None, Path("x"))
+        ['BraTS-GLI-00012', 'BraTS-GLI-00012']
+        >>> persons_of(["a/7_left.png", "b/7_right.png", "b/8_right.png"], None, Path("x"))
+        ['7', '7', 'b/8_right.png']
+    """
+    files = [PurePosixPath(name) for name in names]
+    if pattern is not None:
+        return [
+            search_name("patient", pattern, f.name, Path(n))
+            for f, n in zip(files, names, strict=True)
+        ]
+    persons, kinds = list(names), Counter[str]()
+    for kind, known in KNOWN.items():
+        for n, file in enumerate(files):
+            if match := re.match(known, file.name, re.IGNORECASE):
+                persons[n] = match[1]
+        if persons != list(names):
+            kinds[kind] += 1
+            break
+    else:
+        persons = _pairs(files, list(names))
+        kinds["left and right"] += 1
+    if len(set(persons)) < len(names):
+        twice = next(person for person, count in Counter(persons).items() if count > 1)
+        first, second, *_ = (n for n, p in zip(names, persons, strict=True) if p == twice)
+        log.warning(
+            "%s: %d names are those of %d patients (%s), such as %s and %s of %s; "
+            "'data.reader.patient_pattern=\"(.*)\"' makes each a patient of its own.",
+            *(where, len(names), len(set(persons)), next(iter(kinds)), first, second, twice),
+        )
+    return persons
+
+
+def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
+    """Gives the left and the right of a pair one name; equal names in two folders are no pair."""
+    unique = len({file.name for file in files}) == len(files)
+    sides: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for n, file in enumerate(files):
+        if (match := _SIDE.match(file.stem)) and (name := match[1].rstrip("_- .")):
+            folder = "" if unique else f"{file.parent}/"
+            sides.setdefault((folder, name), []).append((n, match[2].lower()))
+    for (folder, name), held in sides.items():
+        there = {side for _, side in held}
+        if any(_OTHER[side] in there for side in there):
+            for n, _ in held:
+                persons[n] = f"{folder}{name}"
+    return persons
+
+
+def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
+    """Finds the one group of a pattern in a name.
+
+    Args:
+        what: ``"patient"`` or ``"centre"``, for sentences.
+        pattern: A regular expression; None finds nothing.
+        text: The name.
+        file: The file, for error sentences.
+
+    Returns:
+        The group; empty without a pattern.
+
+    Raises:
+        ConfigError: If the pattern is invalid.
+        DataError: If the pattern finds nothing.
+
+    Example:
+        >>> search_name("patient", "^(p[0-9]+)_", "p12_left.png", Path("p12_left.png"))
+        'p12'
+    """
+    if pattern is None:
+        return ""
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"data.reader.{what}_pattern={pattern} is no regular expression ({error})."
+        ) from error
+    if expression.groups != 1:
+        raise ConfigError(
+            f"data.reader.{what}_pattern={pattern} has {expression.groups} groups; it needs one, "
+            "such as ^(p[0-9]+)_."
+        )
+    match = expression.search(text)
+    if match is None or not match[1]:
+        raise DataError(
+            f"{file}: data.reader.{what}_pattern={pattern} finds no {what} in {text}; mend the "
+            "pattern or the name."
+        )
+    return str(match[1])
