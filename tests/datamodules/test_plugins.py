@@ -210,8 +210,8 @@ HEAVY = ("pytorch_lightning", "monai", "matplotlib", "scipy", "sklearn", "nibabe
 
 
 def loaded(modules, looked_for):
-    """Which of some packages are imported with modules of the data layer."""
-    names = ", ".join(f"medfed.datamodules.{name}" for name in modules)
+    """Which of some packages are imported with modules, those of the data layer by their place."""
+    names = ", ".join(n if "medfed" in n else f"medfed.datamodules.{n}" for n in modules)
     code = f"import sys, {names}; print(*[m for m in {looked_for!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     return found.stdout.split()
@@ -227,4 +227,4 @@ def test_data_modules_import_lightning_and_no_library_of_a_format():
 
 
 def test_worker_processes_that_cut_patches_need_no_pytorch():
-    assert loaded(["cache.store", "ct_patches"], ("torch", *HEAVY)) == []
+    assert loaded(["cache.store", "medfed.standalone.ct_patches"], ("torch", *HEAVY)) == []
