@@ -41,6 +41,7 @@ def settings() -> dict[str, object]:
         "PyTorch's type of numbers": torch.get_default_dtype(),
         "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "PyTorch's gradients": torch.is_grad_enabled(),
+        "PyTorch's process group": torch.distributed.is_initialized(),
         "the handler of SIGINT": signal.getsignal(signal.SIGINT),
         "the handler of SIGTERM": signal.getsignal(signal.SIGTERM),
     }

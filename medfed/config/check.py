@@ -367,12 +367,11 @@ def check_keys(values: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
 
     Example:
         >>> from typing import Annotated
-        >>> class Keys(msgspec.Struct):
-        ...     least: Annotated[int, msgspec.Meta(ge=1)] = 20
+        >>> Keys = msgspec.defstruct("Keys", [("least", Annotated[int, msgspec.Meta(ge=1)], 20)])
         >>> check_keys({"least": 0}, Keys)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: least must be a whole number of at least 1, not 0.
+        medfed.standalone.errors.ConfigError: least must be a whole number of at least 1, not 0.
     """
     for key in (key for key in kind.__struct_fields__ if key in values):
         try:

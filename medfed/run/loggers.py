@@ -106,7 +106,10 @@ class _Wandb(WandbLogger):
 
         if self._experiment is None:
             self._kept = Path(str(self._save_dir)) / "wandb" / f"logged-{self._id}.jsonl"
-            self._earlier = [*self._kept.parent.glob(f"offline-run-*-{self._id}")]
+            # W&B names folders by the second, so a run that resumes at once would share the folder.
+            for folder in self._kept.parent.glob(f"offline-run-*-{self._id}"):
+                folder.rename(folder.with_name(f"earlier-{folder.name}"))
+            self._earlier = [*self._kept.parent.glob(f"earlier-offline-run-*-{self._id}")]
             self._missing = _whole_lines(self._kept)
             self._experiment = run = wandb.init(**self._wandb_init)
             run.define_metric("round")

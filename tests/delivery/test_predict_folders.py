@@ -162,7 +162,7 @@ def test_what_nobody_foresaw_does_not_stop_the_others(finds_ball, tmp_path, monk
 @pytest.mark.parametrize("key", ["input", "output"])
 def test_a_variable_of_the_shell_that_is_not_set(key, finds_ball, tmp_path):
     places = {"input": tmp_path, "output": tmp_path / "out", key: "''"}
-    with pytest.raises(ConfigError, match=f"^{key} is empty; name a file or folder"):
+    with pytest.raises(ConfigError, match=f"^{key} names no file or folder; write {key}=PATH"):
         run(finds_ball, places["input"], places["output"])
 
 

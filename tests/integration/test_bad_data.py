@@ -293,7 +293,7 @@ def test_the_command_ends_with_status_1(tmp_path):
     assert left_in(tmp_path) == ["data", "splits.json"]
 
 
-def test_a_full_disk(tmp_path):
+def test_a_full_disk(tmp_path, capsys):
     """Stands in for it: the kernel refuses to write files beyond a size."""
     write_table(tmp_path / "data")
     config = load(settings("csv", tmp_path / "data", tmp_path), "prepare")

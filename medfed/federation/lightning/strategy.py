@@ -197,8 +197,8 @@ _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZ
 def together(trainer: pl.Trainer) -> Iterator[None]:
     """Ends all ranks together, and passes on the real reason for stopping a run.
 
-    What Lightning tells ranks in variables of the environment ends with the run: otherwise the next
-    command of this process would take itself for one of them. Lightning ends the process with
+    What makes this process a rank (variables, a process group) ends with the run; otherwise the
+    next run of this process would take itself for one of several. Lightning ends the process with
     status 1 on Ctrl-C, ignoring further ones, and with 0 on SIGTERM.
 
     Raises:
@@ -207,6 +207,7 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
     """
     launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
     before = {name: os.environ.get(name) for name in _OF_RANKS}
+    joined = dist.is_available() and dist.is_initialized()
     try:
         yield
         if isinstance(launcher, Launcher):
@@ -229,6 +230,8 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
+        if not joined and dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _of_another_rank(

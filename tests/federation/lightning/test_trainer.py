@@ -41,6 +41,8 @@ def as_before():
     with mock.patch.dict(os.environ):
         yield
     torch.use_deterministic_algorithms(False)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 ROUNDS = 3
