@@ -127,7 +127,7 @@ def run_groups(
                     raise _ended(cell) from error
             waiting.setdefault(by_file[file], []).append((one, cell))
 
-    def gather(pool: Executor, seconds: float | None) -> None:
+    def gather(pool: Executor, seconds: float) -> None:
         for future in wait(waiting, seconds, FIRST_COMPLETED).done:
             asked = waiting.pop(future)
             cell = asked[0][1]
@@ -152,7 +152,9 @@ def run_groups(
             ask(one, pool)
             gather(pool, 0)  # keeps what is finished while others are composed
         while waiting:
-            gather(pool, None)
+            gather(
+                pool, 1.0
+            )  # Ctrl-C may reach another thread, and a wait without end would not see it
     return broken
 
 

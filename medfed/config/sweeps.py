@@ -284,7 +284,8 @@ class Sweep:
                                 run_here, run, waiting[-1], config, str(self.folder)
                             )
                             running[future] = waiting.pop()
-                        for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        # Ctrl-C may reach another thread, and a wait without end would not see it.
+                        for future in wait(running, 1.0, FIRST_COMPLETED).done:
                             why = future.result()
                             yield running.pop(future), why
                 except BrokenProcessPool:  # which of them has died, the pool does not say

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -410,8 +410,12 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
         with held(signal.SIGINT):  # also while a worker is still starting
             futures: list[Future[Entry]] = [pool.submit(make_item, *task) for task in tasks]
         try:
-            for future in as_completed(futures):
-                yield future.result()
+            waiting = set(futures)
+            while (
+                waiting
+            ):  # Ctrl-C may reach another thread, and a wait without end would not see it
+                done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
+                yield from (future.result() for future in done)
         except BrokenProcessPool as error:
             raise DataError(
                 "A worker process was killed (out of memory?); run again with fewer, such as "
