@@ -152,9 +152,8 @@ def run_groups(
             ask(one, pool)
             gather(pool, 0)  # keeps what is finished while others are composed
         while waiting:
-            gather(
-                pool, 1.0
-            )  # Ctrl-C may reach another thread, and a wait without end would not see it
+            # Ctrl-C may reach another thread, and a wait without end would not see it.
+            gather(pool, 1.0)
     return broken
 
 
