@@ -411,9 +411,8 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
             futures: list[Future[Entry]] = [pool.submit(make_item, *task) for task in tasks]
         try:
             waiting = set(futures)
-            while (
-                waiting
-            ):  # Ctrl-C may reach another thread, and a wait without end would not see it
+            # Ctrl-C may reach another thread, and a wait without end would not see it.
+            while waiting:
                 done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
                 yield from (future.result() for future in done)
         except BrokenProcessPool as error:
