@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import gc
+import logging
 import os
 import shutil
 import threading
@@ -14,6 +15,7 @@ from tests import sweeps, tiers
 
 SETTINGS = pytest.StashKey[dict[str, object]]()
 RUNNING = pytest.StashKey[set[threading.Thread | int]]()
+HANDLERS = pytest.StashKey[list[logging.Handler]]()
 
 # Before NumPy is imported, and for all processes: the workers of the tests take all cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -100,6 +102,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
     leftovers.seed()  # no test draws what another has left of the global streams
     item.stash[SETTINGS] = leftovers.settings()
+    item.stash[HANDLERS] = logging.root.handlers[:]
     yield
     item.stash[RUNNING] = leftovers.running()  # what a fixture of a module runs, ends with it
 
@@ -109,6 +112,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
     from tests import leftovers
 
+    for handler in logging.root.handlers[:]:  # of a command: it writes to the output of this test
+        if handler not in item.stash[HANDLERS] and "_pytest" not in type(handler).__module__:
+            logging.root.removeHandler(handler)
     if changed := leftovers.changed(item.stash[SETTINGS]):
         pytest.fail(f"This test leaves other settings: {', '.join(changed)}.", pytrace=False)
     if RUNNING in item.stash:
