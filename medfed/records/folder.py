@@ -16,7 +16,14 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from medfed.common.console import file_names
-from medfed.common.errors import CheckpointError, CodecError, ConfigError, did_you_mean, first_line
+from medfed.common.errors import (
+    CheckpointError,
+    CodecError,
+    ConfigError,
+    did_you_mean,
+    few,
+    first_line,
+)
 from medfed.common.files import atomic, digest, write_json, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
@@ -231,7 +238,8 @@ class RunFolder(Places):
             cohort: What each client has, and what is there twice.
 
         Raises:
-            CheckpointError: If the run to resume does not exist or has another configuration.
+            CheckpointError: If the run to resume does not exist, or has another configuration or
+                other data.
         """
         if config.resume is not None:
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
@@ -241,6 +249,7 @@ class RunFolder(Places):
                     f"({'; '.join(changed[:5])}); resume with the same overrides or start a new "
                     "run."
                 )
+            self.check_data(splits)
             return
         code = {"commit": commit_here(), "plugins": fingerprints(config.plugins)}
         write_json(self.versions_json, {**versions(), **code})
@@ -253,6 +262,36 @@ class RunFolder(Places):
             write_text(self.overrides_yaml, as_yaml(list(config.overrides)))
         # The last one: by it a run folder is known.
         write_text(self.config_yaml, config.yaml())
+
+    def check_data(self, splits: Mapping[str, Any]) -> None:
+        """Checks that the data are those that the run recorded.
+
+        Args:
+            splits: The splits that the data give now, with the hashes of their files.
+
+        Raises:
+            CheckpointError: If the contents of a file or the patients of a split have changed; the
+                error names one.
+        """
+        recorded = read_json(self.splits_json, _Splits)
+        # The data may have moved, so only their contents are compared.
+        before, now = recorded["files"], splits["files"]
+        if sorted(before.values()) != sorted(now.values()):
+            known = set(before.values())
+            others = [path for path, sha256 in now.items() if sha256 not in known]
+            changed = f"{few(others, 3)} changed" if others else f"{len(before) - len(now)} lack"
+            raise CheckpointError(
+                f"The data files are not those that {self.splits_json} records: {changed}; restore "
+                "the files of the run, or start a new run."
+            )
+        for client in sorted({*recorded["clients"], *splits["clients"]}):
+            parts = (recorded["clients"].get(client), splits["clients"].get(client))
+            if parts[0] != parts[1]:
+                raise CheckpointError(
+                    f"The data do not give the splits that {self.splits_json} records: {client} "
+                    "has other patients, so some may have been in training that are in the test "
+                    "set now; restore the data of the run, or start a new run."
+                )
 
     @cached_property
     def config(self) -> Section:
