@@ -108,6 +108,8 @@ def main() -> None:
         verdicts[f"all hospitals: {overall.says}", right] += 1
         print(_row(seed, what, "all", overall, f"{means[-1]:+.4f}", right), flush=True)
         for client, gain in found.methods[found.shown].hospitals.items():
+            if client not in gains:
+                continue  # too small for a verdict
             value, low, high = gains[client]
             right = _held(gain.says, low, high)
             verdicts[f"a hospital: {gain.says}", right] += 1

@@ -29,6 +29,7 @@ from medfed.benchmark.tasks import task_of
 from medfed.common.console import file_names, in_markdown, say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, MedfedError, few
 from medfed.common.files import digest, filled, write_json, write_text, writing
+from medfed.common.scores import LEAST_CASES
 from medfed.common.seeding import derive_seed
 from medfed.config.check import several
 from medfed.config.compose import described
@@ -281,8 +282,6 @@ def pilots(
 
 _TEMPLATES = Path(__file__).parent / "templates"
 ALONE = "local"
-FEW = 10
-"""The least patients of a hospital for a verdict."""
 LEAST = 3
 """The least repetitions for an interval."""
 MOST = 100
@@ -355,8 +354,8 @@ def gain_of(
     why, times, repeats = "", math.nan, 0
     if not repetitions:
         why = "the metric is undefined on its patients"
-    elif patients < FEW:
-        why = f"{patients} patients are too few; a verdict takes {FEW} or more"
+    elif patients < LEAST_CASES:
+        why = f"{patients} patients are too few; a verdict takes {LEAST_CASES} or more"
     elif repetitions < LEAST:
         why = f"only {repetitions} repetitions define the metric; a verdict takes {LEAST} or more"
     elif not math.isfinite(difference.error):
@@ -595,10 +594,19 @@ def _hospitals(asked: Question, task: Task, verdict: Verdict) -> dict[str, Gain]
         return {}
     defined = map(_defined, (verdict.scores.values - task.scores[ALONE].values).T)
     gains, count = verdict.harm.gains, len(task.clients)
-    return {
+    known = {
         client: gain_of(*gains[client], known, len(asked.patients[client]), task.overlap, count)
         for client, known in zip(task.clients, defined, strict=True)
     }
+    takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", math.nan
+    small = {
+        client: Gain(
+            unknown, unknown, unknown, unknown, "cannot tell", f"{has} {takes}", 0,
+            len(asked.patients[client]),
+        )
+        for client, has in task.small.items()
+    }  # fmt: skip
+    return {client: {**known, **small}[client] for client in asked.patients}
 
 
 def _defined(values: Floats) -> int:
@@ -654,8 +662,8 @@ def sentences(advice: Advice) -> list[str]:
         advice=advice,
         again=advice.repetitions // advice.asked.folds,
         below=[c for c in advice.open if hospitals[c].mean < 0],
-        tiny=[c for c, gain in hospitals.items() if gain.patients < FEW],
-        least=FEW,
+        tiny=[*advice.task.small],
+        least=LEAST_CASES,
         few=lambda names: few([shown(name) for name in names]),
     )
     return [*filter(None, text.splitlines()), *advice.notes]
@@ -690,7 +698,7 @@ def _every(advice: Advice) -> Table:
     """A line per hospital, a column per method."""
     names = [name for name in advice.methods if name != ALONE]
     rows = []
-    for client in advice.task.clients:
+    for client in advice.asked.patients:
         gains = [advice.methods[name].hospitals[client] for name in names]
         texts = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
         sure = ["" if g.says == "cannot tell" else " *" for g in gains]

@@ -43,6 +43,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     )
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
+    tested: list[Result] = []
     for one in progress:
         cells = one.finals(variant)
         known = [r for _, r in cells if r is not None]
@@ -63,6 +64,9 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
                     "table; remove the cell whose data are not those of the suite."
                 )
         _add(task, one, known, tuple(cell.key for cell, _ in cells))
+        tested = tested or [r for r in known if "clients" in r]
+    if task.same:
+        task.leave_out_small({client: fewest_of(tested, client) for client in task.clients})
     if len(missing) == len(progress):
         task.unfinished = f"{task.name} is not finished with any method: there is no table of it."
     elif missing:
@@ -86,6 +90,8 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
         task.metric, task.falls = metric, mode == "min"
         task.clients = tuple(whole[0]["clients"])
         task.patients = sum(c["test"] for r in whole for c in r["patients"].values())
+        of_each = {c: [r["patients"][c]["test"] for r in whole] for c in task.clients}
+        task.tested = {c: float(np.mean(counts)) for c, counts in of_each.items()}
         task.overlap = overlap_of(whole) if group.suite.splits == "folds" else 0.0
     sign = -1 if task.falls else 1
     spent = max(max(r["passes"].values()) for r in whole) / group.budget
@@ -134,6 +140,30 @@ def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) ->
     ]  # fmt: skip
     values: Floats = (-1 if smaller_is_better(metric) else 1) * np.array(rows, dtype=float)
     return values
+
+
+def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
+    """Returns on how few patients the scores of a hospital rest over all splits, and on which.
+
+    Args:
+        results: Of each split; a patient is in the test set of as many splits as any other.
+        client: The hospital.
+
+    Example:
+        >>> patients = {"A": {"train": 6, "val": 0, "test": 2}}
+        >>> split = {"patients": patients, "fewest": {"A": [1, "test patients of a class"]}}
+        >>> fewest_of([split] * 4, "A") == fewest_of([split] * 8, "A")
+        True
+    """
+    each = [r["patients"][client] for r in results]
+    tested = sum(of["test"] for of in each)
+    known = [
+        r.get("fewest", {}).get(client, (of["test"], "test patients"))
+        for r, of in zip(results, each, strict=True)
+    ]
+    # Splits beyond those that test everybody test them again.
+    again = max(1.0, tested / max(1, sum(each[0].values())))
+    return int(sum(count for count, _ in known) / again), known[0][1]
 
 
 def overlap_of(results: Sequence[Result]) -> float:

@@ -9,8 +9,9 @@ has failed. It counts as the worst possible value, so that a mean never ignores 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,6 +224,41 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
         "worst": known[0],
         "worst_decile": float(np.mean(known[:tenth])),
     }
+
+
+LEAST_CASES = 10
+"""The least test patients of a hospital for a verdict that names it or that it decides, and the
+least of its rarer class, or with an event."""
+
+
+def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Returns on how few test patients the scores of a hospital rest, and on which.
+
+    Args:
+        cases: Its rows of ``cases.csv``; a patient with several rows counts once.
+
+    Returns:
+        The patients; of those of a classification the ones outside of the commonest class, of a
+        survival task the ones with an event.
+
+    Example:
+        >>> row = {"probability/0": 0.5, "probability/1": 0.5}
+        >>> fewest([{"patient": p, "label": "0" if p else "1", **row} for p in range(4)])
+        (1, 'test patients of a class')
+    """
+    rows = list(cases)
+    names = rows[0].keys() if rows else ()
+    counts = {"test patients": len({row["patient"] for row in rows})}
+    if "event" in names:
+        events = {row["patient"] for row in rows if float(row["event"])}
+        counts["test patients with an event"] = len(events)
+    elif "probability/1" in names:
+        ones = {(row["patient"], str(row["label"])) for row in rows}
+        classes = Counter(label for _, label in ones)
+        rarer = "outside of its commonest class" if "probability/2" in names else "of a class"
+        counts[f"test patients {rarer}"] = len(ones) - max(classes.values())
+    what = min(counts, key=lambda name: counts[name])
+    return counts[what], what
 
 
 def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -31,7 +31,7 @@ from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_types
 from medfed.config.description import RunDescription, describe, resolved, written
-from medfed.config.sections import Section, walk
+from medfed.config.sections import Section, leaves, walk
 from medfed.config.spelling import GROUPS, spelled
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
@@ -353,8 +353,7 @@ def changed_keys(
         >>> changed_keys(a, b, ignore=["resume"])
         ['local.steps: 1 -> 2']
     """
-    both = (walk(config, lists=False) for config in (old, new))
-    flat_old, flat_new = ({k: v for k, v in of if not isinstance(v, Mapping)} for of in both)
+    flat_old, flat_new = leaves(old), leaves(new)
     return [
         f"{key}: {flat_old.get(key)} -> {flat_new.get(key)}"
         for key in sorted({*flat_old, *flat_new})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from medfed.common.schemas import fit
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_missing, check_types, check_values
 from medfed.config.interpolations import looked_up
-from medfed.config.sections import Section, optional, put
+from medfed.config.sections import Section, leaves, optional, put
 
 
 def written(config: Any) -> dict[str, Any]:
@@ -222,6 +222,7 @@ class RunDescription:
         overrides: The overrides on the command line; ``None`` without a command line.
         source: The configuration as it is written, with its interpolations.
         values: The whole configuration, with every interpolation replaced.
+        derived: The keys whose values follow from the data, with what was chosen for them.
     """
 
     name: str
@@ -257,6 +258,7 @@ class RunDescription:
     source: Mapping[str, Any] = field(repr=False, compare=False)
     values: Section = field(repr=False)
     overrides: tuple[str, ...] | None = None
+    derived: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def replacing(self, values: Mapping[str, Any]) -> RunDescription:
         """Returns the description with other values; values that depend on these change, too.
@@ -272,11 +274,22 @@ class RunDescription:
             put(source, key, value)
         named = {key: value for key, value in values.items() if isinstance(value, Mapping)}
         check_targets(named, found=True)
-        return _typed(source, resolved(source), self.overrides)
+        return replace(_typed(source, resolved(source), self.overrides), derived=self.derived)
+
+    def completed(self, facts: Mapping[str, Any]) -> RunDescription:
+        """Returns the description with values that follow from the data; they are no choice.
+
+        Args:
+            facts: The values by key, as in :meth:`replacing`.
+        """
+        new = self.replacing(facts)
+        before, after = leaves(self.values), leaves(new.values)
+        keys = (key for key in {**before, **after} if before.get(key) != after.get(key))
+        return replace(new, derived={**{key: before.get(key) for key in keys}, **self.derived})
 
     def yaml(self) -> str:
         """Returns its values in the form that the run folder keeps."""
-        return as_yaml(self.values.plain())
+        return as_yaml({**self.values.plain(), "derived": dict(self.derived)})
 
 
 def as_yaml(plain: dict[str, Any] | list[Any]) -> str:
@@ -319,6 +332,7 @@ def _typed(
             "facts": Facts(**copy.deepcopy({key: values.get(key) for key in facts})),
             "evaluation": Evaluation(**whole["evaluation"]),
             "checkpoint": Checkpoints(**whole["checkpoint"]),
+            "derived": dict(values.get("derived") or {}),
         }
         others = RunDescription.__dataclass_fields__.keys() - typed.keys()
         return RunDescription(**typed, **{key: whole[key] for key in sorted(others)})

@@ -123,6 +123,17 @@ def walk(node: Any, place: str = "", lists: bool = True) -> Iterator[tuple[str, 
         waiting += reversed(inner)
 
 
+def leaves(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns every value that is no mapping by its key; a list is one value.
+
+    Example:
+        >>> leaves({"data": {"fold": 2, "sizes": [1, 2]}, "seed": 0})
+        {'data.fold': 2, 'data.sizes': [1, 2], 'seed': 0}
+    """
+    walked = walk(config, lists=False)
+    return {key: value for key, value in walked if not isinstance(value, Mapping)}
+
+
 def targets(plain: Any, place: str = "") -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """Yields every mapping with a ``_target_``, and the key of that name.
 

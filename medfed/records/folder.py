@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PACKAGES = (*("medfed", "torch", "pytorch-lightning", "monai", "numpy", "scikit-learn"),)
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = (
-    *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures"),
+    *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures", "derived"),
     *("tuned", "by_method"),  # stand where they are used
     # change no bit
     *("data.workers", "data.memory_gb", "data.cache", "cohort.memory_gb"),
@@ -441,6 +441,10 @@ class RunFolder(Places):
         """A row per round, client and split, with a number per metric."""
         with reading(self.metrics_csv):
             return [dict(_typed(row)) for row in self._rows]
+
+    def cases(self) -> list[dict[str, str]]:
+        """Reads the rows of ``cases.csv``: a client, a patient and what the model said."""
+        return read_rows(self.cases_csv, ("client", "patient"))
 
     def history(self) -> list[Record]:
         """Returns the validation metrics of every evaluated round."""

@@ -29,6 +29,8 @@ from medfed.reports.tables import Table
 # Modules with a function ``find`` from the comparison to a Finding, in the order of the report.
 FINDINGS = (task_pictures, sweeps, subsets)
 STATISTICS = ("mean", "sd", "worst")
+WITHOUT_SMALL = "mean without small"
+"""The mean of the hospitals that decide."""
 _HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit into the width of a terminal
 _SPENT = ("steps", "gradient_passes", "forward_passes")
@@ -103,6 +105,10 @@ def rows(comparison: Comparison) -> Iterator[Row]:
             ends = tuple(m.ends(metric, place) for m in methods)
             best = frozenset[int]() if place == "sd" else best
             yield Row(metric, place, cells + constants, best, ends)
+            if place == "mean" and len(comparison.deciding) < len(comparison.clients):
+                cells = tuple(m.mean_of(metric, comparison.deciding) for m in methods)
+                best = best_of([c.value for c in cells], smaller_is_better(metric))
+                yield Row(metric, WITHOUT_SMALL, cells, best)
     for way in ("up", "down"):
         cells = tuple(m.over_seeds(lambda s, w=way: s["bytes"][w]) for m in methods)  # type: ignore[misc]
         yield Row(f"bytes {way}", "total", cells)
@@ -143,12 +149,15 @@ def shown_rows(comparison: Comparison) -> Iterator[Row]:
     They list the clients for the most important metrics only; the other metrics, steps and passes
     get one line each. The intervals follow the mean of the first metric.
     """
+    mean: tuple[Cell, ...] = ()
     steps: tuple[Cell, ...] = ()
     for row in rows(comparison):
         name = row.metric.replace(" ", "_")
         if row.metric in comparison.others:
-            if row.place == "mean" and "/" not in row.metric:
-                yield row
+            if row.place in ("mean", WITHOUT_SMALL) and "/" not in row.metric:
+                if row.cells[: len(comparison.methods)] != mean:
+                    yield row
+                mean = row.cells[: len(comparison.methods)]
         elif name not in _SPENT:
             yield row
             if row.place == "mean" and row.metric == comparison.metric and any(row.ends):

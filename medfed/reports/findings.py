@@ -66,6 +66,7 @@ class Report:
                     "metric": task.metric,
                     "smaller_is_better": task.falls,
                     "clients": list(task.clients),
+                    "small": dict(task.small),
                     "tested_patients": task.patients,
                     "splits": task.splits,
                     "overlap": task.overlap,
@@ -92,7 +93,7 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
 
     Args:
         tasks: What there is of them.
-        target: The smallest difference worth knowing, for the number of splits that it takes.
+        target: The smallest gain worth knowing, see :class:`medfed.reports.tasks.Task`.
 
     Returns:
         Findings without dials and commands.
@@ -102,12 +103,12 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
         if not task.scores.keys() - {*CEILINGS}:
             report.notes += task.notes
             continue
+        task.target = target
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
         report.answers[task.name] = answer(task, verdicts)
         report.notes += [*short_of(task), *budget_of(task)]
-        if target is not None:
-            report.notes += splits_of_target(task, verdicts, target)
+        report.notes += splits_of_target(task, verdicts)
     return report
 
 

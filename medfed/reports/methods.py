@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from medfed.common.scores import federation_statistics
 from medfed.config.sections import select
 from medfed.records.folder import Run
 from medfed.reports.charts import Picture
@@ -82,6 +83,12 @@ class Method:
         """Returns mean and spread over seeds of :meth:`scores`."""
         return Cell.of(self.scores(metric, place))
 
+    def mean_of(self, metric: str, clients: Sequence[str]) -> Cell:
+        """Returns mean and spread over seeds of the mean over some clients."""
+        return self.over_seeds(
+            lambda s: federation_statistics([s["clients"][c][metric] for c in clients])["mean"]
+        )
+
     def constant(self, name: str, metric: str, place: str = "mean") -> Cell:
         """Returns what a constant predictor reaches on the cases of these runs, as `score`."""
         return Cell.of([_at(r.summary["constant"][name], metric, place) for r in self.runs])
@@ -117,6 +124,11 @@ class Comparison:
     report: Report
     others: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The hospitals that decide: all but those with few test patients."""
+        return tuple(c for c in self.clients if c not in self.report.tasks[0][0].small)
 
     @property
     def metric(self) -> str:

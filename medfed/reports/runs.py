@@ -19,7 +19,7 @@ from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, few
 from medfed.common.scores import failure_sentences, smaller_is_better, span, undefined_sentences
 from medfed.config.compose import changed_keys
-from medfed.config.sections import has, select
+from medfed.config.sections import has, leaves, select
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.records.folder import NOT_THE_EXPERIMENT, Run, RunFolder
 
@@ -98,7 +98,9 @@ def differences(one: Run, other: Run) -> list[str]:
 
     Seeds, folds and run conditions are left out: with others of them it is the same method.
     """
-    changed = (c.split(": ")[0] for c in changed_keys(one.config, other.config, _NO_METHOD))
+    # What followed from the data of a split is no choice.
+    mine, others = ({**leaves(run.config), **run.config.get("derived", {})} for run in (one, other))
+    changed = (c.split(": ")[0] for c in changed_keys(mine, others, _NO_METHOD))
     return [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
 
 
@@ -388,8 +390,13 @@ def setting_notes(methods: Runs) -> list[str]:
 
 def score_notes(methods: Runs) -> Iterator[str]:
     """Names the clients that a metric leaves out, and those whose model failed."""
+    seeds: dict[str, dict[int, None]] = {}
     for name, runs in methods.items():
         for run in runs:
             clients = run.summary["clients"]
-            yield from undefined_sentences(clients, "test", f"Seed {run.seed}: ")
-            yield from failure_sentences(clients, "test", f"{name}, seed {run.seed}: ")
+            for sentence in undefined_sentences(clients, "test"):
+                seeds.setdefault(sentence, {})[run.seed] = None
+            for sentence in failure_sentences(clients, "test"):
+                seeds.setdefault(f"{name}: {sentence}", {})[run.seed] = None
+    for sentence, of in seeds.items():
+        yield f"Seed{'s' * (len(of) > 1)} {few([*map(str, of)])}: {sentence}"

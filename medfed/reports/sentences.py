@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from medfed.common.console import size
 from medfed.common.errors import few
+from medfed.common.scores import LEAST_CASES
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import Difference, splits_needed
 from medfed.reports.tables import Cell, Table
@@ -41,11 +42,20 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
     """
     best = best_of(verdicts)
     where = "On the test patients of the only split: " if task.single else ""
-    sentences = [where + _which(task, verdicts, best)]
+    sentences = [where + _which(task, verdicts, best), *small_of(task)]
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:
             sentences.append(_who(name, verdicts[name], task))
     return sentences
+
+
+def small_of(task: Task) -> list[str]:
+    """Names the hospitals that are too small to decide, in a sentence."""
+    if not task.small:
+        return []
+    has = few([f"{client} ({what})" for client, what in task.small.items()], 8)
+    least = f"{LEAST_CASES} test patients over all splits, and as many of each class or with events"
+    return [f"Too small to decide or to have a verdict: {has}; it takes {least}."]
 
 
 def _which(task: Task, verdicts: Verdicts, best: str) -> str:
@@ -105,44 +115,48 @@ def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
 
 
 def room(task: Task, verdicts: Verdicts, reference: str) -> str:
-    """Says whether a task could have shown a gain, and how many splits it would need.
+    """Says what it takes to show the largest gain seen, and a gain worth knowing.
 
     Args:
         task: The task.
         verdicts: By method.
         reference: Over which.
     """
-    gaps = [v.against[reference].difference for v in verdicts.values() if reference in v.against]
-    known = sorted((g for g in gaps if math.isfinite(g.detectable)), key=lambda g: g.detectable)
-    start = verdicts[reference].mean.mean
-    gain, most = in_one_place(verdicts)[1].mean - start, task.limits[1] - start
-    if not known:
+    gaps = {
+        n: v.against[reference].difference for n, v in verdicts.items() if reference in v.against
+    }
+    gaps = {n: gap for n, gap in gaps.items() if math.isfinite(gap.detectable)}
+    if not gaps:
         return ""
-    middle = known[len(known) // 2]
-    least = f"{middle.detectable:.4f}"
-    possible = gain if 0 < gain < most else most
-    over = " over FedAvg" if reference == "fedavg" else ""
-    if middle.detectable <= possible:
-        return f"A gain{over} of {least} would be detected with 80 % power."
-    limit = f"no gain can exceed {possible:.4f}"
-    if possible == gain:
-        limit = f"training on all patients in one place gains {possible:.4f}"
-    needs = _needed(task, middle, possible, len(gaps))
-    return f"This task cannot tell: it detects gains{over} of {least} or more, and {limit}. {needs}"
+    name = max(gaps, key=lambda n: gaps[n].mean)
+    target = target_of(task, verdicts, reference)
+    over = f" over {LABELS.get(reference, reference)}"
+    possible = target <= task.limits[1] - verdicts[reference].mean.mean
+    wanted = {f"a gain of {target:.4g}": target} if possible else {}
+    start = f"No method gains{over} here."
+    if (seen := gaps[name].mean) > 0:
+        start = f"The largest gain{over} is that of {name}, {seen:+.4f}."
+        wanted = {"one as large": seen, **wanted}
+    takes = [f"{what} {_takes(task, gaps[name], gain, len(gaps))}" for what, gain in wanted.items()]
+    return f"{start} To show {', '.join(takes)}." if takes else start
 
 
-def _needed(task: Task, now: Difference, target: float, comparisons: int) -> str:
-    """How many splits, or else patients, would show a gain."""
+def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
+    """Returns the gain worth knowing: as stated; else 0.02, or 2 % of a score without limits."""
+    usual = 1.0 if all(map(math.isfinite, task.limits)) else abs(verdicts[reference].mean.mean)
+    return task.target or 0.02 * usual
+
+
+def _takes(task: Task, now: Difference, gain: float, comparisons: int) -> str:
+    """How many splits, or else patients, show a gain in 8 of 10 cases."""
+    if now.detectable <= gain:
+        return "takes no more than there is"
     if not task.single and (
-        splits := splits_needed(target, now, task.splits, task.overlap, comparisons)
+        splits := splits_needed(gain, now, task.splits, task.overlap, comparisons)
     ):
-        return f"About {about(splits)} splits would be needed, instead of {task.splits}."
-    if not target:
-        return "No number of splits would be enough."
-    times = f"about {about((now.detectable / target) ** 2):,} times as many patients"
-    if task.single:
-        return f"{times.capitalize()} would be needed."
-    return f"More splits of the same patients would not be enough; {times} would."
+        return f"takes about {about(splits)} splits instead of {task.splits}"
+    times = f"takes about {about((now.detectable / gain) ** 2):,} times as many patients"
+    return times if task.single else f"{times}, more splits of the same ones will not"
 
 
 def about(count: float) -> int:
@@ -218,15 +232,16 @@ def budget_of(task: Task) -> list[str]:
     return [f"{task.name}: validation still rose with {listed}; more rounds may change the order."]
 
 
-def splits_of_target(task: Task, verdicts: Verdicts, target: float) -> list[str]:
+def splits_of_target(task: Task, verdicts: Verdicts) -> list[str]:
     """Says how many splits a question needs, by the spread of the paired differences so far.
 
     Args:
-        task: The task.
+        task: The task, with the smallest true difference that is worth knowing.
         verdicts: By method.
-        target: The smallest true difference that is worth knowing.
     """
-    needed = {}
+    needed, target = {}, task.target
+    if target is None:
+        return []
     for name, verdict in verdicts.items():
         for reference, one in verdict.against.items():
             count = sum(reference in v.against for v in verdicts.values())

@@ -154,7 +154,7 @@ def _share(v: Verdict) -> Cell:
 
 
 # The columns of texts and of papers; the page has all.
-BRIEF = ("method", "harmed", "mean", "worst", "decile", "− local", "− FedAvg", "sent")
+BRIEF = ("method", "harmed", "mean", "with small", "worst", "decile", "− local", "− FedAvg", "sent")
 PAPER = ("method", "harmed", "mean", "worst", "− local", "− FedAvg")
 
 
@@ -170,6 +170,8 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
     for reference in references:
         head += [f"− {_SHORT[reference]}", "p (Holm)", "detects"]
     head += ["sent", "passes"]
+    if task.small:
+        head.insert(3, "with small")
     rows = []
     for name in by_mean(verdicts):
         v = verdicts[name]
@@ -185,6 +187,8 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
             cells += [number(a.p, 3), number(d.detectable)]
         sent = sum(v.scores.sent)
         cells += [Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
+        if task.small:
+            cells.insert(3, number(task.raw(v.scores.of_all)))
         rows.append(cells)
     return Table(
         head,
@@ -194,7 +198,8 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         "Green: better; orange: worse, by Holm's p < 0.05. Detects: the smallest true difference "
         "that the task detects with 80 % power. Harmed: the share of hospitals that would be "
         "better "
-        "off alone. Passes: gradient passes as a share of the budget. Click on a head to sort.",
+        "off alone. With small: the mean of all hospitals, also those too small to decide. "
+        "Passes: gradient passes as a share of the budget. Click on a head to sort.",
     )
 
 
@@ -211,7 +216,9 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
     if not task.same:
         return Table((), (), note="Each split has other hospitals, so the table cannot name them.")
     alone = mean_of_known(local.scores.values, axis=0)
-    rows = [[Cell("local"), *(number(task.raw(float(v)), 3) for v in alone)]]
+    tested = [number(task.tested.get(c, math.nan), 0) for c in task.clients]
+    rows = [[Cell("test patients"), *tested]]
+    rows.append([Cell("local"), *(number(task.raw(float(v)), 3) for v in alone)])
     for name in by_mean(verdicts):
         if (harm := verdicts[name].harm) is None:
             continue
@@ -226,7 +233,7 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         rows,
         prose=(0,),
         kind="cells",
-        note=f"First line: {task.metric} of local training, over splits. "
+        note=f"First lines: test patients of a split, and {task.metric} of local training. "
         "Other lines: the gain over it, in colour where Holm's p among the hospitals is below "
         "0.05.",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from medfed.common import scores
 from medfed.common.files import digest
-from medfed.common.untrusted import read_rows, reading
+from medfed.common.untrusted import reading
 from medfed.config.sections import select
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.detection import lesion_scores
@@ -67,6 +67,7 @@ class Scores:
         rise: How much validation rose from the third to the last quarter of the rounds.
         trials: On the task of the tuning, the changes of each trial and its score on
             validation patients, turned so that larger is better; the defaults' first.
+        of_all: Mean over splits and all hospitals, also those that are too small to decide.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Scores:
     keys: tuple[str, ...] = ()
     rise: Difference | None = None
     trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
+    of_all: float = math.nan
 
     @property
     def means(self) -> Floats:
@@ -102,7 +104,7 @@ class Task:
         variant: The variant.
         metric: The metric.
         falls: Whether smaller is better.
-        clients: Their names.
+        clients: The names of those that decide.
         scores: By method.
         floor: By constant predictor the (S, C) scores, turned so that larger is better.
         overlap: Test patients per training patient, where splits are of the same patients.
@@ -112,6 +114,9 @@ class Task:
         title: What it is, in a line.
         situation: In what way the hospitals differ, by which a card groups tasks; empty: by none.
         same: Whether a client's name means the same hospital in all splits.
+        tested: The test patients of each, mean over splits.
+        small: The hospitals that decide nothing and have no verdict, each with what it has.
+        target: The smallest gain worth knowing; None: 0.02, or 2 % of a metric without limits.
     """
 
     suite: str
@@ -128,6 +133,35 @@ class Task:
     title: str = ""
     situation: str = ""
     same: bool = True
+    tested: Mapping[str, float] = field(default_factory=dict)
+    small: Mapping[str, str] = field(default_factory=dict)
+    target: float | None = None
+
+    def leave_out_small(self, tested: Mapping[str, tuple[int, str]]) -> None:
+        """Leaves hospitals with few test patients out of all that is judged.
+
+        They stay where fewer than two hospitals would decide, as then all are small.
+
+        Args:
+            tested: By client on how few patients of all splits its scores rest, see
+                :func:`medfed.common.scores.fewest`.
+        """
+        few_of = {c: f"{n} {what}" for c, (n, what) in tested.items() if n < scores.LEAST_CASES}
+        kept = [i for i, client in enumerate(self.clients) if client not in few_of]
+        if len(kept) < 2 or not few_of:
+            return
+        self.small = few_of
+        self.clients = tuple(self.clients[i] for i in kept)
+        self.floor = {name: values[:, kept] for name, values in self.floor.items()}
+        self.scores = {
+            name: replace(
+                one,
+                values=one.values[:, kept],
+                resampled=one.resampled[:, :, kept],
+                of_all=float(np.mean(one.means)),
+            )
+            for name, one in self.scores.items()
+        }
 
     @property
     def name(self) -> str:
@@ -187,6 +221,8 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     )
     ones = [first[split[0]] for split in splits]
     task.patients = sum(len(p["test"]) for run in ones for p in run.patients.values())
+    of_each = {c: [len(run.patients[c]["test"]) for run in ones] for c in task.clients}
+    task.tested = {c: float(np.mean(counts)) for c, counts in of_each.items() if task.patients}
     task.overlap = _overlap(ones)
     budget = max(_passes(run) for run in methods.get("fedavg", first))
     for name, runs in methods.items():
@@ -202,6 +238,12 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
             for run in ones
         ]  # fmt: skip
         task.floor[constant] = sign * np.array(rows, dtype=float)
+    tested: dict[str, list[dict[str, str]]] = {client: [] for client in task.clients}
+    for run in ones:
+        for row in run.cases() if run.cases_csv.is_file() else ():
+            tested[row["client"]].append(row)
+    if any(tested.values()):
+        task.leave_out_small({c: scores.fewest(rows) for c, rows in tested.items()})
     return task
 
 
@@ -357,8 +399,7 @@ def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
     path = run.cases_csv
     if not path.is_file():
         return np.zeros((0, len(clients)))
-    measure = _measure_of(run)
-    rows = read_rows(path, ("client", "patient"))
+    measure, rows = _measure_of(run), run.cases()
     resampled = np.full((RESAMPLES, len(clients)), np.nan)
     with reading(path):
         for i, client in enumerate(clients):

@@ -275,6 +275,7 @@ def plain(verdict: Verdict) -> dict[str, Any]:
     gains = {c: (*g.difference[:3], g.verdict) for c, g in harm.gains.items()} if harm else {}
     return {
         "mean": verdict.mean._asdict(),
+        "mean_of_all": verdict.scores.of_all,
         "worst_client": verdict.worst,
         "worst_decile": verdict.decile,
         "against": {

@@ -284,7 +284,7 @@ def task_for(
     if found := personal_part(config, task, data):
         task.personal = found
         # Written to the run folder, so that a resumed run has it.
-        config = config.replacing({"model.personal": list(found)})
+        config = config.completed({"model.personal": list(found)})
     task = mixed(task, config.model, config.canonical, config.seed)
     precision = str(config.trainer.precision)
     if precision.startswith("64"):
@@ -307,7 +307,7 @@ def numbered_inputs(config: RunDescription, data: FederatedDataModule) -> RunDes
     values["algorithm.personal"] = config.algorithm.get("personal")
     lists = {key: value for key, value in values.items() if isinstance(value, list)}
     new = {key: [numbered(p, data.channel_names) for p in value] for key, value in lists.items()}
-    return config if new == lists else config.replacing(new)
+    return config if new == lists else config.completed(new)
 
 
 def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription:
@@ -361,7 +361,7 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
             raise ConfigError(
                 f"patch_size={window} must be {facts['spatial_dims']} positive numbers, or null."
             )
-    return config.replacing(facts)
+    return config.completed(facts)
 
 
 def has_background(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ import torch
 from medfed.common.console import levels, without_remarks
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.files import digest
+from medfed.common.scores import fewest
 from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import together
 from medfed.records.cells import Stage
@@ -112,6 +113,10 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
             for c in evaluation.test
         },
         "metric": list(experiment.task.selection),
+        "fewest": {
+            c: fewest([{"patient": row["case"], **row} for row in rows])
+            for c, rows in evaluation.cases.items()
+        },
     }
     if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
         each, _ = tested.resampled(experiment.config.seed)

@@ -136,6 +136,12 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
     write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, experiment.module.federation.ledger.to_csv())
     if rows := cases_rows(experiment):
+        tested: dict[str, list[dict[str, object]]] = {}
+        for row in rows:
+            tested.setdefault(str(row["client"]), []).append(row)
+        fewest = {client: scores.fewest(cases) for client, cases in tested.items()}
+        least = scores.LEAST_CASES
+        summary["small"] = {c: f"{n} {of}" for c, (n, of) in fewest.items() if n < least}
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
         if found := experiment.data.found_places(rows):
             write_text(run.detections_csv, csv_text(found[0], (row.values() for row in found)))
@@ -329,23 +335,27 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
         pad_edge=False,
     )
     table.add_column("client", overflow="fold")
+    patients = intervals.get("patients", {})
+    if patients:
+        table.add_column("n", justify="right")
     for name in names:
         table.add_column(_SHORT.get(name, name.replace("_", " ")), justify="right")
         if name == first and shows:
             table.add_column(f"{intervals['level']:.0%} interval", justify="right")
 
-    def add(label: str, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
+    def add(name: str, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
         texts = [scores.number(values[n]) if n in values else "–" for n in names]
-        table.add_row(label, texts[0], *([scores.interval(ends.get(first))] * shows), *texts[1:])
+        texts[1:1] = [scores.interval(ends.get(first))] * shows
+        table.add_row(cell(name), *[str(patients.get(name, ""))] * bool(patients), *texts)
 
     best, worst = ends_of(summary["clients"], *summary["selection"])
     for client in best:
-        add(cell(client), summary["clients"][client], intervals["clients"].get(client, {}))
+        add(client, summary["clients"][client], intervals["clients"].get(client, {}))
     if worst:
         left = len(summary["clients"]) - len(best) - len(worst)
-        table.add_row(f"… {left:,} more, see metrics.csv", "…")
+        table.add_row(f"… {left:,} more, see metrics.csv", *["…"] * (1 + bool(patients)))
     for client in worst:
-        add(cell(client), summary["clients"][client], intervals["clients"].get(client, {}))
+        add(client, summary["clients"][client], intervals["clients"].get(client, {}))
     table.add_section()
     for row in _STATISTICS:
         values = {n: over[row] for n, over in summary["federation"].items()}

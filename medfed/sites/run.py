@@ -312,7 +312,7 @@ def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescriptio
     settled = {key: data[key] for key in FACTS}
     if data["personal"] is not None:
         settled["model.personal"] = data["personal"]
-    return config.replacing(settled)
+    return config.completed(settled)
 
 
 def before_of(

@@ -17,7 +17,6 @@ from medfed.benchmark import advice as choice
 from medfed.benchmark import advice as written
 from medfed.benchmark import runner
 from medfed.benchmark.advice import (
-    FEW,
     MOST,
     advise,
     gain_of,
@@ -31,6 +30,7 @@ from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method
 from medfed.commands import advise as door
 from medfed.common.errors import DataError
+from medfed.common.scores import LEAST_CASES
 from medfed.functional.statistics import difference
 from medfed.reports.tasks import Scores
 from tests.pages import ROOT
@@ -142,14 +142,15 @@ def test_the_hospital_that_disagrees_stays_alone_and_a_tiny_one_is_left_open(don
     fedavg = found.methods["fedavg"]
     assert fedavg.hospitals["odd"].says == "worse"
     assert fedavg.hospitals["tiny"].says == "cannot tell"
-    assert f"a verdict takes {FEW} or more" in fedavg.hospitals["tiny"].why
+    assert f"a verdict takes {LEAST_CASES} or more" in fedavg.hospitals["tiny"].why
     page = (where / "advice.md").read_text()
     assert page == markdown(found, written._advice_command(found.asked, found))
     assert "medfed train experiment=clinical_pfednet" in page
     for client, gain in fedavg.hospitals.items():
         assert page.count(f"| {client} |") == 2
         sure = " *" * (gain.says != "cannot tell")
-        assert f"| {client} | {gain.mean:+.4f}{sure} |" in page
+        mean = "–" if math.isnan(gain.mean) else f"{gain.mean:+.4f}"
+        assert f"| {client} | {mean}{sure} |" in page
     assert "tiny" in found.open
 
 
@@ -233,7 +234,7 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
     values = {n: alone + rng.normal(shifts.get(n, 0.0), 0.01, (10, 4)) for n in names}
     none = np.full((10, 0, 4), math.nan)
     planted = {n: Scores(n, v, none, (1.0, 1.0), 1.0, 0, {}) for n, v in values.items()}
-    task = replace(found.task, scores=planted, clients=tuple("abcd"), overlap=0.25)
+    task = replace(found.task, scores=planted, clients=tuple("abcd"), small={}, overlap=0.25)
     monkeypatch.setattr(choice, "task_of", lambda *_: task)
     group = pilots(found.asked, ["local"], folder / "planted", None)[0]
     result = {"cpu_seconds": 7.2}

@@ -30,12 +30,14 @@ def test_the_number_of_splits_is_the_least_with_the_power():
     better = values + RNG.normal(0.0, 0.01, (6, 2))
     task = Task("trial", "x", "auroc", clients=("a", "b"), overlap=0.05)
     task.scores = {"local": scores("local", values), "fedavg": scores("fedavg", better)}
-    (sentence,) = splits_of_target(task, judge(task), 0.008)
+    task.target = 0.008
+    (sentence,) = splits_of_target(task, judge(task))
     spread = float(np.std((better - values).mean(1), ddof=1))
     least = next(n for n in range(2, 999) if power(0.008, spread, n, 0.05, 0.05) >= 0.8)
     assert least > 6
     assert sentence.endswith(f"by the spread of 6 splits: fedavg against local {least}.")
-    (never,) = splits_of_target(task, judge(task), 0.0005)
+    task.target = 0.0005
+    (never,) = splits_of_target(task, judge(task))
     assert never.endswith("fedavg against local more than 1000.")
 
 

@@ -267,7 +267,7 @@ def test_a_failed_client_is_in_the_means_and_named(runs, tmp_path):
     assert "mean over clients" not in report
     assert comparison.report.answers["clinical"][0] in report
     assert any(
-        f"local, seed 0: The loss or the predictions of {one}" in n for n in comparison.report.notes
+        f"Seed 0: local: The loss or the predictions of {one}" in n for n in comparison.report.notes
     )
     assert "One seed (0): no deviation over seeds (–)." in comparison.report.notes
 

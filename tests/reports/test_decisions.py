@@ -59,4 +59,4 @@ def test_tasks_that_show_nothing_say_what_they_could_have_shown():
     assert (row["best shown"], row["how sure"]) == ("none", "none of 2 tasks shows one")
     told = undecided(judged(nothing).tasks)
     assert [*told] == ["made/one", "made/two"]
-    assert "would be detected with 80 % power" in told["made/one"]
+    assert "a gain of 0.02 takes about 500 splits instead of 8" in told["made/one"]

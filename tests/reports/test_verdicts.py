@@ -11,6 +11,7 @@ import pytest
 from benchmarks.evidence.verdict_rule import rates
 from medfed.functional.statistics import LEVEL, difference, noncentrality, splits_needed
 from medfed.reports.findings import judged
+from medfed.reports.sentences import about
 from medfed.reports.tasks import Moment, Scores, Task
 from medfed.reports.verdicts import verdict
 from tests.pages import DOCS
@@ -72,26 +73,33 @@ def test_as_many_splits_as_are_needed_make_a_difference_detectable():
     assert sizes[0] > 0.05 >= sizes[1]
 
 
-CANNOT = {
-    "pooling gains less": (task(0.02, ditto=0.0, pooled=0.01), "all patients in one place gain"),
-    "the metric ends": (task(0.3, ditto=0.0), "no gain can exceed 0.1000"),
-}
-
-
-@pytest.mark.parametrize("why", CANNOT)
-def test_a_task_that_could_not_have_said_yes_says_so(why):
-    asked, reason = CANNOT[why]
-    (told,) = judged([asked]).answers.values()
+def test_more_splits_are_said_for_the_gain_seen_and_for_a_stated_one_by_its_own_spread():
+    asked = task(0.02, ditto=0.004, apfl=-0.01)
+    report = judged([asked])
+    (told,) = report.answers.values()
+    own = report.tasks[0][1]["ditto"].against["local"].difference
+    counts = [splits_needed(gain, own, 6, asked.overlap, 2) for gain in (own.mean, 0.02)]
     assert told[0].startswith("No method is shown to be better than local training (0.9000).")
-    assert "This task cannot tell: it detects gains of 0." in told[0]
-    assert reason in told[0]
-    assert "splits would be needed, instead of 6." in told[0]
+    assert f"largest gain over local training is that of ditto, {own.mean:+.4f}. To" in told[0]
+    for what, gain, count in zip(
+        ("one as large", "a gain of 0.02"), (own.mean, 0.02), counts, strict=True
+    ):
+        if own.detectable <= gain:
+            assert f"{what} takes no more than there is" in told[0]
+        elif count:
+            assert f"{what} takes about {about(count)} splits instead of 6" in told[0]
+        else:
+            assert f"{what} takes about {about((own.detectable / gain) ** 2):,} times" in told[0]
+            assert "more splits of the same ones will not" in told[0]
 
 
-def test_a_task_that_could_have_said_yes_does_not_excuse_itself():
-    (told,) = judged([task(0.001, ditto=0.0, pooled=0.05)]).answers.values()
-    assert "would be detected with 80 % power" in told[0]
-    assert "cannot tell" not in told[0]
+def test_a_stated_gain_is_used_and_one_that_the_metric_excludes_is_not():
+    (told,) = judged([task(0.001, ditto=-0.001)], target=0.05).answers.values()
+    assert (
+        "No method gains over local training here. To show a gain of 0.05 takes no more" in told[0]
+    )
+    (told,) = judged([task(0.3, ditto=-0.01)], target=0.2).answers.values()
+    assert told[0].endswith("No method gains over local training here.")
 
 
 def test_intervals_stay_within_what_is_possible():

@@ -1,0 +1,142 @@
+"""An ordinary table over several seeds is reported, and a tiny clinic decides nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from medfed.common.errors import CheckpointError
+from medfed.common.scores import LEAST_CASES, fewest
+from medfed.common.untrusted import read_rows
+from medfed.records.folder import Run
+from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
+from medfed.reports.runs import differences
+from medfed.reports.tasks import Scores, Task
+from tests.integration.runs import run
+
+CLINICS = {"Basel": 150, "Bern": 130, "Chur": 90, "Zug": 9, "Uri": 60}
+SEEDS = (0, 1, 2)
+FOUR = ("patient", "label", "probability/1", "probability/2")
+SETTING = (
+    *("experiment=clinical_pfednet", "data=csv", "data.label=ill", "data.patient=nr"),
+    *("data.centre=clinic", "rounds=2", "local.steps=2", "logger=none", "progress=false"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Five clinics, one of nine patients and one without a healthy one; a rare category; gaps."""
+    folder, rng = tmp_path_factory.mktemp("clinics"), np.random.default_rng(3)
+    rows = ["nr,age,kind,ill,clinic"]
+    for clinic, count in CLINICS.items():
+        for n in range(count):
+            age = rng.normal(60, 10)
+            kind = "rare" if clinic == "Basel" and n < 8 else "ab"[rng.integers(2)]
+            ill = 1 if clinic == "Uri" else int(rng.random() < 1 / (1 + math.exp((60 - age) / 8)))
+            shown = "" if rng.random() < 0.05 else f"{age:.1f}"
+            rows.append(f"{len(rows)},{shown},{kind},{ill},{clinic}")
+    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+    for seed in SEEDS:
+        for method in ("local", "fedavg"):
+            own = (f"data.path={folder / 'table.csv'}", f"algorithm={method}", f"seed={seed}")
+            run(folder / "runs" / f"{method}_{seed}", *SETTING, *own)
+    return folder / "runs"
+
+
+def test_values_that_follow_from_a_split_are_no_settings(runs):
+    ones = [Run(runs / f"fedavg_{seed}") for seed in SEEDS]
+    assert len({one.config.in_channels for one in ones}) > 1  # the rare category has few patients
+    assert all(differences(ones[0], other) == [] for other in ones[1:])
+    assert dict(ones[0].config.derived)["in_channels"] is None
+
+
+def test_a_chosen_value_that_equals_a_derived_one_elsewhere_is_a_difference(runs, tmp_path):
+    one, other = Run(runs / "fedavg_0"), Run(runs / "fedavg_1")
+    assert not differences(one, other)
+    set_by_hand = dict(other.config.plain())
+    set_by_hand["derived"].pop("in_channels")
+    object.__setattr__(other, "config", type(other.config)(set_by_hand))
+    assert differences(one, other) == ["in_channels"]
+
+
+def test_a_sweep_over_seeds_is_reported_and_small_clinics_decide_nothing(runs, tmp_path):
+    report = report_runs(str(runs), tmp_path / "report", quiet=True)
+    ((task, verdicts),) = report.tasks
+    assert task.clients == ("Basel", "Bern", "Chur")
+    assert set(task.small) == {"Zug", "Uri"}
+    assert task.small["Uri"] == "0 test patients of a class"
+    (answer,) = report.answers.values()
+    assert any("Too small to decide or to have a verdict: " in sentence for sentence in answer)
+    assert set(verdicts["fedavg"].harm.gains) == {"Basel", "Bern", "Chur"}
+    # Independently: the mean of means over the three clinics, from the tables of the runs.
+    means = []
+    for seed in SEEDS:
+        rows = read_rows(runs / f"fedavg_{seed}" / "metrics.csv", ("client",))
+        tested = {r["client"]: float(r["auroc"]) for r in rows if r["split"] == "test"}
+        means.append(np.mean([tested[c] for c in task.clients]))
+    assert verdicts["fedavg"].mean.mean == pytest.approx(np.mean(means), abs=1e-12)
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "with small" in page
+    assert "test patients" in page
+
+
+def test_both_means_stand_beside_each_other(runs, tmp_path, capsys):
+    compare_runs(str(runs), tmp_path, kind="none")
+    rows = read_rows(tmp_path / "comparison.csv", ("metric", "place"))
+    brier = {
+        r["place"]: float(r["value"])
+        for r in rows
+        if r["metric"] == "brier"
+        if r["method"] == "local"
+    }
+    assert brier["mean without small"] == pytest.approx(
+        np.mean([brier[c] for c in ("Basel", "Bern", "Chur")])
+    )
+    assert brier["mean"] == pytest.approx(np.mean([brier[c] for c in CLINICS]))
+    assert "mean without small" in capsys.readouterr().out
+
+
+def test_a_run_says_what_its_own_split_cannot_tell(runs):
+    summary = json.loads((runs / "local_0" / "summary.json").read_text())
+    assert set(summary["small"]) >= {"Zug", "Uri"}
+    assert summary["intervals"]["patients"]["Zug"] < LEAST_CASES
+
+
+def test_runs_that_differ_by_choice_are_refused_by_their_names(runs, tmp_path):
+    with pytest.raises(
+        CheckpointError, match=r"No seed was run with every method .*fedavg: 0; local: 1"
+    ):
+        report_runs([str(runs / "fedavg_0"), str(runs / "local_1")], tmp_path / "out", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"patient": n, "event": n < 3} for n in range(20)], (3, "test patients with an event")),
+        ([{"patient": n // 2, "dice": 0.5} for n in range(20)], (10, "test patients")),
+        ([], (0, "test patients")),
+        (
+            [
+                {"patient": n, "label": n % 4, "probability/1": 0, "probability/2": 0}
+                for n in range(16)
+            ],
+            (12, "test patients outside of its commonest class"),
+        ),
+    ],
+    ids=["events", "slices of a patient", "nobody", "four classes"],
+)
+def test_what_scores_rest_on(rows, expected):
+    assert fewest(rows) == expected
+
+
+def test_where_all_are_small_all_decide():
+    values, none = np.full((2, 3), 0.5), np.zeros((2, 0, 3))
+    task = Task("x", "", "auroc", clients=("a", "b", "c"))
+    task.scores = {"local": Scores("local", values, none, (0.0, 0.0), 1.0, 0, {})}
+    task.leave_out_small({c: (9 if c != "a" else 12, "test patients") for c in "abc"})
+    assert task.clients == ("a", "b", "c")
+    assert not task.small
