@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -36,6 +36,7 @@ from medfed.federation.split import (
     nothing_to_train,
     remainder,
 )
+from medfed.federation.variances import pooled_variances
 from medfed.federation.wire.fixed_point import PhaseReplies
 from medfed.federation.wire.message import Message
 
@@ -414,22 +415,36 @@ class Algorithm(ABC):
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says.
 
-        It is what ``aggregation`` takes in its place, or what the channel has summed.
+        It is what ``aggregation`` takes in its place, or what the channel has summed. Running
+        variances become those of all clients' samples together.
         """
         if isinstance(replies, PhaseReplies) and part in replies.means:
             return replies.means[part]
-        weights = self.weights(server, replies)
-        if type(self.aggregation) is Aggregation and not self.mask_aware:
+        weights, kinds = self.weights(server, replies), list[str]()
+
+        def parts() -> Iterator[Tensors]:
             # One by one, as large replies are decoded only now.
-            return weighted_mean((m.parts[part] for m in replies.values()), weights)
-        parts = [message.parts[part] for message in replies.values()]
-        if not self.mask_aware or not (reads := server["reads"]):
-            models = sum(message.kind(part) == "state" for message in replies.values())
-            start = server[part] if 2 * models > len(parts) else None
-            return self.aggregation.combine(parts, weights, start)
-        count = len(next(iter(reads.values())))
-        present = torch.stack([presence(m.scalars, count) for m in replies.values()])
-        return mean_where_present(parts, weights, present, reads)
+            for message in replies.values():
+                kinds.append(message.kind(part))
+                yield message.parts[part]
+
+        if type(self.aggregation) is Aggregation and not self.mask_aware:
+            mean = weighted_mean(parts(), weights)
+        elif not self.mask_aware or not (reads := server["reads"]):
+            items = [*parts()]
+            start = server[part] if _are_models(kinds) else None
+            mean = self.aggregation.combine(items, weights, start)
+        else:
+            count = len(next(iter(reads.values())))
+            present = torch.stack([presence(m.scalars, count) for m in replies.values()])
+            mean = mean_where_present([*parts()], weights, present, reads)
+        known = server.get(part, {}) if part in self.averaged else {}
+        return pooled_variances(mean, known if _are_models(kinds) else None)
+
+
+def _are_models(kinds: Sequence[str]) -> bool:
+    """Whether most replies hold weights, not displacements; a single client may say anything."""
+    return 2 * kinds.count("state") > len(kinds)
 
 
 @runtime_checkable

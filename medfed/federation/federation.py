@@ -26,6 +26,7 @@ from medfed.federation.algorithm import (
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
+from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST, PhaseReplies
@@ -161,6 +162,7 @@ class Federation:
             local.begin(number, packet.phase, position)
             reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply)
+            reply = second_moments(reply, message, self.algorithm.averaged)
             if self.noise is not None:
                 count = len(self.members(number))
                 reply = self.noise.protect(reply, count, client, number, position, "noise")
@@ -351,7 +353,10 @@ class Round:
             if senders:
                 parts = [replies[c].parts[name] for c in senders]
                 share = sum(map(self.federation.share, senders))
-                means[name] = sums.mean(parts, share, str(self.federation.channel.device))
+                mean = sums.mean(parts, share, str(self.federation.channel.device))
+                start = self._outbox[senders[0]].parts.get(name, {})
+                update = parts[0].kind == "update"
+                means[name] = pooled_variances(mean, None if update else start)
         return means
 
     def _take(self, outbox: Outbox) -> None:

@@ -35,11 +35,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors, subtract
+from medfed.common.tensors import State, Tensors, add, subtract
 from medfed.federation.algorithm import ServerRound
 from medfed.federation.card import Card, gradients_only
 from medfed.federation.client import AfterStep, Client, GradientAt
 from medfed.federation.split import NORMALIZATION, ParameterSplit, float_entries
+from medfed.federation.variances import pooled_variances
 from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
 
@@ -85,15 +86,15 @@ class HeteroFL(FedAvg):
         """Sends each client its entries; averages every entry over those that have it."""
         replies = yield {c: replace(self.broadcast(server, c), phase="fit") for c in cohort}
         weights = dict(zip(replies, self.weights(server, replies), strict=True))
-        shared = {}
+        means = {}
         for name, tensor in server["shared"].items():
             total, share = torch.zeros_like(tensor), torch.zeros_like(tensor)
             for client, reply in replies.items():
                 update = reply.parts["shared"][name]
                 corner(total, update.shape).add_(update, alpha=weights[client])
                 corner(share, update.shape).add_(weights[client])
-            shared[name] = tensor + torch.where(share > 0, total / share, 0)
-        return {**server, "shared": shared}
+            means[name] = torch.where(share > 0, total / share, 0)
+        return {**server, "shared": add(server["shared"], pooled_variances(means, None))}
 
     def broadcast(self, server: State, client: str) -> Message:
         """The client's entries of the shared part, and the place of its width."""

@@ -35,6 +35,10 @@ def fedbn_loop(batches, sizes, initial, cohorts, *, own, weighted, frozen, momen
         p = np.array([float(sizes[k]) if weighted else 1.0 for k in cohort])
         p /= p.sum()
         mean = {n: sum(w * models[k][n] for w, k in zip(p, cohort, strict=True)) for n in shared}
+        if {*batch_norm.STATISTICS} <= {*shared}:  # the variance of all samples
+            of, var = batch_norm.STATISTICS
+            pairs = [(w, models[k]) for w, k in zip(p, cohort, strict=True)]
+            mean[var] = sum(w * (m[var] + m[of] ** 2) for w, m in pairs) - mean[of] ** 2
         models = [{**m, **mean} for m in models]
     return models
 

@@ -147,6 +147,10 @@ def test_statistics_are_averaged_and_never_pushed_beyond_the_mean():
     for name in local.split.buffers:
         own = np.stack([c.state["model"][name].numpy() for c in federation.clients.values()])
         mean = np.tensordot(sizes / sizes.sum(), own, 1)
+        if name.endswith("running_var"):  # of all samples, with the variance between the means
+            means = [c.state["model"][f"{name[:-3]}mean"] for c in federation.clients.values()]
+            between = np.stack([m.numpy() for m in means])
+            mean += np.cov(between.T, aweights=sizes, ddof=0).diagonal()
         assert federation.server["shared"][name].numpy() == pytest.approx(mean, rel=1e-5)
 
 
