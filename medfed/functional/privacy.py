@@ -3,8 +3,8 @@
 Mironov, Talwar, Zhang: Rényi differential privacy of the sampled Gaussian mechanism,
 arXiv:1908.10530, Section 3.3, at integer orders; Balle, Barthe, Gaboardi, Hsu, Sato: Hypothesis
 testing interpretations and Rényi differential privacy, AISTATS 2020, Theorem 21, from Rényi to
-(epsilon, delta). Fractional orders would lower epsilon by 2 %, and where the noise is below 1 by up
-to 12 %: without them the bound holds, too.
+(epsilon, delta). The bound holds; it is loose where the noise is small: for 50 draws of a fifth of
+the patients with a noise of 0.5 it is 65, and numerical composition gives 34.
 
 Each patient enters a draw with the same chance, independently of the others (Poisson sampling). The
 sum of the drawn patients' contributions, none longer than 1, gains Gaussian noise. Two data sets

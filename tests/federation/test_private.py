@@ -119,6 +119,20 @@ def test_each_unit_is_clipped_by_itself_in_any_chunk(subtests):
             torch.testing.assert_close(flat(one.gradient(one.weights)), expected)
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e300], ids=str)
+def test_a_patient_whose_gradient_is_not_finite_counts_as_zero(value, caplog):
+    """A sum that is not finite would show that this patient was drawn."""
+    clip = 0.3
+    one = client(ExamplePrivacy(clip, {"a": 0.0}, "row"))
+    each = rows_of(network(), one.weights, "row")
+    one.data.train["label"][4] = value
+    norms = each.norm(dim=1, keepdim=True)
+    kept = each * (clip / norms).clamp(max=1)
+    expected = (kept.sum(0) - kept[4]) / N
+    torch.testing.assert_close(flat(one.gradient(one.weights)), expected)
+    assert "1 patients of a draw count as zero" in caplog.text
+
+
 def test_mixed_precision_keeps_the_bound_of_each_row(subtests):
     """The losses are in bfloat16; what is clipped, and its sum, are in single precision."""
     net, clip = network().float(), 0.3

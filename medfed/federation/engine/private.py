@@ -10,6 +10,7 @@ the batch, so that patients with more samples do not count more.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from medfed.common.tensors import Tensors
 from medfed.federation.client import Batch
 from medfed.federation.wire.message import Message
 
+_log = logging.getLogger(__name__)
 Unit = Literal["patient", "row"]
 ROOM = 1 << 26  # numbers of single gradients that are kept at once, unless a chunk is given
 
@@ -237,7 +239,19 @@ class PrivateGradients:
         for group in self._groups(batch, weights):
             gradients, losses = self._each(weights, group)
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
-            kept = (self.privacy.clip / norms).clamp(max=1.0)
+            # A sum that is not finite would show that such a patient was drawn.
+            finite = norms.isfinite() & losses.isfinite()
+            kept = (self.privacy.clip / norms).clamp(max=1.0).where(finite, 0.0)
+            if not bool(finite.all()):
+                _log.warning(
+                    "%d patients of a draw count as zero: their gradients are not finite.",
+                    int((~finite).sum()),
+                )
+                losses = losses.where(finite, 0.0)
+                gradients = {
+                    name: g.where(finite.view(-1, *[1] * (g.dim() - 1)), 0.0)
+                    for name, g in gradients.items()
+                }
             # Mixed precision would round the products, and a patient's could exceed the bound.
             with torch.autocast(kept.device.type, enabled=False):
                 for name, gradient in gradients.items():
