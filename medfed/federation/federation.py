@@ -128,6 +128,11 @@ class Federation:
         """Returns the cohort of a round."""
         return self.cohort.of(self.ids, self.seed, round)
 
+    @property
+    def samples(self) -> Mapping[str, int]:
+        """The training samples of every client."""
+        return self._samples
+
     def share(self, client: str) -> float:
         """Returns a client's weight among all clients, whether they take part or not."""
         if self.algorithm.weighting == "uniform":

@@ -37,6 +37,10 @@ from medfed.federation.lightning.module import (
 from medfed.federation.wire.ledger import DIRECTIONS
 from medfed.functional.points import Point, settled
 
+HALF = 150
+"""Training samples with which a client weighs half in the mean that selects; with the usual parts
+50 validation samples, see benchmarks/evidence/selection.py."""
+
 
 class History(list[Record]):
     """Records in the order of rounds and clients, with derived facts of each round.
@@ -58,6 +62,7 @@ class History(list[Record]):
         self._means: dict[int, dict[tuple[str, str], float]] = {}
         # Of clients the metrics that their data leave undefined, known after one evaluation.
         self.undefined: dict[str, list[str]] = {}
+        self.samples: Mapping[str, int] = {}
         self.extend(records)
 
     def extend(self, records: Iterable[Record]) -> None:
@@ -89,7 +94,9 @@ class History(list[Record]):
     def mean(self, number: int, metric: str, mode: str = "max") -> float:
         """Returns the mean of a metric over the clients for which it is defined; larger is better.
 
-        Each client's value is rounded, as across hospitals, so that both select the same round.
+        A client of n training samples weighs n / (n + :data:`HALF`), as few validation samples can
+        tell little. Each client's value is rounded, as across hospitals, so that both select the
+        same round.
 
         Args:
             number: The round.
@@ -102,17 +109,20 @@ class History(list[Record]):
         return known[metric, mode]
 
     def _mean(self, number: int, metric: str, mode: str) -> float:
-        undefined, sign = self.undefined, 1 if mode == "max" else -1
-        values = [
-            sign * (scores.rounded(v) if math.isfinite(v) else scores.worst_value(metric))
-            for v, client in (
-                (r.metrics.get(metric, math.nan), r.client) for r in self.by_round.get(number, ())
-            )
-            if metric not in undefined.get(client, ())
-        ]
-        # For a metric that is unknown here, the direction of selection defines the worst value.
-        values = [v if math.isfinite(v) else -math.inf for v in values]
-        return sum(values) / len(values) if values else math.nan
+        sign, values = 1 if mode == "max" else -1, dict[str, float]()
+        for record in self.by_round.get(number, ()):
+            if metric in self.undefined.get(record.client, ()):
+                continue
+            value = record.metrics.get(metric, math.nan)
+            value = scores.rounded(value) if math.isfinite(value) else scores.worst_value(metric)
+            # Where the metric is unknown here, the direction of selection defines the worst value.
+            values[record.client] = sign * value if math.isfinite(value) else -math.inf
+        samples = [self.samples.get(client, 1) for client in values]
+        if len(set(samples)) < 2:
+            return sum(values.values()) / len(values) if values else math.nan
+        weights = [n / (n + HALF) for n in samples]
+        pairs = zip(weights, values.values(), strict=True)
+        return math.fsum(w * v for w, v in pairs) / math.fsum(weights)
 
 
 _log = logging.getLogger(__name__)
@@ -157,7 +167,9 @@ class PersonalEvaluation(pl.Callback):
 
     @history.setter
     def history(self, records: Iterable[Record]) -> None:
+        samples = self._history.samples
         self._history = records if isinstance(records, History) else History(records)
+        self._history.samples = samples
 
     @property
     def selection(self) -> tuple[str, str]:
@@ -176,6 +188,11 @@ class PersonalEvaluation(pl.Callback):
     def mode(self) -> str:
         """``max`` or ``min`` of it."""
         return self.selection[1]
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Notes what each client's validation can tell."""
+        if isinstance(pl_module, FederatedModule):
+            self.history.samples = pl_module.federation.samples
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Appends the record of this round."""

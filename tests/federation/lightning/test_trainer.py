@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from unittest import mock
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -23,7 +24,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.scores import Record
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import ArrayClient
-from medfed.federation.lightning.callbacks import FederatedRounds, PersonalEvaluation
+from medfed.federation.lightning.callbacks import FederatedRounds, History, PersonalEvaluation
 from medfed.federation.lightning.flags import _OF_ONE_MODEL, check_trainer
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.strategy import ClientSharding
@@ -288,13 +289,18 @@ def test_a_type_that_network_and_data_have_is_kept():
     assert module.federation.digests() == expected
 
 
+def plain_mean(evaluation: PersonalEvaluation, number: int) -> float:
+    """What ``val/acc`` is: every hospital weighs the same, unlike in ``val/score``."""
+    return float(np.mean([r.metrics["acc"] for r in evaluation.history.by_round[number]]))
+
+
 @pytest.mark.parametrize(
     "algorithm", [Ditto(), FedPer(), MANY_PHASES], ids=["ditto", "fedper", "pfednet"]
 )
 def test_a_checkpoint_on_a_metric_is_the_best_round(algorithm, tmp_path):
     best = of_lightning.ModelCheckpoint(tmp_path, "{epoch}-{step}", monitor="val/acc", mode="max")
     module, trainer, evaluation = trained(best, algorithm=algorithm)
-    means = [evaluation.history.mean(n, "acc") for n in range(ROUNDS)]
+    means = [plain_mean(evaluation, n) for n in range(ROUNDS)]
     number = means.index(max(means))
     assert best.best_model_path.endswith(f"epoch={number}-step={number + 1}.ckpt")
     assert float(best.best_model_score) == pytest.approx(max(means), abs=1e-4)
@@ -352,7 +358,7 @@ def test_a_look_at_the_last_round_leaves_no_trace():
     before = list(evaluation.history)
     (shown,) = trainer.validate(module, verbose=False)
     assert list(evaluation.history) == before
-    assert shown["val/acc"] == pytest.approx(evaluation.history.mean(ROUNDS - 1, "acc"), abs=1e-4)
+    assert shown["val/acc"] == pytest.approx(plain_mean(evaluation, ROUNDS - 1), abs=1e-4)
 
 
 def test_early_stopping_ends_after_its_patience():
@@ -385,3 +391,19 @@ def test_rounds_continue_in_another_trainer():
     assert module.federation.digests() == straight(3)
     assert evaluation.history.rounds == [1, 2]
     assert isinstance(evaluation.history[0], Record)
+
+
+def test_a_hospital_of_few_samples_selects_little():
+    """Weights n / (n + 150), by an independent average; hospitals alike weigh the same."""
+    rng = np.random.default_rng(0)
+    clients, samples = ("a", "b", "tiny"), {"a": 300, "b": 90, "tiny": 5}
+    values = {c: rng.random(6).round(3) for c in clients}
+    records = [Record(n, c, {"auroc": float(values[c][n])}) for n in range(6) for c in clients]
+    history = History(records)
+    plain = [history.mean(n, "auroc") for n in range(6)]
+    assert plain == pytest.approx(np.mean([*values.values()], axis=0), abs=1e-9)
+    history = History(records)
+    history.samples = samples
+    weights = [n / (n + 150) for n in samples.values()]
+    expected = np.average([*values.values()], axis=0, weights=weights)
+    assert [history.mean(n, "auroc") for n in range(6)] == pytest.approx(expected, abs=1e-9)
