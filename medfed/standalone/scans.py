@@ -110,14 +110,15 @@ class ScanFiles:
     contrasts: tuple[Path, ...] = ()
 
     @property
-    def _volumes(self) -> Sequence[Path]:
+    def parts(self) -> Sequence[Path]:
+        """Its files, and folders of DICOM series."""
         if not self.path.is_dir() or dicom.is_series(self.path):
             return [self.path]
         return self.contrasts or [p for p in self.path.iterdir() if volumes.is_volume(p)]
 
     def files(self) -> list[Path]:
         """Lists the files that it is made of."""
-        return [file for volume in self._volumes for file in volumes.files_of(volume)]
+        return [file for volume in self.parts for file in volumes.files_of(volume)]
 
     def target(self, folder: Path, wanted: str | None = None) -> Path:
         """Returns the file of its masks in a folder: NIfTI, or a DICOM SEG."""

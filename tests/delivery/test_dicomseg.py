@@ -1,6 +1,7 @@
 """DICOM SEG: read back by highdicom, pydicom and SimpleITK, it is the mask where the scan lies."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,30 @@ def test_one_series_into_one_file(three_regions, tmp_path):
     source = series(tmp_path / "p1", "upright")
     run(three_regions, source, tmp_path / "new" / "seg.dcm")
     assert hd.seg.segread(tmp_path / "new" / "seg.dcm").number_of_segments == 3
+
+
+def test_a_lost_row_is_made_again_and_the_object_stays(three_regions, tmp_path):
+    pytest.importorskip("highdicom", reason="DICOM SEG is written by highdicom")
+    series(tmp_path / "in" / "p1", "upright")
+    output, seg = tmp_path / "out", tmp_path / "out" / "p1.dcm"
+    run(three_regions, tmp_path / "in", output, format="dicomseg")
+    rows, before = (output / "summary.csv").read_bytes(), seg.read_bytes()
+    (output / "summary.csv").unlink()
+    run(three_regions, tmp_path / "in", output, format="dicomseg")
+    assert (seg.read_bytes(), (output / "summary.csv").read_bytes()) == (before, rows)
+    for length in (len(before) // 2, len(before) - 20, 400):
+        seg.write_bytes(before[:length])
+        run(three_regions, tmp_path / "in", output, format="dicomseg")
+        assert seg.stat().st_size == len(before)
+        assert (output / "summary.csv").read_bytes() == rows
+    # Another object in its place is not touched.
+    other = series(tmp_path / "other" / "p1", "oblique")
+    run(three_regions, other, tmp_path / "other.dcm")
+    shutil.copy(tmp_path / "other.dcm", seg)
+    (output / "summary.csv").unlink()
+    with pytest.raises(ConfigError, match="is there already"):
+        run(three_regions, tmp_path / "in", output, format="dicomseg")
+    assert seg.read_bytes() == (tmp_path / "other.dcm").read_bytes()
 
 
 def test_the_application_of_monai_deploy(three_regions, tmp_path):

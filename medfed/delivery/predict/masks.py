@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,7 @@ from torch import Tensor
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
 from medfed.delivery.bundle.onnx_file import import_extra
-from medfed.delivery.predict.cases import Case
+from medfed.delivery.predict.cases import Case, left_out
 from medfed.delivery.predict.options import PredictOptions, check_writable
 from medfed.standalone import dicom, scans
 from medfed.standalone.grids import on_grid
@@ -175,25 +176,27 @@ def _case(
     maps = given.maps(labels, target) if options.probabilities else []
     drawn = [given.contours(target)] if options.picture else []
 
-    def write() -> dict[str, float | str]:
+    def write(folder: Path) -> dict[str, float | str]:
+        place = folder / target.name
         found = given.segment(predictor, options.spacing_tolerance)
         masks = predictor.masks(found.regions)
         if is_seg and isinstance(found, scans.SegmentedScan):
             title = f"medfed, {facts['method']}"
             planes = {n: m.numpy() for n, m in zip(labels, masks, strict=True)}
-            save_segments(planes, found.scan, target, title)
+            save_segments(planes, found.scan, place, title)
         else:
-            found.save(facts, masks, target)
+            found.save(facts, masks, place)
         if maps:
-            found.save_maps(labels, found.regions, maps)
+            found.save_maps(labels, found.regions, [folder / file.name for file in maps])
         for path in drawn:
-            _draw(predictor, given, found, path)
+            _draw(predictor, given, found, folder / path.name)
         channels = found.scan.channels if isinstance(found, scans.SegmentedScan) else ()
         sizes = _sizes(labels, masks, found.regions, given.unit, found.factor)
         return {**sizes, "channels": "+".join(channels)}
 
     masks = [target] if is_seg else given.masks(facts, target)
-    return Case(given.id, given.path, given.files, write, (*masks, *maps, *drawn))
+    others = partial(left_out, given) if isinstance(given, scans.ScanFiles) else list
+    return Case(given.id, given.path, given.files, write, (*masks, *maps, *drawn), others)
 
 
 def _sizes(
