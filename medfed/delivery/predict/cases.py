@@ -283,8 +283,9 @@ def _compared(old: Path, new: Path) -> str:
         return "other"
     if all(one.get(part) == other.get(part) for part in parts):
         return "same"
-    kind = one.get("SOPClassUID", other.SOPClassUID)
-    return "part" if "PixelData" not in one and kind == other.SOPClassUID else "other"
+    is_seg = one.get("SOPClassUID", other.SOPClassUID) == other.SOPClassUID
+    is_short = len(one.get("PixelData", b"")) < len(other.PixelData)
+    return "part" if is_seg and is_short else "other"
 
 
 def _text(value: object) -> object:
