@@ -97,6 +97,34 @@ def test_sizes_are_those_of_the_written_mask_where_regions_do_not_nest(hospital,
         np.testing.assert_allclose(float(row[f"{name}_ml"]), inside.sum() * factor, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
+def test_no_text_of_a_scans_header_goes_on_into_its_mask(kind, tmp_path):
+    source, target = tmp_path / "scan.nii", tmp_path / "mask.nii"
+    image = kind(np.ones((3, 4, 5), np.int16), np.diag([-2.0, 2, 3, 1]))
+    header = image.header
+    texts = [name for name, (of, _) in header.template_dtype.fields.items() if of.char == "S"]
+    for name in set(texts) - {"magic", "sizeof_hdr"}:
+        header[name] = b"Sekret"
+    header.set_intent("t test", (7.0,), "Sekret")
+    header["slice_duration"], header["toffset"], header["cal_max"] = 3.0, 5.0, 100.0
+    header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"Sekret"))
+    header.set_xyzt_units("mm", "sec")
+    nib.save(image, source)
+    assert source.read_bytes().count(b"Sekret") > 3
+    note = "1 Läsion\n, 2 病灶 " + "é" * 60
+    save_like(np.ones((3, 4, 5), np.uint8), read_geometry(source), source, target, note)
+    assert b"Sekret" not in target.read_bytes()
+    mask = nib.load(target)
+    assert not mask.header.extensions
+    assert mask.header.get_intent()[0] == "none"
+    for name in ("slice_duration", "toffset", "cal_max"):
+        assert float(mask.header[name]) == 0
+    np.testing.assert_array_equal(mask.affine, image.affine)
+    written = bytes(mask.header["descrip"]).rstrip(b"\0").decode()  # whole characters
+    assert written == note.replace("\n", " ")[: len(written)]
+    assert 76 <= len(written.encode()) <= 79
+
+
 def of_exclusive_classes(hospital):
     """The hospital, a case of it, and each voxel's likeliest class by label value, RAS."""
     made = hospital("classes")
