@@ -154,14 +154,24 @@ def save_rows(
         columns: Their names.
         source: The table.
         output: The file to write: ``row``, counted from 1, the cells of all columns that are no
-            features, ``warning``, and the answers.
+            features, ``warning``, and the answers. A column of the table that is named as one of
+            the output's gets ``input_`` in front.
     """
     _warn(read.unusual, source, output)
     numbers = range(1, len(answers) + 1)
     warnings = ["; ".join(read.unusual.get(n, ())) for n in numbers]
     before = zip(numbers, *read.others.values(), warnings, strict=True)
     rows = ([*a, *b] for a, b in zip(before, answers.tolist(), strict=True))
-    write_csv(output, ["row", *read.others, "warning", *columns], rows)
+    names, taken = list[str](), {name.lower() for name in ("row", "warning", *columns)}
+    for name in read.others:
+        names.append(name)
+        while names[-1].lower() in taken:
+            names[-1] = f"input_{names[-1]}"
+        taken.add(names[-1].lower())
+        if names[-1] != name:
+            text = "%s has a column %s, as the output does; in %s it is %s."
+            _log.warning(text, source, name, output, names[-1])
+    write_csv(output, ["row", *names, "warning", *columns], rows)
 
 
 def _warn(unusual: Mapping[int, list[str]], source: Path, output: Path) -> None:
