@@ -174,6 +174,8 @@ def test_mask_table_and_segments_of_one_prediction_agree(
     if activation == "softmax" and regions != "apart":
         of = {"organ": [1], "lesion": [2], "other": [7]}
     outputs = [(20.0, place) for place in places[: len(of)]]
+    if activation == "softmax":
+        outputs = [(-20.0, 0.3), *outputs]  # of the background
     source = {"kind": "volumes", "files": None, "file_channels": ["CT"], "regions": of}
     window = {"name": "window", "hu": [0, 200], "to": [0, 1]}
     facts = {"labels": [*of], "input": source, "normalization": window, "activation": activation}
