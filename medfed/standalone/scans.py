@@ -14,14 +14,7 @@ from torch import Tensor
 
 from . import dicom, pictures, volumes
 from .errors import DataError
-from .masks import (
-    SEG,
-    label_map,
-    mask_files,
-    named_after,
-    save_like,
-    save_picture,
-)
+from .masks import SEG, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import Preparation, one_thread
 

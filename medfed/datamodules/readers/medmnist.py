@@ -27,9 +27,7 @@ _MOST_CLASSES = 1000
 
 
 def read_medmnist(
-    path: Path | None,
-    classes: Sequence[str] | None = None,
-    joined: Sequence[str] | None = None,
+    path: Path | None, classes: Sequence[str] | None = None, joined: Sequence[str] | None = None
 ) -> ImageSet:
     """Reads a file in the MedMNIST convention into memory.
 
