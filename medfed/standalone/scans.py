@@ -117,10 +117,6 @@ class ScanFiles:
         """Returns the file of its masks in a folder: NIfTI, or a DICOM SEG."""
         return folder / f"{self.id}{SEG if wanted == 'dicomseg' else '.nii.gz'}"
 
-    def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
-        """Lists the files of its masks."""
-        return [*mask_files(facts, target)]
-
     def maps(self, labels: Sequence[str], target: Path) -> list[Path]:
         """Lists the files of all regions' probabilities: one."""
         return [named_after(target, "_probabilities")]
@@ -215,10 +211,6 @@ class PictureFile:
     def target(self, folder: Path, wanted: str | None = None) -> Path:
         """Returns the file of its masks in a folder."""
         return folder / f"{self.id}.png"
-
-    def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
-        """Lists the files of its masks: one with all label values, or one for each region."""
-        return [*mask_files(facts, target)]
 
     def maps(self, labels: Sequence[str], target: Path) -> list[Path]:
         """Lists the files of all regions' probabilities: one for each."""

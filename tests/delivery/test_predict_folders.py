@@ -287,7 +287,7 @@ def test_settings_that_masks_do_not_depend_on_may_change(more, finds_ball, tmp_p
     assert {p: p.stat().st_mtime_ns for p in before} == before
     ((key, value),) = MORE[more].items()
     assert caplog.text.count("holds predictions with other settings") == 1
-    assert f"it goes on with {key}={value}, and what is there stays." in caplog.text
+    assert f"it goes on with {key}={value}; what is not replaced now stays." in caplog.text
     straight = tmp_path / "straight"
     run(finds_ball, source, straight, **MORE[more])
     assert contents(tmp_path / "out") == contents(straight)

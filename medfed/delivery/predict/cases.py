@@ -81,7 +81,9 @@ class OutputFolder:
         self.folder = Path(options.output)
         self.overwrite = options.overwrite
         self.header = [*_BEFORE, *columns, *_AFTER]
-        self._said = said_of(options, bundle)
+        keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
+        client = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
+        self._said = {"bundle": client, **{k: getattr(options, k) for k in keys}}
         self._rows: dict[str, dict[str, str]] = {}
 
     @contextmanager
@@ -127,12 +129,12 @@ class OutputFolder:
         """
         if not self._goes_on:
             check_targets(case.targets, self.overwrite, ())
-        before = {**self._rows.get(case.name, {})}
-        place = case.targets[0].relative_to(self.folder)
-        values = (case.name, case.source.resolve(), place, "", _state(case.inputs()))
-        row = dict(zip(_BEFORE, values, strict=True))
-        is_same = before.get("sha256") == row["sha256"]
-        row["files"] = before.get("files", "") if is_same else ""
+        before, state = self._rows.get(case.name, {}), _state(case.inputs())
+        is_same, place = before.get("sha256") == state, case.targets[0].relative_to(self.folder)
+        files = before.get("files", "") if is_same else ""
+        row = dict(
+            zip(_BEFORE, (case.name, case.source.resolve(), place, files, state), strict=True)
+        )
         self._add(case.name, {**row, "error": _INTERRUPTED})
         made = self.folder / _UNFINISHED
         shutil.rmtree(made, ignore_errors=True)
@@ -144,9 +146,8 @@ class OutputFolder:
             for target in moved:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (made / target.name).replace(target)
-        warning = "; ".join([*warnings, *changed])
         measured = {k: _text(v) for k, v in sizes.items()}
-        self._add(case.name, {**row, **measured, "warning": warning})
+        self._add(case.name, {**row, **measured, "warning": "; ".join([*warnings, *changed])})
         return sizes
 
     def _settled(self, case: Case, made: Path, done: bool) -> tuple[list[str], list[Path]]:
@@ -170,9 +171,9 @@ class OutputFolder:
 
     def failed(self, case: Case, sentence: str) -> None:
         """Adds the row of a case that could not be predicted."""
-        row = {**self._rows.get(case.name, {}), "case": case.name, "input": case.source.resolve()}
-        kept = {name: row.get(name, "") for name in _BEFORE}
-        self._add(case.name, {**kept, "error": sentence})
+        kept = {name: self._rows.get(case.name, {}).get(name, "") for name in _BEFORE}
+        now = {"case": case.name, "input": case.source.resolve(), "error": sentence}
+        self._add(case.name, {**kept, **now})
 
     def _files(self, case: str) -> dict[str, int]:
         """The bytes of the files that a row names."""
@@ -191,25 +192,18 @@ class OutputFolder:
                 "overwrite=true to replace it."
             )
         differ = [k for k, v in self._said.items() if before and before.get(k) != v]
-        if others := [key for key in differ if key in _RESULTS]:
-            if not self.overwrite:
-                raise ConfigError(
-                    f"{self.folder} holds predictions of other bundles or settings ({RECORD} has "
-                    f"another {' and '.join(others)}); choose another output, or set "
-                    "overwrite=true to replace them."
-                )
-            _log.warning(
-                "%s holds predictions of other bundles or settings; what is not replaced now "
-                "stays, without a row in %s.",
-                *(self.folder, SUMMARY),
+        others = " and ".join(key for key in differ if key in _RESULTS)
+        if others and not self.overwrite:
+            raise ConfigError(
+                f"{self.folder} holds predictions of other bundles or settings ({RECORD} has "
+                f"another {others}); choose another output, or set overwrite=true to replace them."
             )
-        elif differ and before:
-            now = (f"{k}={json.dumps(self._said[k])}" for k in differ)
-            _log.warning(
-                "%s holds predictions with other settings; it goes on with %s, and what is there "
-                "stays.",
-                *(self.folder, ", ".join(now)),
-            )
+        if differ:
+            now = ", ".join(f"{k}={json.dumps(self._said[k])}" for k in differ if k != "bundle")
+            other = "of other bundles or settings", f", without a row in {SUMMARY}"
+            alike = f"with other settings; it goes on with {now}", ""
+            text = "%s holds predictions %s; what is not replaced now stays%s."
+            _log.warning(text, self.folder, *(other if others else alike))
         self._goes_on = before is not None and not others
         if self._goes_on:
             self._rows = self._read()
@@ -248,13 +242,6 @@ class OutputFolder:
         path = self.folder / SUMMARY
         with writing(path, _OTHERWISE), path.open("a", encoding="utf-8", newline="") as file:
             file.write(line)
-
-
-def said_of(options: PredictOptions, bundle: Bundle) -> dict[str, Any]:
-    """Returns what results depend on: the bundle by the hashes of its files, and settings."""
-    keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
-    files = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
-    return {"bundle": files, **{k: getattr(options, k) for k in keys}}
 
 
 def _state(files: Iterable[Path]) -> str:

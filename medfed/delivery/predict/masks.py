@@ -35,7 +35,7 @@ from medfed.delivery.predict.cases import Case, left_out
 from medfed.delivery.predict.options import PredictOptions, check_writable
 from medfed.standalone import dicom, scans
 from medfed.standalone.grids import on_grid
-from medfed.standalone.masks import SEG, header_text
+from medfed.standalone.masks import SEG, header_text, mask_files
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.volumes import as_stored
 
@@ -167,26 +167,22 @@ def _labels(names: Iterable[str]) -> list[str]:
     """The labels of segments: names as DICOM allows them, each once."""
     labels: list[str] = []
     for number, name in enumerate(names, start=1):
-        label, ending = _inherited("SegmentLabel", "LO", name), f" {number}"
-        if not label or label in labels:
-            label = header_text(label, _LENGTHS["LO"] - len(ending)) + ending
-        labels.append(label.strip())
+        label = _inherited("SegmentLabel", "LO", name)
+        again = not label or label in labels
+        labels.append(f"{label[:58]} {number}".strip() if again else label)
     return labels
 
 
 def _description(hd: ModuleType, number: int, name: str) -> Any:
-    def code(value: str, meaning: str) -> Any:
-        return hd.sr.CodedConcept(value, _SCHEME, meaning)
-
-    learnt = hd.sr.CodedConcept("123110", "DCM", "Artificial Intelligence")
+    code, learnt = hd.sr.CodedConcept, ("123110", "DCM", "Artificial Intelligence")
     return hd.seg.SegmentDescription(
         segment_number=number,
         segment_label=name,
-        segmented_property_category=code("region", "Region of a trained model"),
-        segmented_property_type=code(f"region-{number}", name),
+        segmented_property_category=code("region", _SCHEME, "Region of a trained model"),
+        segmented_property_type=code(f"region-{number}", _SCHEME, name),
         algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=hd.AlgorithmIdentificationSequence(
-            name="medfed", version=version("medfed"), family=learnt
+            name="medfed", version=version("medfed"), family=code(*learnt)
         ),
     )
 
@@ -256,7 +252,7 @@ def _case(
         sizes = _sizes(labels, masks, found.regions, given.unit, found.factor)
         return {**sizes, "channels": "+".join(channels)}
 
-    masks = [target] if is_seg else given.masks(facts, target)
+    masks = [target] if is_seg else [*mask_files(facts, target)]
     others = partial(left_out, given) if isinstance(given, scans.ScanFiles) else list
     return Case(given.id, given.path, given.files, write, (*masks, *maps, *drawn), others)
 
