@@ -29,6 +29,7 @@ Each = Callable[[Sequence[Any], Callable[[Any], None], str, Callable[[], None]],
 """Works through items of a name in plural; what is called last saves the results."""
 _log = logging.getLogger(__name__)
 _MOST_WARNED = 10  # rows that are named
+_CELLS = ("missing", "limits")  # how cells are read
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
@@ -126,10 +127,8 @@ def predict_rows(predictor: Predictor, source: Path, output: Path) -> None:
     if source.is_dir():
         raise DataError(f"{source} is a folder; name one CSV file in input.")
     facts = predictor.facts["input"]
-    columns, limits = Columns.from_facts(facts), facts.get("limits") or "refuse"
-    rows, others, texts = read_features(
-        source, columns.names, columns.categories, facts.get("missing") or (), limits
-    )
+    columns, limits = Columns.from_facts(facts), {k: facts[k] for k in _CELLS if facts.get(k)}
+    rows, others, texts = read_features(source, columns.names, columns.categories, **limits)
     unusual = unusual_cells(rows, columns, predictor.facts, texts)
     seen = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
     answers = predictor.classify(seen, source).tolist()

@@ -268,7 +268,7 @@ def medmnist(path: Path, labels: list[int]) -> Path:
 def test_numbered_labels_take_the_federations_classes(tmp_path):
     read = read_medmnist(medmnist(tmp_path / "a.npz", [1, 1]), joined=KINDS)
     assert (read.classes, read.samples.num_classes) == (KINDS, 3)
-    with pytest.raises(DataError, match="has labels up to 3, but .* names 3 classes"):
+    with pytest.raises(DataError, match=r"has labels up to 3, but .* names 3 classes"):
         read_medmnist(medmnist(tmp_path / "b.npz", [0, 3]), joined=KINDS)
 
 
