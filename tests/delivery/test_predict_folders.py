@@ -182,6 +182,9 @@ DAMAGES = {
     "rows are torn": lambda out: halved(out / "summary.csv"),
     "all rows are removed": lambda out: (out / "summary.csv").unlink(),
     "the table is empty": lambda out: (out / "summary.csv").write_bytes(b""),
+    "a row is no longer one": lambda out: (out / "summary.csv").write_text(
+        (out / "summary.csv").read_text().replace(".nii.gz ", ".nii.gz x")
+    ),
     "a mask and its row": lambda out: [
         (out / "b_body.nii.gz").unlink(),
         rows_without_b(out / "summary.csv"),

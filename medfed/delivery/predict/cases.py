@@ -131,10 +131,14 @@ class OutputFolder:
             check_targets(case.targets, self.overwrite, ())
         before, state = self._rows.get(case.name, {}), _state(case.inputs())
         is_same, place = before.get("sha256") == state, case.targets[0].relative_to(self.folder)
-        files = before.get("files", "") if is_same else ""
-        row = dict(
-            zip(_BEFORE, (case.name, case.source.resolve(), place, files, state), strict=True)
+        values = (
+            case.name,
+            case.source.resolve(),
+            place,
+            before.get("files") if is_same else "",
+            state,
         )
+        row = dict(zip(_BEFORE, values, strict=True))
         self._add(case.name, {**row, "error": _INTERRUPTED})
         made = self.folder / _UNFINISHED
         shutil.rmtree(made, ignore_errors=True)
@@ -178,7 +182,8 @@ class OutputFolder:
     def _files(self, case: str) -> dict[str, int]:
         """The bytes of the files that a row names."""
         names = self._rows.get(case, {}).get("files", "").split("/")
-        return {name: int(size) for name, _, size in (n.rpartition(" ") for n in names) if size}
+        parts = (n.rpartition(" ") for n in names)
+        return {name: int(size) for name, _, size in parts if size.isdecimal()}
 
     def _begin(self) -> None:
         record, summary = self.folder / RECORD, self.folder / SUMMARY
