@@ -168,11 +168,8 @@ def header_text(text: str, most: int) -> str:
     return " ".join(printed.split())[:most].strip()
 
 
-_GRID = (
-    *("qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d"),
-    *("qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z", "xyzt_units"),
-)
-"""What goes on from the header of a scan to that of its mask, beside the sizes of voxels."""
+_GRID = ("qform_", "sform_", "quatern_", "qoffset_", "srow_", "xyzt_")
+"""Fields that go on from the header of a scan to that of its mask, beside the sizes of voxels."""
 
 
 def save_like(
@@ -200,7 +197,7 @@ def save_like(
         header = type(scan.header)()
         header.set_data_dtype(turned.dtype)
         header["pixdim"][:4] = scan.header["pixdim"][:4]
-        for name in _GRID:
+        for name in (n for n in header if n.startswith(_GRID)):
             header[name] = scan.header[name]
         image = type(scan)(turned, scan.affine, header)
     else:
