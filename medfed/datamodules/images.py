@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
+from inspect import signature
 from itertools import compress
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -51,16 +51,18 @@ class ImageDataModule(OnDiskDataModule):
         ConfigError: If a choice is unknown.
     """
 
-    reader: Callable[[Path | None], ImageSet]
+    reader: Callable[..., ImageSet]
     _: KW_ONLY
     official_splits: bool = True
     duplicates: Literal["warn", "error", "together"] = "warn"
     positive_weights: Tensor | None = field(default=None, init=False)
+    joined: tuple[str, ...] | None = field(default=None, init=False)  # a federation's classes
 
     @cached_property
     def data(self) -> ImageSet:
         """All images, with the official splits only if they are used."""
-        data = self.reader(self.source)
+        joins = self.joined is not None and "joined" in signature(self.reader).parameters
+        data = self.reader(self.source, **({"joined": self.joined} if joins else {}))
         samples = data.samples if self.official_splits else replace(data.samples, splits=())
         if self.duplicates == "together":
             one = one_patient_each(_by_content(data))

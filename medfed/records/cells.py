@@ -107,7 +107,7 @@ def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
 Stage = Literal["tune", "final"]
 LIBRARIES = (
     *("torch", "pytorch-lightning", "monai", "numpy", "scipy", "scikit-learn", "numba"),
-    *("nibabel", "SimpleITK", "pillow"),
+    *("nibabel", "SimpleITK", "pydicom", "pillow"),
 )
 ROOT = "medfed.run.cell"  # what runs a cell
 # The data's content is part of a result; their path and cache are not.

@@ -228,8 +228,8 @@ def _place(at: int, rows: int) -> str:
 def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, str]:
     """Puts numbers into bands; texts, codes, and numbers of at most six values, stay.
 
-    A few texts among numbers are groups beside the bands. If less than half are numbers, and no
-    edges are given, all stay.
+    A few texts among numbers, and numbers that begin with a zero, are groups beside the bands. If
+    less than half are numbers, and no edges are given, all stay.
 
     Args:
         values: By patient; missing ones are left out.
@@ -242,10 +242,11 @@ def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, 
         {'a': 'f', 'b': 'm'}
     """
     texts = {patient: text for patient, text in values.items() if text.lower() not in MISSING}
-    numbers = {p: as_number(text) for p, text in texts.items() if abs(as_number(text)) < np.inf}
-    known = [*numbers.values()]
-    mostly = 2 * len(known) >= len(texts) and len({*known}) > 6
-    if not known or code_among(texts.values()) or not (edges or mostly):
+    finite = {p: as_number(text) for p, text in texts.items() if abs(as_number(text)) < np.inf}
+    numbers = {p: value for p, value in finite.items() if not code_among([texts[p]])}
+    known, codes = [*numbers.values()], len(finite) - len(numbers)
+    mostly = 2 * len(known) >= len(texts) and len({*known}) > 6 and codes <= len(texts) / 50
+    if not known or not (edges or mostly):
         return texts
     ends = sorted(edges or {float(f"{q:.3g}") for q in np.quantile(known, (0.25, 0.5, 0.75))})
     bands = [f"{low:g} to below {high:g}" for low, high in pairwise(ends)]
@@ -254,7 +255,7 @@ def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, 
     if others:
         listed = few(list(dict.fromkeys(others.values())), 8)
         _log.warning(
-            "%d values are no numbers, and stay beside the bands: %s.", len(others), listed
+            "%d values are no plain numbers, and stay beside the bands: %s.", len(others), listed
         )
     return others | {p: bands[bisect_right(ends, value)] for p, value in numbers.items()}
 

@@ -21,6 +21,7 @@ from medfed.common.tensors import to_device
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.plans import first_patients
 from medfed.datamodules.segmentation import SegmentationDataModule
@@ -199,6 +200,8 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
         data.join(experiment.data)
     trained = experiment.data
+    if isinstance(data, ImageDataModule):
+        data.joined = trained.class_names
     if isinstance(data, SegmentationDataModule) and isinstance(trained, SegmentationDataModule):
         if trained.agreed is not None:
             data.follow(trained.agreed)

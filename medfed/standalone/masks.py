@@ -153,6 +153,25 @@ def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
     return mask.with_name(stem + postfix + (suffix or ending))
 
 
+def header_text(text: str, most: int) -> str:
+    r"""Returns a text for a header of DICOM or NIfTI, where a backslash parts values.
+
+    Args:
+        text: Any.
+        most: Characters that the header takes.
+
+    Example:
+        >>> header_text("a\\b\n c" + "d" * 9, 8)
+        'a/b cddd'
+    """
+    printed = "".join(c if c.isprintable() else " " for c in text.replace("\\", "/"))
+    return " ".join(printed.split())[:most].strip()
+
+
+_GRID = ("qform_", "sform_", "quatern_", "qoffset_", "srow_", "xyzt_")
+"""Fields that go on from the header of a scan to that of its mask, beside the sizes of voxels."""
+
+
 def save_like(
     array: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str = ""
 ) -> None:
@@ -162,9 +181,10 @@ def save_like(
         array: ``(H, W, D)`` or ``(H, W, D, n)``, as :func:`readers.volumes.read_volume` turns the
             scan.
         geometry: Of the scan.
-        source: The scan; a NIfTI's header goes on in its mask.
+        source: The scan; of a NIfTI's header the grid alone goes on, as other fields may hold a
+            name.
         target: The file to write; whole, or not at all.
-        note: The description in the header, 79 characters at most.
+        note: The description in the header, of which the first 79 bytes are kept.
 
     Raises:
         DataError: If the file cannot be written.
@@ -174,16 +194,18 @@ def save_like(
     turned = as_stored(array, geometry)
     if suffix_of(source) in NIFTI:
         scan = nib.load(source)
-        header = scan.header.copy()
+        header = type(scan.header)()
         header.set_data_dtype(turned.dtype)
-        header["cal_min"] = header["cal_max"] = 0  # a viewer's window for the scan
+        header["pixdim"][:4] = scan.header["pixdim"][:4]
+        for name in (n for n in header if n.startswith(_GRID)):
+            header[name] = scan.header[name]
         image = type(scan)(turned, scan.affine, header)
     else:
         image = nib.Nifti1Image(turned, geometry.stored)
         image.header.set_xyzt_units("mm")
         image.set_qform(geometry.stored, code="scanner")
         image.set_sform(geometry.stored, code="scanner")
-    image.header["descrip"] = note.encode("ascii", "replace")[:79]
+    image.header["descrip"] = header_text(note, 79).encode()[:79].decode(errors="ignore").encode()
     with writing(target, "choose another output"), replacing(target) as partial:
         nib.save(image, partial)
 

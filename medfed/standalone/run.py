@@ -10,7 +10,7 @@ from torch import nn
 
 from .detections import boxes_file, detect, find_ct, save_detections
 from .errors import DataError
-from .masks import check_apart
+from .masks import check_apart, mask_files
 from .predictor import Predictor
 from .samples import predict_table
 from .scans import find_cases
@@ -56,9 +56,7 @@ def run(
         predict_table(predictor, kind, source, output / TABLE, _each, file, spacing_tolerance)
         return
     cases = find_cases(source, facts, output)
-    check_apart(
-        [(case.id, case.masks(facts, case.target(output))) for case in cases], cases[0].what
-    )
+    check_apart([(c.id, mask_files(facts, c.target(output))) for c in cases], cases[0].what)
     for case in cases:
         segmented = case.segment(predictor, spacing_tolerance)
         segmented.save(facts, predictor.masks(segmented.regions), case.target(output))

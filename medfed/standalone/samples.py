@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import ct_patches, pictures
 from .columns import Columns, from_facts
-from .csv_files import Limits, read_features
+from .csv_files import read_features
 from .errors import CheckpointError, ConfigError, DataError, first_line
 from .files import csv_text, write_text, writing
 from .predictor import Predictor
@@ -29,6 +29,7 @@ Each = Callable[[Sequence[Any], Callable[[Any], None], str, Callable[[], None]],
 """Works through items of a name in plural; what is called last saves the results."""
 _log = logging.getLogger(__name__)
 _MOST_WARNED = 10  # rows that are named
+_CELLS = ("missing", "limits")  # how cells are read
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
@@ -110,58 +111,41 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         write_text(path, csv_text(header, written))
 
 
-class Rows(NamedTuple):
-    """The rows of a table.
+def predict_rows(predictor: Predictor, source: Path, output: Path) -> None:
+    """Predicts the rows of one CSV file, features by the names in the header.
 
-    Attributes:
-        tensor: ``(N, F)`` as the model sees them.
-        others: Cells of the columns that are no features, by column.
-        unusual: Sentences on cells that training has not seen the like of, by row.
-    """
-
-    tensor: Tensor
-    others: Mapping[str, Sequence[str | None]]
-    unusual: Mapping[int, list[str]]
-
-
-def read_rows(predictor: Predictor, source: Path) -> Rows:
-    """Reads the rows of one CSV file, features by the names in the header.
+    Args:
+        predictor: What answers.
+        source: The table.
+        output: The file to write: ``row``, counted from 1, the cells of all columns that are no
+            features, ``warning``, and the answers. A column of the table that is named as one of
+            the output's gets ``input_`` in front.
 
     Raises:
         DataError: If a column is missing, or a cell is no number.
     """
     if source.is_dir():
         raise DataError(f"{source} is a folder; name one CSV file in input.")
-    columns = Columns.from_facts(predictor.facts["input"])
     facts = predictor.facts["input"]
-    limits: Limits = facts.get("limits") or "refuse"
-    rows, others, texts = read_features(
-        source, columns.names, columns.categories, facts.get("missing") or (), limits
-    )
+    columns, limits = Columns.from_facts(facts), {k: facts[k] for k in _CELLS if facts.get(k)}
+    rows, others, texts = read_features(source, columns.names, columns.categories, **limits)
     unusual = unusual_cells(rows, columns, predictor.facts, texts)
-    tensor = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
-    return Rows(tensor, others, unusual)
-
-
-def save_rows(
-    read: Rows, answers: Tensor, columns: Sequence[str], source: Path, output: Path
-) -> None:
-    """Writes the answers to the rows of a table, and warns of unusual cells.
-
-    Args:
-        read: The rows.
-        answers: ``(N, columns)``.
-        columns: Their names.
-        source: The table.
-        output: The file to write: ``row``, counted from 1, the cells of all columns that are no
-            features, ``warning``, and the answers.
-    """
-    _warn(read.unusual, source, output)
-    numbers = range(1, len(answers) + 1)
-    warnings = ["; ".join(read.unusual.get(n, ())) for n in numbers]
-    before = zip(numbers, *read.others.values(), warnings, strict=True)
-    rows = ([*a, *b] for a, b in zip(before, answers.tolist(), strict=True))
-    write_csv(output, ["row", *read.others, "warning", *columns], rows)
+    seen = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
+    answers = predictor.classify(seen, source).tolist()
+    _warn(unusual, source, output)
+    warnings = ["; ".join(unusual.get(n + 1, ())) for n in range(len(rows))]
+    names, taken = list[str](), {n.lower() for n in ("row", "warning", *predictor.columns)}
+    for name in others:
+        names.append(name)
+        while names[-1].lower() in taken:
+            names[-1] = f"input_{names[-1]}"
+        taken.add(names[-1].lower())
+        if names[-1] != name:
+            text = "%s has a column %s, as the output does; in %s it is %s."
+            _log.warning(text, source, name, output, names[-1])
+    before = zip(range(1, len(rows) + 1), *others.values(), warnings, strict=True)
+    cells = ([*a, *b] for a, b in zip(before, answers, strict=True))
+    write_csv(output, ["row", *names, "warning", *predictor.columns], cells)
 
 
 def _warn(unusual: Mapping[int, list[str]], source: Path, output: Path) -> None:
@@ -205,8 +189,7 @@ def predict_table(
         MedfedError: If an input cannot be used, or nothing can be written.
     """
     if kind == "table":
-        rows = read_rows(predictor, source)
-        save_rows(rows, predictor.classify(rows.tensor, source), predictor.columns, source, output)
+        predict_rows(predictor, source, output)
     elif kind == "images":
         root = source if source.is_dir() else source.parent
         images: list[list[object]] = []

@@ -14,14 +14,7 @@ from torch import Tensor
 
 from . import dicom, pictures, volumes
 from .errors import DataError
-from .masks import (
-    SEG,
-    label_map,
-    mask_files,
-    named_after,
-    save_like,
-    save_picture,
-)
+from .masks import SEG, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import Preparation, one_thread
 
@@ -110,22 +103,19 @@ class ScanFiles:
     contrasts: tuple[Path, ...] = ()
 
     @property
-    def _volumes(self) -> Sequence[Path]:
+    def parts(self) -> Sequence[Path]:
+        """Its files, and folders of DICOM series."""
         if not self.path.is_dir() or dicom.is_series(self.path):
             return [self.path]
         return self.contrasts or [p for p in self.path.iterdir() if volumes.is_volume(p)]
 
     def files(self) -> list[Path]:
         """Lists the files that it is made of."""
-        return [file for volume in self._volumes for file in volumes.files_of(volume)]
+        return [file for volume in self.parts for file in volumes.files_of(volume)]
 
     def target(self, folder: Path, wanted: str | None = None) -> Path:
         """Returns the file of its masks in a folder: NIfTI, or a DICOM SEG."""
         return folder / f"{self.id}{SEG if wanted == 'dicomseg' else '.nii.gz'}"
-
-    def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
-        """Lists the files of its masks."""
-        return [*mask_files(facts, target)]
 
     def maps(self, labels: Sequence[str], target: Path) -> list[Path]:
         """Lists the files of all regions' probabilities: one."""
@@ -221,10 +211,6 @@ class PictureFile:
     def target(self, folder: Path, wanted: str | None = None) -> Path:
         """Returns the file of its masks in a folder."""
         return folder / f"{self.id}.png"
-
-    def masks(self, facts: Mapping[str, Any], target: Path) -> list[Path]:
-        """Lists the files of its masks: one with all label values, or one for each region."""
-        return [*mask_files(facts, target)]
 
     def maps(self, labels: Sequence[str], target: Path) -> list[Path]:
         """Lists the files of all regions' probabilities: one for each."""

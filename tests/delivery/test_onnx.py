@@ -14,7 +14,13 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_int8, save_onnx
+from medfed.delivery.bundle.onnx_file import (
+    ONNX,
+    NotTraceableError,
+    OnnxNetwork,
+    save_int8,
+    save_onnx,
+)
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.prediction import make_predictor
@@ -83,6 +89,41 @@ def test_volumes(tmp_path):
         expected = network(image)
     found = OnnxNetwork(tmp_path / "model.onnx")(image)
     assert_alike(found, expected)
+
+
+class FixedAxis(torch.nn.Module):
+    """Looks at one axis as an ``int``, which a trace keeps as it was."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis, self.weight = axis, torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, image):
+        return self.weight * image * float(int(image.shape[self.axis]))
+
+
+@pytest.mark.parametrize("axis", [2, 3, 4])
+def test_a_size_that_the_trace_fixed_is_found_on_each_axis(axis, tmp_path):
+    sizes = f"axis {axis} has 16 instead of 8"
+    with pytest.raises(NotTraceableError, match=rf"differ at inputs of .*\({sizes}\)"):
+        save_onnx(tmp_path / "model.onnx", FixedAxis(axis).eval(), (2, 8, 8, 8))
+    save_onnx(tmp_path / "model.onnx", FixedAxis(axis).eval(), (2, 8, 8, 8), any_size=False)
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3, 4])
+def test_a_fixed_axis_is_named_with_both_sizes(axis, tmp_path):
+    network = FixedAxis(2).eval()
+    save_onnx(tmp_path / "model.onnx", network, (2, 8, 8, 8), any_size=False)
+    model = onnx.load(tmp_path / "model.onnx")
+    for number, dim in enumerate(model.graph.input[0].type.tensor_type.shape.dim):
+        if number > 1:
+            dim.ClearField("dim_param")
+            dim.dim_value = 8
+    (tmp_path / "fixed.onnx").write_bytes(model.SerializeToString())
+    shape = [1, 2, 8, 8, 8]
+    wanted, shape[axis] = shape[axis], 12
+    with pytest.raises(ValueError, match=rf"axis {axis} has 12 instead of {wanted}"):
+        OnnxNetwork(tmp_path / "fixed.onnx")(torch.zeros(shape))
 
 
 def test_8_bit_integers(tmp_path):
@@ -167,7 +208,7 @@ def test_refusals(hospital, tmp_path):
     folder = with_onnx(made, tmp_path / "bundle", 2)
     with pytest.raises(ConfigError, match="runs on the CPU, not on device=cuda"):
         make_predictor(read_bundle(folder), wanted(device="cuda", backend="onnx"))
-    with pytest.raises(ValueError, match=INPUT):
+    with pytest.raises(ValueError, match="of the ONNX file axis 1 has 99 instead of"):
         OnnxNetwork(folder / ONNX)(torch.zeros(1, 99))
     (folder / ONNX).write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="cannot be loaded by ONNX Runtime"):

@@ -2,17 +2,22 @@
 
 import csv
 import json
+import os
+import shutil
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pydicom
 import pytest
 from PIL import Image
 
 from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.delivery.predict import cases
 from medfed.standalone import scans
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.test_predict_geometry import centred, run, scan, threshold_bundle
+from tests.sweeps import sweep
 
 TO_MM = centred(affine((3.0, 3.0, 6.0)), (17, 15, 10))
 
@@ -84,7 +89,7 @@ def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, ca
         whole(*given)
         written.append(given[3].name)
         if len(written) == 4:
-            raise KeyboardInterrupt  # b's mask is written, its probabilities are not
+            raise KeyboardInterrupt  # b's files are written, but not yet at their places
 
     monkeypatch.setattr(scans, "save_like", killed)
     with pytest.raises(KeyboardInterrupt, match=r"^1 of 5 are done and whole; the same command"):
@@ -94,7 +99,7 @@ def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, ca
         "a": "",
         "b": "interrupted",
     }
-    (output / "b_probabilities.nii.gz").unlink()
+    assert not [*output.glob("b*"), *output.glob(".*")]
     with (output / "summary.csv").open("a") as file:
         file.write("c,/torn")  # as a process that is killed while it writes a row
     before = {p.name: p.stat().st_mtime_ns for p in output.glob("a*")}
@@ -106,12 +111,189 @@ def test_an_interrupted_prediction_goes_on(finds_ball, tmp_path, monkeypatch, ca
     assert len(list(output.glob("*.nii.gz"))) == 10
     assert not [p for p in output.iterdir() if p.name.startswith(".")]
     # A scan that has changed is no longer the one that was predicted; another mask is not replaced.
-    write_volume(source / "a.nii.gz", ball(0.5), TO_MM)
+    write_volume(source / "a.nii.gz", ball()[::-1], TO_MM)
     with pytest.raises(ConfigError, match=r"a\.nii\.gz is there already; set overwrite=true"):
         run(finds_ball, source, output, probabilities="true")
     assert "is there already" in summary(output)["a"]["error"]
     run(finds_ball, source, output, probabilities="true", overwrite="true")
     assert summary(output)["a"]["error"] == ""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder but for the record, which holds the time."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "prediction.json")
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+@pytest.fixture(scope="module")
+def two_regions(tmp_path_factory):
+    """Regions that lie in masks of their own."""
+    regions = {"ball": [1], "body": [2]}
+    source = {"kind": "volumes", "files": None, "file_channels": ["CT"], "regions": regions}
+    folder = tmp_path_factory.mktemp("two") / "bundle"
+    return threshold_bundle(folder, [(20.0, 0.5), (20.0, -0.5)], labels=[*regions], input=source)
+
+
+def test_a_kill_at_any_file_is_mended_by_the_same_command(two_regions, tmp_path, monkeypatch):
+    source, output = nested(tmp_path / "in", ["a.nii.gz", "b.nii.gz"]), tmp_path / "out"
+    left: list[Path] = []
+    move, add = Path.replace, cases.OutputFolder._add
+
+    def seen(what):
+        def then(*given):
+            left.append(tmp_path / "killed" / str(len(left)))
+            shutil.copytree(output, left[-1])
+            return what(*given)
+
+        return then
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", seen(move))
+        patch.setattr(cases.OutputFolder, "_add", seen(add))
+        run(two_regions, source, output, probabilities="true")
+    whole, found = contents(output), set()
+    assert len(whole) == 7
+    for folder in left:
+        for name in (".lock", ".lock.pid"):  # the system frees a killed process's lock
+            (folder / name).unlink(missing_ok=True)
+        before = {p: p.stat().st_mtime_ns for p in folder.glob("*.nii.gz")}
+        found.add(len(before))
+        run(two_regions, source, folder, probabilities="true")
+        now = contents(folder)
+        assert {name: now[name] for name in whole} == whole
+        assert {p: p.stat().st_mtime_ns for p in before} == before
+        # Only a torn file of this process, which the next process removes, may be there as well.
+        assert all(".partial-" in name for name in now.keys() - whole.keys())
+    assert found == {*range(7)}
+
+
+def rows_without_b(summary: Path) -> None:
+    lines = summary.read_text().splitlines(keepends=True)
+    summary.write_text("".join(line for line in lines if not line.startswith("b,")))
+
+
+DAMAGES = {
+    "a mask is removed": lambda out: (out / "b_body.nii.gz").unlink(),
+    "a map is removed": lambda out: (out / "b_probabilities.nii.gz").unlink(),
+    "a picture is removed": lambda out: (out / "b.png").unlink(),
+    "a mask is half": lambda out: halved(out / "b_ball.nii.gz"),
+    "a mask is empty": lambda out: (out / "b_ball.nii.gz").write_bytes(b""),
+    "a row is removed": lambda out: rows_without_b(out / "summary.csv"),
+    "rows are torn": lambda out: halved(out / "summary.csv"),
+    "all rows are removed": lambda out: (out / "summary.csv").unlink(),
+    "the table is empty": lambda out: (out / "summary.csv").write_bytes(b""),
+    "a row is no longer one": lambda out: (out / "summary.csv").write_text(
+        (out / "summary.csv").read_text().replace(".nii.gz ", ".nii.gz x")
+    ),
+    "a mask and its row": lambda out: [
+        (out / "b_body.nii.gz").unlink(),
+        rows_without_b(out / "summary.csv"),
+    ],
+}
+
+
+def halved(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.fixture(scope="module")
+def predicted(two_regions, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predicted")
+    nested(folder / "in", ["a.nii.gz", "b.nii.gz"])
+    run(two_regions, folder / "in", folder / "out", probabilities="true", picture="true")
+    return folder
+
+
+@sweep("damage", DAMAGES)
+def test_what_is_missing_is_made_again(damage, two_regions, predicted, tmp_path):
+    output = Path(shutil.copytree(predicted / "out", tmp_path / "out"))
+    whole, before = contents(output), {p: p.stat().st_mtime_ns for p in output.glob("*.nii.gz")}
+    (output / "notes.txt").write_text("theirs")
+    DAMAGES[damage](output)
+    hurt = {p for p in before if not p.exists() or p.stat().st_mtime_ns != before[p]}
+    run(two_regions, predicted / "in", output, probabilities="true", picture="true")
+    assert contents(output) == {**whole, "notes.txt": b"theirs"}
+    assert {p for p in before if p.stat().st_mtime_ns != before[p]} == hurt
+
+
+def test_a_mask_that_somebody_changed_stays(two_regions, predicted, tmp_path, caplog):
+    output = Path(shutil.copytree(predicted / "out", tmp_path / "out"))
+    (output / "b_ball.nii.gz").write_bytes(b"by hand")
+    run(two_regions, predicted / "in", output, probabilities="true", picture="true")
+    assert (output / "b_ball.nii.gz").read_bytes() == b"by hand"
+    sentence = "b_ball.nii.gz was changed after the prediction"
+    assert sentence in summary(output)["b"]["warning"]
+    assert f"b: {sentence}, and stays." in caplog.text
+    caplog.clear()
+    run(two_regions, predicted / "in", output, probabilities="true", picture="true")
+    assert not caplog.text  # it is done
+    # Without the row, nobody knows whose the file is.
+    rows_without_b(output / "summary.csv")
+    before = contents(output)
+    with pytest.raises(ConfigError, match=r"b_ball\.nii\.gz is there already"):
+        run(two_regions, predicted / "in", output, probabilities="true", picture="true")
+    after = contents(output)
+    assert "b_ball.nii.gz is there already" in summary(output)["b"]["error"]
+    assert before.keys() == after.keys()
+    assert all(before[n] == after[n] for n in before if n != "summary.csv")
+
+
+def test_a_slice_that_was_replaced_by_an_older_file_is_seen(finds_ball, tmp_path):
+    write_series(tmp_path / "in" / "s", ball().astype(np.int16), TO_MM)
+    run(finds_ball, tmp_path / "in", tmp_path / "out")
+    other = sorted((tmp_path / "in" / "s").iterdir())[1]
+    state = other.stat()
+    dataset = pydicom.dcmread(other)
+    dataset.PixelData = bytes(len(dataset.PixelData))
+    dataset.save_as(other)
+    os.utime(other, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert other.stat().st_size == state.st_size
+    with pytest.raises(ConfigError, match="is there already"):
+        run(finds_ball, tmp_path / "in", tmp_path / "out")
+
+
+def test_what_of_a_series_is_left_out_is_said(finds_ball, tmp_path, caplog):
+    folder = tmp_path / "in" / "s"
+    write_series(folder, ball().astype(np.int16), TO_MM)
+    write_series(tmp_path / "in" / "whole", ball().astype(np.int16), TO_MM)
+    slices = len([*folder.iterdir()])
+    structures = pydicom.dcmread(next(folder.iterdir()))
+    structures.SOPClassUID = structures.file_meta.MediaStorageSOPClassUID = (
+        pydicom.uid.RTStructureSetStorage
+    )
+    structures.save_as(folder / "rs.dcm")
+    (folder / "notes.txt").write_text("")
+    (folder / ".hidden").write_text("")
+    run(finds_ball, tmp_path / "in", tmp_path / "out")
+    rows = summary(tmp_path / "out")
+    sentence = rows["s"]["warning"]
+    assert f"{slices} of {slices + 2} files are taken; left out: " in sentence
+    assert "1 .dcm: RT Structure Set (rs.dcm)" in sentence
+    assert "1 .txt: another kind of file (notes.txt)" in sentence
+    assert sentence in caplog.text
+    assert rows["whole"]["warning"] == ""
+
+
+MORE = {
+    "a tolerance": {"spacing_tolerance": 0.5},
+    "maps": {"probabilities": "true"},
+    "pictures": {"picture": "true"},
+}
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_settings_that_masks_do_not_depend_on_may_change(more, finds_ball, tmp_path, caplog):
+    source = nested(tmp_path / "in", ["a.nii.gz"])
+    run(finds_ball, source, tmp_path / "out")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.nii.gz")}
+    run(finds_ball, source, tmp_path / "out", **MORE[more])
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    ((key, value),) = MORE[more].items()
+    assert caplog.text.count("holds predictions with other settings") == 1
+    assert f"it goes on with {key}={value}; what is not replaced now stays." in caplog.text
+    straight = tmp_path / "straight"
+    run(finds_ball, source, straight, **MORE[more])
+    assert contents(tmp_path / "out") == contents(straight)
 
 
 def test_other_settings_are_another_prediction(finds_ball, tmp_path, caplog):
@@ -245,8 +427,8 @@ def test_contrasts_of_several_scans_in_one_folder(tmp_path, caplog):
     }
     facts = {"channels": channels, "present": channels, "input": source}
     bundle = threshold_bundle(tmp_path / "b", [(20.0, 0.5)], inputs=2, seen=1, **facts)
-    cases = {"case_1": 1.0, "case_10": 2.0, "case_2": 3.0}
-    for name, gain in cases.items():
+    gains = {"case_1": 1.0, "case_10": 2.0, "case_2": 3.0}
+    for name, gain in gains.items():
         for place in (tmp_path / "flat" / f"{name}", tmp_path / "cases" / name / name):
             write_volume(place.with_name(f"{place.name}_0000.nii.gz"), ball(), TO_MM)
             write_volume(place.with_name(f"{place.name}_0001.nii.gz"), ball(gain), TO_MM)
@@ -256,8 +438,8 @@ def test_contrasts_of_several_scans_in_one_folder(tmp_path, caplog):
     rows, apart = summary(tmp_path / "out"), tmp_path / "apart"
     assert "case_3 lacks T1 (*_0000.nii.gz); add the file" in rows.pop("case_3")["error"]
     run(bundle, tmp_path / "cases", apart)
-    assert list(rows) == list(summary(apart)) == list(cases)
-    for name in cases:
+    assert list(rows) == list(summary(apart)) == list(gains)
+    for name in gains:
         mask, same = (
             nib.load(tmp_path / "out" / f"{name}.nii.gz"),
             nib.load(apart / f"{name}.nii.gz"),

@@ -23,7 +23,9 @@ from medfed.standalone.masks import label_codes, label_map, map_codes, save_like
 from medfed.standalone.run import run as run_bundle
 from medfed.standalone.volumes import read_geometry, read_volume
 from tests import processes
+from tests.datamodules.volume_files import affine, write_volume
 from tests.delivery.hospitals import run_by_monai, same_files
+from tests.delivery.test_predict_geometry import run as run_prediction
 from tests.delivery.test_predict_geometry import threshold_bundle
 from tests.processes import ROOT
 from tests.sweeps import sweep
@@ -95,6 +97,136 @@ def test_sizes_are_those_of_the_written_mask_where_regions_do_not_nest(hospital,
     for place, name in enumerate(outwards):
         inside = np.isin(written, [codes[within] for within in outwards[: place + 1]])
         np.testing.assert_allclose(float(row[f"{name}_ml"]), inside.sum() * factor, rtol=1e-5)
+
+
+REGION_SETS = {
+    "nested": {"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]},
+    "nested, of several values": {"whole": [1, 2, 3], "core": [2, 3]},
+    "overlapping": {"a": [1, 2], "b": [2, 3]},
+    "apart": {"a": [1], "b": [2]},
+    "equal": {"a": [1], "b": [1]},
+    "nested and apart": {"organ": [1, 2], "lesion": [2], "other": [7]},
+}
+PLACES = [
+    (0.6, 0.4, 0.9),
+    (0.4, 0.6, 0.9),
+    (0.2, 0.4, 0.7),
+]  # inner regions reach beyond outer ones
+INPUTS = ("nii", "nii.gz", "nrrd", "mha", "DICOM")
+
+
+def grey_volume() -> np.ndarray:
+    """Boxes of growing values, some of which cross: thresholds do not only nest."""
+    values = np.zeros((14, 12, 10), np.int16)
+    values[2:12, 2:10, 1:9] = 60
+    values[3:8, 3:9, 2:8] = 100
+    values[5:11, 4:7, 3:6] = 150
+    values[6:7, 5:6, 4:5] = 190
+    return values
+
+
+def read_regions(folder: Path, regions: dict[str, list[int]], seg: bool) -> dict[str, float]:
+    """The millilitres of each region in what was written, by other libraries alone."""
+    if seg:
+        import pydicom
+
+        one = pydicom.dcmread(folder / "a.dcm")
+        measures = one.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        factor = float(np.prod(measures.PixelSpacing)) * float(measures.SliceThickness) / 1000
+        frames = one.PerFrameFunctionalGroupsSequence
+        numbers = [f.SegmentIdentificationSequence[0].ReferencedSegmentNumber for f in frames]
+        sizes = one.pixel_array.reshape(len(numbers), -1).sum(1)
+        of = dict.fromkeys(regions, 0.0)
+        labels = {s.SegmentNumber: s.SegmentLabel for s in one.SegmentSequence}
+        for number, size in zip(numbers, sizes, strict=True):
+            of[labels[number]] += float(size) * factor
+        return of
+    read = {name: sitk.ReadImage(str(folder / name)) for name in map(str, folder.iterdir())}
+    found = {}
+    for name, values in regions.items():
+        one = folder / f"a_{name}.nii.gz"
+        image = read[str(one if one.exists() else folder / "a.nii.gz")]
+        array = sitk.GetArrayFromImage(image)
+        if one.exists():
+            inside = array > 0
+        else:  # a label of a region, or of one within it
+            codes = label_codes(regions) or {n: k for k, n in enumerate(regions, 1)}
+            own = [codes[n] for n, of in regions.items() if set(of) <= set(values)]
+            inside = np.isin(array, own)
+        found[name] = inside.sum() * np.prod(image.GetSpacing()) / 1000
+    return found
+
+
+@sweep(
+    ("regions", "places", "activation", "kind"),
+    [
+        (name, places, activation, INPUTS[(n + k) % len(INPUTS)])
+        for n, name in enumerate(REGION_SETS)
+        for k, places in enumerate(PLACES)
+        for activation in ("sigmoid", "softmax")
+        if activation == "sigmoid" or name in ("apart", "nested and apart")
+    ],
+)
+def test_mask_table_and_segments_of_one_prediction_agree(
+    regions, places, activation, kind, tmp_path
+):
+    of = REGION_SETS[regions]
+    if activation == "softmax" and regions != "apart":
+        of = {"organ": [1], "lesion": [2], "other": [7]}
+    outputs = [(20.0, place) for place in places[: len(of)]]
+    if activation == "softmax":
+        outputs = [(-20.0, 0.3), *outputs]  # of the background
+    source = {"kind": "volumes", "files": None, "file_channels": ["CT"], "regions": of}
+    window = {"name": "window", "hu": [0, 200], "to": [0, 1]}
+    facts = {"labels": [*of], "input": source, "normalization": window, "activation": activation}
+    bundle = threshold_bundle(tmp_path / "b", outputs, **facts)
+    to_mm, voxels = affine((2.0, 2.5, 3.0)), grey_volume()
+    name = "a" if kind == "DICOM" else f"a.{kind}"
+    write_volume(tmp_path / "in" / name, voxels, to_mm)
+    for format in ("nifti", *["dicomseg"] * (kind == "DICOM")):
+        out = tmp_path / format
+        run_prediction(bundle, tmp_path / "in", out, format=format)
+        with (out / "summary.csv").open(newline="") as table:
+            (row,) = csv.DictReader(table)
+        written = out
+        if format == "nifti":
+            written = tmp_path / "masks"
+            written.mkdir()
+            for file in out.glob("*.nii.gz"):
+                shutil.copy(file, written)
+        found = read_regions(written, of, format == "dicomseg")
+        assert found == {n: pytest.approx(float(row[f"{n}_ml"]), rel=1e-5) for n in of}
+        assert sum(found.values()) > 0
+        files = [Path(f.rpartition(" ")[0]).name for f in row["files"].split("/")]
+        assert sorted(files) == sorted(p.name for p in out.glob("a*"))
+
+
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
+def test_no_text_of_a_scans_header_goes_on_into_its_mask(kind, tmp_path):
+    source, target = tmp_path / "scan.nii", tmp_path / "mask.nii"
+    image = kind(np.ones((3, 4, 5), np.int16), np.diag([-2.0, 2, 3, 1]))
+    header = image.header
+    texts = [name for name, (of, _) in header.template_dtype.fields.items() if of.char == "S"]
+    for name in set(texts) - {"magic", "sizeof_hdr"}:
+        header[name] = b"Sekret"
+    header.set_intent("t test", (7.0,), "Sekret")
+    header["slice_duration"], header["toffset"], header["cal_max"] = 3.0, 5.0, 100.0
+    header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"Sekret"))
+    header.set_xyzt_units("mm", "sec")
+    nib.save(image, source)
+    assert source.read_bytes().count(b"Sekret") > 3
+    note = "1 Läsion\n, 2 病灶 " + "é" * 60
+    save_like(np.ones((3, 4, 5), np.uint8), read_geometry(source), source, target, note)
+    assert b"Sekret" not in target.read_bytes()
+    mask = nib.load(target)
+    assert not mask.header.extensions
+    assert mask.header.get_intent()[0] == "none"
+    for name in ("slice_duration", "toffset", "cal_max"):
+        assert float(mask.header[name]) == 0
+    np.testing.assert_array_equal(mask.affine, image.affine)
+    written = bytes(mask.header["descrip"]).rstrip(b"\0").decode()  # whole characters
+    assert written == note.replace("\n", " ")[: len(written)]
+    assert 76 <= len(written.encode()) <= 79
 
 
 def of_exclusive_classes(hospital):

@@ -169,6 +169,34 @@ def test_rows_are_those_of_the_data_module(hospital, tmp_path):
     torch.testing.assert_close(chances(rows, 2), wanted, atol=1e-5, rtol=0)
 
 
+def test_no_column_of_the_output_appears_twice(hospital, tmp_path, caplog):
+    """A table may have any of the output's columns: as one that medfed has written."""
+    made = hospital("table")
+    table, rows = made.data.table, made.data.table.features[:2].tolist()
+    names = ["row", "Warning", "input_row", "probability_benign", "PROBABILITY_malignant", "note"]
+    cells = [[f"{name} {n}" for name in names] for n in range(2)]
+    given = [[*a, *b] for a, b in zip(rows, cells, strict=True)]
+    source = write(tmp_path / "in.csv", [*table.names, *names], given)
+    made.predict(input=source, output=tmp_path / "out.csv")
+    header, found = read(tmp_path / "out.csv")
+    lower = [name.lower() for name in header]
+    assert len({*lower}) == len(header)
+    expected = ["input_row", "input_Warning", "input_input_row"]
+    expected += ["input_probability_benign", "input_PROBABILITY_malignant", "note"]
+    assert header[:7] == ["row", *expected]
+    assert header[7:] == ["warning", "probability_benign", "probability_malignant"]
+    assert [row[1:7] for row in found] == cells
+    assert caplog.text.count("has a column ") == 5
+    assert "has a column Warning, as the output does" in caplog.text
+    # What was written is an input, too: nothing is lost, and nothing twice.
+    again = [[*a, *b] for a, b in zip(rows, found, strict=True)]
+    write(tmp_path / "in.csv", [*table.names, *header], again)
+    made.predict(input=source, output=tmp_path / "again.csv")
+    names, cells = read(tmp_path / "again.csv")
+    assert len({name.lower() for name in names}) == len(names) == 1 + len(header) + 3
+    assert [row[1 : 1 + len(header)] for row in cells] == found
+
+
 def test_two_classes_are_decided_by_the_threshold_after_calibration(hospital, tmp_path):
     made = hospital("table")
     table = made.data.table

@@ -10,10 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from medfed.common.console import wide_console
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.common.tensors import digest
+from medfed.datamodules.readers.medmnist import read_medmnist
+from medfed.datamodules.readers.table import read_csv
+from medfed.datamodules.splits import SPLITS
 from medfed.run.experiment import reopen_selected
 from medfed.run.onboarding import find_clients, onboard, print_onboarding, write_onboarding
 from tests.integration.runs import CLINICAL, ROOT, left_in, run
@@ -188,6 +192,84 @@ def test_a_hospital_whose_rows_lack_a_class_joins(outcome, tables, tmp_path):
     assert client.label_counts.tolist()[1 - int(outcome)] == 0
     assert client.label_counts.tolist()[int(outcome)] == client.num_samples > 0
     assert {r.client for r in onboard(tables, str(new), [3], steps=1).rows} == {"new"}
+
+
+def class_folders(path: Path, counts: dict[str, int]) -> Path:
+    for seed, (name, count) in enumerate(counts.items()):
+        (path / name).mkdir(parents=True)
+        for n in range(count):
+            pixels = np.random.default_rng([seed, n, len(name)]).integers(0, 255, (8, 8))
+            Image.fromarray(pixels.astype(np.uint8)).save(path / name / f"{n}.png")
+    return path
+
+
+def image_table(path: Path, counts: dict[str, int]) -> Path:
+    class_folders(path, counts)
+    rows = [f"{name}/{n}.png,{name}" for name, count in counts.items() for n in range(count)]
+    (path / "images.csv").write_text("\n".join(["image,label", *rows, ""]))
+    return path / "images.csv"
+
+
+PICTURES = {"image_folder": class_folders, "image_table": image_table}
+KINDS = ("adenoma", "benign", "cancer")
+
+
+@pytest.fixture(scope="module", params=PICTURES)
+def pictures(request, tmp_path_factory) -> tuple[str, Path]:
+    """A run on pictures of three classes."""
+    folder = tmp_path_factory.mktemp("onboarding") / request.param
+    path = PICTURES[request.param](folder / "old", dict.fromkeys(KINDS, 8))
+    size = ("data.reader.size=[8,8]", "model.network.channels=[4,4,4]", "rounds=1", "local.steps=1")
+    options = ("partition=round_robin", "partition.num_clients=2", "logger=none", "progress=false")
+    data = (f"data={request.param}", f"data.path={path}", "model=small_cnn", "algorithm=fedavg")
+    run(folder / "run", *data, *options, *size)
+    return request.param, folder / "run"
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [{"cancer": 6, "adenoma": 6}, {"benign": 6}, dict.fromkeys(reversed(KINDS), 4)],
+    ids=["one lacks", "one alone", "all"],
+)
+def test_a_hospital_with_pictures_takes_the_federations_classes(counts, pictures, tmp_path):
+    kind, folder = pictures
+    new = PICTURES[kind](tmp_path / "new", counts)
+    (client,) = find_clients(reopen_selected(folder), str(new))
+    there = {name for name, count in zip(KINDS, client.label_counts, strict=True) if count}
+    assert there == {*counts}
+    assert onboard(folder, str(new), [2], steps=1).rows
+
+
+def test_a_class_that_the_federation_lacks_is_named(pictures, tmp_path):
+    kind, folder = pictures
+    new = PICTURES[kind](tmp_path / "new", {"cancer": 4, "melanoma": 4})
+    sentence = "has the class melanoma, which the federation does not have; its classes are adenoma"
+    with pytest.raises(DataError, match=sentence):
+        onboard(folder, str(new), [2], steps=1)
+
+
+def test_a_label_that_the_federation_lacks_is_named(tmp_path):
+    new = table(tmp_path / "new.csv", 40, 5)
+    read = read_csv(new, "outcome", classes=("2", "1", "0"))  # in the federation's order
+    outcomes = [line.rpartition(",")[2] for line in new.read_text().splitlines()[1:]]
+    assert [read.classes[k] for k in read.labels] == outcomes
+    new.write_text(new.read_text().replace(",1\n", ",grade 3\n", 1))
+    with pytest.raises(DataError, match="grade 3"):
+        read_csv(new, "outcome", classes=("0", "1"))
+
+
+def medmnist(path: Path, labels: list[int]) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 255, (len(labels), 8, 8), dtype=np.uint8)
+    arrays = {f"{s}_images": pixels for s in SPLITS} | {f"{s}_labels": labels for s in SPLITS}
+    np.savez(path, **{n: np.asarray(a) for n, a in arrays.items()})
+    return path
+
+
+def test_numbered_labels_take_the_federations_classes(tmp_path):
+    read = read_medmnist(medmnist(tmp_path / "a.npz", [1, 1]), joined=KINDS)
+    assert (read.classes, read.samples.num_classes) == (KINDS, 3)
+    with pytest.raises(DataError, match=r"has labels up to 3, but .* names 3 classes"):
+        read_medmnist(medmnist(tmp_path / "b.npz", [0, 3]), joined=KINDS)
 
 
 def test_data_that_are_nowhere_else(digits, tmp_path):

@@ -104,13 +104,18 @@ def test_what_cannot_be_evaluated_so_is_one_sentence(clinical, tmp_path, capsys)
 
 def test_one_odd_cell_changes_no_column(caplog):
     ages = {f"p{n}": str(20 + n % 60) for n in range(300)}
-    odd = banded({**ages, "p0": "unknown", "p7": "> 89", "p9": "#N/A", "p11": "nan"}, [40, 60])
+    cells = {"p0": "unknown", "p7": "> 89", "p8": "034", "p9": "#N/A", "p11": "nan", "p12": "inf"}
+    odd = banded({**ages, **cells}, [40, 60])
     clean = banded(ages, [40, 60])
     assert "p9" not in odd
     assert "p11" not in odd
     assert (odd["p0"], odd["p7"]) == ("unknown", "> 89")
-    assert {*odd.values()} - {*clean.values()} == {"unknown", "> 89"}
-    assert "2 values are no numbers, and stay beside the bands: unknown, > 89." in caplog.text
+    assert {*odd.values()} - {*clean.values()} == {"unknown", "> 89", "034", "inf"}
+    sentence = "4 values are no plain numbers, and stay beside the bands: unknown, > 89, 034, inf."
+    assert sentence in caplog.text
+    bands = {*banded(ages).values()}
+    for cell in ("unknown", "034", "0x10", "1e999", "-inf", "12 years", "½", "１２x", "3,5,7"):
+        assert {*banded({**ages, "odd": cell}).values()} == {*bands, cell}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def read_image_folder(
     patient_pattern: str | None = None,
     centre_pattern: str | None = None,
     classes: Sequence[str] | None = None,
+    joined: Sequence[str] | None = None,
 ) -> ImageSet:
     """Reads ``path/CLASS/**/*.png`` and its like into memory, at one size.
 
@@ -58,6 +59,7 @@ def read_image_folder(
         centre_pattern: Regular expression with one group that finds the hospital in the path below
             `path`.
         classes: Folders to read, in the order of the labels; None reads all, sorted.
+        joined: The classes of a federation that the images join, though some may be lacking.
 
     Returns:
         Images (N, C, height, width). Grey images of 16 bits are scaled to 8.
@@ -69,10 +71,10 @@ def read_image_folder(
     """
     path = given_path(path)
     here = _folders(path)
-    splits = {} if set(classes or ()) & set(here) else _official(path, here)
+    splits = {} if set(classes or joined or ()) & set(here) else _official(path, here)
     roots = [path / folder for folder in splits] or [path]
     every = sorted({name for root in roots for name in _folders(root)})
-    names = tuple(every if classes is None else classes)
+    names = joined_classes(path, joined, every if classes is None else classes)
     if len(names) < 2:
         existing = ", ".join(names) or "none"
         raise DataError(
@@ -84,7 +86,8 @@ def read_image_folder(
     left: dict[Path, str] = {}
     for root in roots:
         for label, name in enumerate(names):
-            if splits.get(root.name, "train") != "train" and not (root / name).is_dir():
+            may_lack = joined or splits.get(root.name, "train") != "train"
+            if may_lack and not (root / name).is_dir():
                 continue  # a test without a rare class is none the worse
             images, masks = pictures_in(root / name)
             files += images
@@ -116,6 +119,7 @@ def read_image_table(
     centre: str = "centre",
     split: str = "split",
     classes: Sequence[str] | None = None,
+    joined: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
     uncertain: Literal["error", "missing", "positive", "negative"] = "error",
     file: str = "{}",
@@ -133,6 +137,7 @@ def read_image_table(
         centre: Column of the hospitals, if there is one.
         split: Column of the official splits, if there is one: train, val or test.
         classes: Labels to read, in the order of the classes; None reads all, sorted.
+        joined: As of `read_image_folder`.
         findings: Instead of one label: columns of findings, each 1 (present), 0 (absent) or empty,
             where nobody looked for it.
         uncertain: What a finding of -1 is; ``error`` refuses it.
@@ -151,8 +156,10 @@ def read_image_table(
     columns = {"image": image, "patient": patient, "centre": centre, "split": split}
     if findings is None:
         cells = listed_columns(sheet, {**columns, "label": label}, ("image", "label"))
-        names = tuple(str(c) for c in classes) if classes else tuple(sorted({*cells["label"]}))
-        if len(names) < 2 or (strange := [name for name in names if name not in cells["label"]]):
+        there = {*cells["label"]}
+        names = joined_classes(path, joined, [*map(str, classes or sorted(there))])
+        strange = [] if joined else [name for name in names if name not in there]
+        if len(names) < 2 or strange:
             what = f"no label {strange[0]}" if len(names) > 1 else f"the only label {few(names)}"
             raise DataError(
                 f"{path}, column {label}, has {what}; name two labels or more by "
@@ -183,6 +190,22 @@ def read_image_table(
         files=files,
     )
     return _decoded(samples, names, size, color, path)
+
+
+def joined_classes(
+    path: Path, joined: Sequence[str] | None, names: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the classes of a federation that images join, or the images' own.
+
+    Raises:
+        DataError: If the federation lacks one of the names.
+    """
+    if joined and (unknown := [name for name in names if name not in joined]):
+        raise DataError(
+            f"{path} has the class {few(unknown)}, which the federation does not have; its classes "
+            f"are {few(joined)}: rename the class, or leave its images out."
+        )
+    return tuple(joined or names)
 
 
 def _finding_labels(sheet: Sheet, names: Sequence[str], uncertain: str) -> NDArray[np.float32]:

@@ -26,7 +26,9 @@ NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST conve
 _MOST_CLASSES = 1000
 
 
-def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> ImageSet:
+def read_medmnist(
+    path: Path | None, classes: Sequence[str] | None = None, joined: Sequence[str] | None = None
+) -> ImageSet:
     """Reads a file in the MedMNIST convention into memory.
 
     MedMNIST does not say which images belong to one patient, so each image is a patient here. Only
@@ -35,6 +37,7 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
     Args:
         path: The ``.npz`` file; it is read without pickle.
         classes: Class names, in the order of the labels; None takes the numbers.
+        joined: The classes of a federation that the images join, though some may be lacking.
 
     Returns:
         Images (N, C, h, w) or (N, 1, d, h, w): training, validation, test.
@@ -45,17 +48,17 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
     """
     path = given_path(path)
     with arrays_of(path) as arrays:
-        return _image_set(path, arrays, classes)
+        return _image_set(path, arrays, joined or classes, joined is not None)
 
 
-def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> ImageSet:
+def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None, joins: bool) -> ImageSet:
     wanted = [f"{split}_{kind}" for split in SPLITS for kind in ("images", "labels")]
     if lacking := [name for name in wanted if name not in arrays]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; it must hold {NPZ}.")
     labels = {split: _labels(path, split, arrays[f"{split}_labels"]) for split in SPLITS}
     joined = np.concatenate(list(labels.values()))
     names = _class_names(path, joined, classes)
-    if len(present := np.unique(joined)) < 2:
+    if len(present := np.unique(joined)) < (1 if joins else 2):
         only = f"only the class {names[present[0]]}" if len(present) else "no images"
         raise DataError(f"{path} has {only}; a classification needs images of two classes.")
     ids = [f"{split}_{n}" for split in SPLITS for n in range(len(labels[split]))]

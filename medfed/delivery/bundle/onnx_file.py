@@ -12,7 +12,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,11 +72,30 @@ class OnnxNetwork(nn.Module):
             ValueError: If ONNX Runtime cannot compute with such an input.
         """
         values = np.ascontiguousarray(image.detach().float().numpy())
+        if unlike := unlike_axes(values.shape[1:], self._session.get_inputs()[0].shape[1:]):
+            raise ValueError(f"of the ONNX file {unlike}")
         try:
             (logits,) = self._session.run([OUTPUT], {INPUT: values})
         except Exception as error:  # whatever ONNX Runtime raises on sizes that do not fit
             raise ValueError(first_line(error)) from error
         return torch.from_numpy(logits)
+
+
+def unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
+    """Names the axes whose size is another than the wanted one, which may be a word for any.
+
+    Args:
+        given: Sizes from the channels on.
+        wanted: As many.
+
+    Example:
+        >>> unlike_axes((3, 32, 48), (3, "size_2", 32))
+        'axis 3 has 48 instead of 32'
+    """
+    pairs = enumerate(zip(given, wanted, strict=False), start=1)
+    return ", ".join(
+        f"axis {n} has {a} instead of {b}" for n, (a, b) in pairs if b not in (a, str(b))
+    )
 
 
 def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> ModuleType:
@@ -98,7 +117,9 @@ def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> 
 
 @torch.no_grad()
 def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bool) -> None:
-    """Asks both for other batches, and sizes if they may come: a trace may have fixed them.
+    """Asks both for other batches, and other sizes of each axis if they may come.
+
+    A trace may have fixed them.
 
     Args:
         path: The ONNX file.
@@ -112,15 +133,19 @@ def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bo
     try:
         session = OnnxNetwork(path)
         others = [(1, *shape), (3, *shape)]
-        if any_size and len(shape) > 1:
-            others.append((1, shape[0], 2 * shape[1], *shape[2:]))
+        if any_size:
+            for axis in range(1, len(shape)):
+                others.append((1, *shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))
         for size in others:
             image = torch.randn(size, generator=torch.Generator().manual_seed(0))
             expected = network(image.to(next(network.parameters()))).float()
             logits, scale = session(image), max(1.0, float(expected.abs().max()))
             same_shape = logits.shape == expected.shape
             if not same_shape or float((logits - expected).abs().max()) > _EQUAL * scale:
-                raise NotTraceableError(f"ONNX Runtime and PyTorch differ at inputs of {size}")
+                unlike = f" ({other})" if (other := unlike_axes(size[1:], shape)) else ""
+                raise NotTraceableError(
+                    f"ONNX Runtime and PyTorch differ at inputs of {size}{unlike}"
+                )
     except (CheckpointError, ValueError) as error:
         if isinstance(error, NotTraceableError):
             raise

@@ -3,12 +3,13 @@
 It holds the results and::
 
     prediction.json   bundles with their hashes, settings, versions
-    summary.csv       a row per case: its files, volumes, what went wrong
+    summary.csv       a row per case: its files with their bytes, volumes, what went wrong
 
-The same command goes on where an earlier one was interrupted, or adds the cases that are new; what
-is predicted already, and whose scan has not changed, stays. Until its files are whole, a case's row
-says that it is interrupted; what such a case, or one that failed, has left may be replaced. Nothing
-else is, unless ``overwrite=true`` says so.
+The same command goes on where an earlier one was interrupted, adds the cases that are new, and
+makes again what is missing of a case: a file, or its row. It writes all files of a case elsewhere
+and moves them to their places together. A file that is there already stays if the row or its
+content shows that it is the same, or if somebody has changed it since; the mere beginning of it is
+replaced. A case with any other file in its place fails, unless ``overwrite=true`` says so.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from __future__ import annotations
 import csv
 import datetime
 import io
+import json
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,20 +34,33 @@ from rich.table import Table
 
 from medfed.common.console import cell, say
 from medfed.common.errors import ConfigError, MedfedError
-from medfed.common.files import csv_text, digest, locked, original, write_json, write_text, writing
+from medfed.common.files import (
+    csv_text,
+    digest,
+    locked,
+    original,
+    sha256,
+    write_json,
+    write_text,
+    writing,
+)
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
+from medfed.datamodules.readers.account import account_of
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, check_targets
+from medfed.standalone import dicom
 from medfed.standalone.detections import TABLE, boxes_file, detect, find_ct
-from medfed.standalone.masks import check_apart
+from medfed.standalone.masks import SEG, check_apart
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.scans import RECORD, ScanFiles
 
 SUMMARY, _LOCK, _INTERRUPTED = "summary.csv", ".lock", "interrupted"
+_UNFINISHED = ".medfed-unfinished"  # a folder for the files of one case
 _OTHERWISE = "choose another output"
-_BEFORE = ("case", "input", "output", "bytes", "modified")
-_AFTER = ("error",)
+_BEFORE = ("case", "input", "output", "files", "sha256")
+_AFTER = ("warning", "error")
+_RESULTS = ("bundle", "threshold")  # the settings that masks depend on
 
 
 class OutputFolder:
@@ -64,7 +81,9 @@ class OutputFolder:
         self.folder = Path(options.output)
         self.overwrite = options.overwrite
         self.header = [*_BEFORE, *columns, *_AFTER]
-        self._said = said_of(options, bundle)
+        keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
+        client = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
+        self._said = {"bundle": client, **{k: getattr(options, k) for k in keys}}
         self._rows: dict[str, dict[str, str]] = {}
 
     @contextmanager
@@ -75,6 +94,7 @@ class OutputFolder:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.callback(self._unlock)
                 stack.enter_context(locked(self.folder, _LOCK, wait=False))
+            stack.callback(shutil.rmtree, self.folder / _UNFINISHED, ignore_errors=True)
             self._begin()
             try:
                 yield self
@@ -90,72 +110,112 @@ class OutputFolder:
         """Whether a case was predicted from the files as they are now, and the results are here."""
         if not self.is_whole(case) or self.overwrite:
             return False
-        row = self._rows[case.name]
+        files = self._files(case.name)
         try:
-            same = (row["bytes"], row["modified"]) == _state(case.inputs())
+            whole = all(t.stat().st_size == files.get(t.name) for t in case.targets)
+            return whole and self._rows[case.name]["sha256"] == _state(case.inputs())
         except (MedfedError, OSError):
             return False  # the error is reported when the case is predicted
-        return same and all(target.is_file() for target in case.targets)
 
-    def replaceable(self, name: str) -> bool:
-        """Whether files that are there may be replaced: the case has left them unfinished."""
-        row = self._rows.get(name)
-        return row is not None and bool(row["error"] and row["output"])
-
-    def predict(self, case: Case, inputs: Sequence[Path]) -> Mapping[str, float | str]:
+    def predict(self, case: Case, warnings: Sequence[str]) -> Mapping[str, float | str]:
         """Predicts a case: its row is added when its files are whole.
 
         Args:
-            case: The case, of whose targets none is there before or must be kept.
-            inputs: The files that it is made of.
+            case: The case.
+            warnings: For its row.
 
         Returns:
             What was measured, by column.
         """
-        place = case.targets[0].relative_to(self.folder)
-        values = (case.name, case.source.resolve(), place, *_state(inputs))
-        begun = dict(zip(_BEFORE, values, strict=True))
-        self._add(case.name, {**begun, "error": _INTERRUPTED})
-        sizes = case.write()
-        self._add(case.name, {**begun, **{k: _text(v) for k, v in sizes.items()}})
+        if not self._goes_on:
+            check_targets(case.targets, self.overwrite, ())
+        before, state = self._rows.get(case.name, {}), _state(case.inputs())
+        is_same, place = before.get("sha256") == state, case.targets[0].relative_to(self.folder)
+        values = (
+            case.name,
+            case.source.resolve(),
+            place,
+            before.get("files") if is_same else "",
+            state,
+        )
+        row = dict(zip(_BEFORE, values, strict=True))
+        self._add(case.name, {**row, "error": _INTERRUPTED})
+        made = self.folder / _UNFINISHED
+        shutil.rmtree(made, ignore_errors=True)
+        sizes = case.write(made)
+        changed, moved = self._settled(case, made, is_same and not before["error"])
+        row["files"] = _listed(case.targets, {t: made / t.name for t in moved})
+        self._add(case.name, {**row, "error": _INTERRUPTED})  # what a kill from here on has left
+        with writing(self.folder, _OTHERWISE):
+            for target in moved:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (made / target.name).replace(target)
+        measured = {k: _text(v) for k, v in sizes.items()}
+        self._add(case.name, {**row, **measured, "warning": "; ".join([*warnings, *changed])})
         return sizes
+
+    def _settled(self, case: Case, made: Path, done: bool) -> tuple[list[str], list[Path]]:
+        """Says which files somebody has changed since, and which targets are to be written."""
+        known, changed, moved = self._files(case.name), list[str](), list[Path]()
+        for target in case.targets:
+            new = made / target.name
+            if self.overwrite or not target.exists():
+                moved.append(target)
+            elif target.stat().st_size != known.get(target.name):
+                kind = _compared(target, new)
+                if kind == "part":
+                    moved.append(target)
+                elif kind == "other" and done and target.name in known:
+                    changed.append(f"{target.name} was changed after the prediction")
+                elif kind == "other":
+                    check_targets([target], False, ())
+        for one in changed:
+            _log.warning("%s: %s, and stays.", case.name, one)
+        return changed, moved
 
     def failed(self, case: Case, sentence: str) -> None:
         """Adds the row of a case that could not be predicted."""
-        name, source = case.name, case.source.resolve()
-        left = self._rows[name]["output"] if self.replaceable(name) else ""
-        self._add(name, {"case": name, "input": source, "output": left, "error": sentence})
+        kept = {name: self._rows.get(case.name, {}).get(name, "") for name in _BEFORE}
+        now = {"case": case.name, "input": case.source.resolve(), "error": sentence}
+        self._add(case.name, {**kept, **now})
+
+    def _files(self, case: str) -> dict[str, int]:
+        """The bytes of the files that a row names."""
+        names = self._rows.get(case, {}).get("files", "").split("/")
+        parts = (n.rpartition(" ") for n in names)
+        return {name: int(size) for name, _, size in parts if size.isdecimal()}
 
     def _begin(self) -> None:
         record, summary = self.folder / RECORD, self.folder / SUMMARY
-        now, before = digest(self._said), None
+        before = None
         if record.exists():
             with reading(record, _OTHERWISE):
-                before = parse_json(record, dict[str, Any])["said"]
+                before = parse_json(record, dict[str, Any])
         if before is None and summary.exists() and not self.overwrite:
             raise ConfigError(
                 f"{summary} is there already, and no prediction's; choose another output, or set "
                 "overwrite=true to replace it."
             )
-        if before not in (None, now) and not self.overwrite:
+        differ = [k for k, v in self._said.items() if before and before.get(k) != v]
+        others = " and ".join(key for key in differ if key in _RESULTS)
+        if others and not self.overwrite:
             raise ConfigError(
-                f"{self.folder} holds predictions of other bundles or settings ({RECORD}); choose "
-                "another output, or set overwrite=true to replace them."
+                f"{self.folder} holds predictions of other bundles or settings ({RECORD} has "
+                f"another {others}); choose another output, or set overwrite=true to replace them."
             )
-        if before == now:
+        if differ:
+            now = ", ".join(f"{k}={json.dumps(self._said[k])}" for k in differ if k != "bundle")
+            other = "of other bundles or settings", f", without a row in {SUMMARY}"
+            alike = f"with other settings; it goes on with {now}", ""
+            text = "%s holds predictions %s; what is not replaced now stays%s."
+            _log.warning(text, self.folder, *(other if others else alike))
+        self._goes_on = before is not None and not others
+        if self._goes_on:
             self._rows = self._read()
-        else:
-            if before is not None:
-                _log.warning(
-                    "%s holds predictions of other bundles or settings; what is not replaced now "
-                    "stays, without a row in %s.",
-                    self.folder,
-                    SUMMARY,
-                )
+        if differ or before is None:
             begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            made = {"begun": begun, "medfed": version("medfed"), "said": now}
             with writing(record, _OTHERWISE):
-                write_json(record, {**self._said, **made})
+                write_json(record, {**self._said, "begun": begun, "medfed": version("medfed")})
         self._write()
 
     def _read(self) -> dict[str, dict[str, str]]:
@@ -163,13 +223,13 @@ class OutputFolder:
         if not path.exists():
             return {}
         with reading(path, _OTHERWISE):
-            text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # the last row of a process that was killed
-            header, *rows = csv.reader(io.StringIO(whole, newline=""))
+            text = path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1].decode()  # a killed process leaves part of a row
+            header, *rows = [*csv.reader(io.StringIO(whole, newline=""))] or [self.header]
             if [*map(original, header)] != self.header:
                 raise ValueError("it has other columns than this prediction")
-            texts = [dict(zip(self.header, map(original, row), strict=True)) for row in rows]
-        return {row["case"]: row for row in texts}
+        texts = (dict(zip(self.header, map(original, row), strict=False)) for row in rows)
+        return {row["case"]: row for row in texts if len(row) == len(self.header)}
 
     def _unlock(self) -> None:
         for name in (_LOCK, f"{_LOCK}.pid"):
@@ -189,19 +249,35 @@ class OutputFolder:
             file.write(line)
 
 
-def said_of(options: PredictOptions, bundle: Bundle) -> dict[str, Any]:
-    """Returns what results depend on: the bundle by the hashes of its files, and settings."""
-    keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
-    files = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
-    return {"bundle": files, **{k: getattr(options, k) for k in keys}}
+def _state(files: Iterable[Path]) -> str:
+    return digest([(file.name, sha256(file)) for file in files])
 
 
-def _state(files: Iterable[Path]) -> tuple[str, str]:
-    """The size of files, and when the latest one was changed."""
-    states = [file.stat() for file in files]
-    latest = max((s.st_mtime for s in states), default=0.0)
-    changed = datetime.datetime.fromtimestamp(latest, datetime.UTC)
-    return str(sum(s.st_size for s in states)), changed.isoformat()
+def _listed(targets: Iterable[Path], new: Mapping[Path, Path]) -> str:
+    """Names files with their bytes, as a row has them."""
+    return "/".join(f"{t.name} {new.get(t, t).stat().st_size}" for t in targets)
+
+
+def _compared(old: Path, new: Path) -> str:
+    """Whether a file is the ``same`` as a new one, a mere ``part``, or an ``other``.
+
+    Each new DICOM SEG has another uid and time, which do not count.
+    """
+    before, now = old.read_bytes(), new.read_bytes()
+    if before == now or old.suffix.lower() != SEG:
+        return "same" if before == now else "part" if now.startswith(before) else "other"
+    from pydicom import dcmread  # few predictions need it
+
+    parts = ("PixelData", "SegmentSequence", "ReferencedSeriesSequence", "FrameOfReferenceUID")
+    try:
+        one, other = map(dcmread, (old, new))
+    except Exception:  # all errors that a library raises on bad bytes
+        return "other"
+    if all(one.get(part) == other.get(part) for part in parts):
+        return "same"
+    is_seg = one.get("SOPClassUID", other.SOPClassUID) == other.SOPClassUID
+    is_short = len(one.get("PixelData", b"")) < len(other.PixelData)
+    return "part" if is_seg and is_short else "other"
 
 
 def _text(value: object) -> object:
@@ -221,15 +297,17 @@ class Case:
         name: Its path below the input, without suffix.
         source: A file or folder.
         inputs: Lists the files that it is made of.
-        write: Writes its files, and returns what :func:`columns` names.
-        targets: The files that are written, the mask or masks first.
+        write: Writes its files into a folder, and returns what :func:`columns` names.
+        targets: The files that are written, in one folder, the mask or masks first.
+        left_out: Says what of the source is not part of the case.
     """
 
     name: str
     source: Path
     inputs: Callable[[], list[Path]]
-    write: Callable[[], Mapping[str, float | str]]
+    write: Callable[[Path], Mapping[str, float | str]]
     targets: tuple[Path, ...]
+    left_out: Callable[[], list[str]] = list
 
 
 def predict_cases(
@@ -273,10 +351,11 @@ def predict_cases(
 
         def one(case: Case) -> None:
             nonlocal left_out
-            inputs = case.inputs()
-            replaced = options.overwrite or bool(record and record.replaceable(case.name))
-            check_targets(case.targets, replaced, inputs)
-            sizes = case.write() if record is None else record.predict(case, inputs)
+            check_targets(case.targets, options.overwrite or record is not None, case.inputs())
+            warnings, folder = case.left_out(), case.targets[0].parent
+            for sentence in warnings:
+                _log.warning("%s", sentence)
+            sizes = case.write(folder) if record is None else record.predict(case, warnings)
             left_out += len(table.rows) == _SHOWN
             if len(table.rows) < _SHOWN:
                 digits = {n: _UNITS[_kind(n)][0] for n in named if _kind(n) in _UNITS}
@@ -327,6 +406,13 @@ def _table(named: Sequence[str], what: str) -> Table:
     return table
 
 
+def left_out(scan: ScanFiles) -> list[str]:
+    """Says which files of the folders of DICOM series are no slices of a scan."""
+    folders = [volume for volume in scan.parts if volume.is_dir()]
+    counts = (account_of(f, dicom.files(f), (SEG,), dicom.others(f)) for f in folders)
+    return [count.sentence() for count in counts if count.left_out]
+
+
 def box_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
     """Returns a case for a CT scan, or for every one of a folder.
 
@@ -351,12 +437,12 @@ def box_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case]
     def case(name: str, scan: ScanFiles) -> Case:
         file = boxes_file(scan, output)
 
-        def write() -> dict[str, float | str]:
-            scores = detect(predictor, name, scan.path, file)
+        def write(folder: Path) -> dict[str, float | str]:
+            scores = detect(predictor, name, scan.path, folder / file.name)
             highest = max(scores, default=0.0)
             return {f"{label}_boxes": len(scores), f"{label}_highest_probability": highest}
 
-        return Case(scan.id, scan.path, scan.files, write, (file,))
+        return Case(scan.id, scan.path, scan.files, write, (file,), partial(left_out, scan))
 
     scans = find_ct(Path(options.input), output)
     return [case(name, scan) for name, scan in scans.items()], "scans", "boxes"

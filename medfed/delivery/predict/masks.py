@@ -4,7 +4,8 @@ A DICOM SEG holds the masks of a DICOM series as an object of the same study; hi
 
 Every region is a binary segment of its name, on the slices of the series; regions may overlap. The
 codes of category and type are private (99MEDFED), as the training data name the regions and no
-dictionary does.
+dictionary does. Of the series' headers only `_REFERENCE` and `_PATIENT` go on, which the standard
+needs, and all texts are written in UTF-8.
 
 Source: C. P. Bridge et al., "Highdicom: a Python library for standardized encoding of image
 annotations and machine learning model outputs in pathology and radiology", J Digit Imaging 35,
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -29,16 +31,26 @@ from torch import Tensor
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.common.files import replacing, writing
 from medfed.delivery.bundle.onnx_file import import_extra
-from medfed.delivery.predict.cases import Case
+from medfed.delivery.predict.cases import Case, left_out
 from medfed.delivery.predict.options import PredictOptions, check_writable
 from medfed.standalone import dicom, scans
 from medfed.standalone.grids import on_grid
-from medfed.standalone.masks import SEG
+from medfed.standalone.masks import SEG, header_text, mask_files
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.volumes import as_stored
 
 _SCHEME = "99MEDFED"
-_NAME = 64  # characters of a segment's label
+_LENGTHS = {"SH": 16, "LO": 64, "PN": 64}  # characters of a text, and of each part of a name
+_REFERENCE = (
+    *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality"),
+    *("FrameOfReferenceUID", "Rows", "Columns", "PixelSpacing", "SliceThickness"),
+    *("ImageOrientationPatient", "ImagePositionPatient"),
+)
+_PATIENT = (
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime"),
+    *("AccessionNumber", "StudyID", "ReferringPhysicianName"),
+)
+_log = logging.getLogger(__name__)
 
 
 def highdicom() -> ModuleType:
@@ -77,30 +89,30 @@ def save_segments(
         raise DataError(
             f"{series} holds its slices in one file; leave format out to get a NIfTI mask."
         )
-    slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in files]
     step = float(np.linalg.norm(geometry.stored[:3, 2]))
-    for one in slices:  # anonymisers remove the thickness, which highdicom reads
-        one.SliceThickness = getattr(one, "SliceThickness", None) or step
+    labels = _labels(masks)
     turned = as_stored(np.stack([*masks.values()], -1), geometry)  # columns, rows, slices, regions
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of names and numbers in the scan's own header
+            whole = [pydicom.dcmread(file, stop_before_pixels=True) for file in files]
+            slices = [_referred(one, step) for one in whole]
             segmentation = hd.seg.Segmentation(
                 source_images=slices,
                 pixel_array=np.ascontiguousarray(turned.transpose(2, 1, 0, 3)).astype(np.uint8),
                 segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
                 segment_descriptions=[
-                    _description(hd, n, name) for n, name in enumerate(masks, start=1)
+                    _description(hd, n, name) for n, name in enumerate(labels, start=1)
                 ],
                 series_instance_uid=hd.UID(),
-                series_number=int(getattr(slices[0], "SeriesNumber", None) or 0) + 1000,
+                series_number=int(whole[0].get("SeriesNumber") or 0) + 1000,
                 sop_instance_uid=hd.UID(),
                 instance_number=1,
                 manufacturer="medfed",
                 manufacturer_model_name="medfed",
                 software_versions=version("medfed"),
                 device_serial_number="0",
-                series_description=title[:_NAME],
+                series_description=header_text(title, _LENGTHS["LO"]),
             )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -111,19 +123,66 @@ def save_segments(
         segmentation.save_as(partial)
 
 
-def _description(hd: ModuleType, number: int, name: str) -> Any:
-    def code(value: str, meaning: str) -> Any:
-        return hd.sr.CodedConcept(value, _SCHEME, meaning[:_NAME])
+def _referred(series: Any, step: float) -> Any:
+    """What a DICOM SEG takes of the header of a slice, in Unicode."""
+    from pydicom import Dataset
+    from pydicom.datadict import dictionary_VR
+    from pydicom.multival import MultiValue
 
-    learnt = hd.sr.CodedConcept("123110", "DCM", "Artificial Intelligence")
+    taken = Dataset()
+    taken.file_meta = series.file_meta
+    taken.SpecificCharacterSet = "ISO_IR 192"
+    for name in _REFERENCE:
+        if name in series:
+            taken[name] = series[name]
+    taken.SliceThickness = series.get("SliceThickness") or step  # which anonymisers remove
+    for name in _PATIENT:
+        value = series.get(name) or ""
+        parts = value if isinstance(value, MultiValue) else [value]
+        text = "\\".join(map(str, parts))
+        setattr(taken, name, _inherited(name, dictionary_VR(name), text))
+    return taken
+
+
+@cache  # warns of each text once
+def _inherited(name: str, kind: str, text: str) -> str:
+    """A value that DICOM allows: of texts without what it does not, else empty."""
+    from pydicom import valuerep
+
+    if kind in _LENGTHS:
+        parts = text.split("=")[:3] if kind == "PN" else [text]
+        valid = "=".join(header_text(part, _LENGTHS[kind]) for part in parts)
+    else:
+        check = {"DA": valuerep.DA, "TM": valuerep.TM, "CS": highdicom().PatientSexValues}[kind]
+        try:
+            valid = text if text and check(text) else ""
+        except ValueError:
+            valid = ""
+    if valid != text:
+        _log.warning("%s %r is no valid %s of DICOM; it becomes %r.", name, text, kind, valid)
+    return valid
+
+
+def _labels(names: Iterable[str]) -> list[str]:
+    """The labels of segments: names as DICOM allows them, each once."""
+    labels: list[str] = []
+    for number, name in enumerate(names, start=1):
+        label = _inherited("SegmentLabel", "LO", name)
+        again = not label or label in labels
+        labels.append(f"{label[:58]} {number}".strip() if again else label)
+    return labels
+
+
+def _description(hd: ModuleType, number: int, name: str) -> Any:
+    code, learnt = hd.sr.CodedConcept, ("123110", "DCM", "Artificial Intelligence")
     return hd.seg.SegmentDescription(
         segment_number=number,
-        segment_label=name[:_NAME],
-        segmented_property_category=code("region", "Region of a trained model"),
-        segmented_property_type=code(f"region-{number}", name),
+        segment_label=name,
+        segmented_property_category=code("region", _SCHEME, "Region of a trained model"),
+        segmented_property_type=code(f"region-{number}", _SCHEME, name),
         algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=hd.AlgorithmIdentificationSequence(
-            name="medfed", version=version("medfed"), family=learnt
+            name="medfed", version=version("medfed"), family=code(*learnt)
         ),
     )
 
@@ -175,25 +234,27 @@ def _case(
     maps = given.maps(labels, target) if options.probabilities else []
     drawn = [given.contours(target)] if options.picture else []
 
-    def write() -> dict[str, float | str]:
+    def write(folder: Path) -> dict[str, float | str]:
+        place = folder / target.name
         found = given.segment(predictor, options.spacing_tolerance)
         masks = predictor.masks(found.regions)
         if is_seg and isinstance(found, scans.SegmentedScan):
             title = f"medfed, {facts['method']}"
             planes = {n: m.numpy() for n, m in zip(labels, masks, strict=True)}
-            save_segments(planes, found.scan, target, title)
+            save_segments(planes, found.scan, place, title)
         else:
-            found.save(facts, masks, target)
+            found.save(facts, masks, place)
         if maps:
-            found.save_maps(labels, found.regions, maps)
+            found.save_maps(labels, found.regions, [folder / file.name for file in maps])
         for path in drawn:
-            _draw(predictor, given, found, path)
+            _draw(predictor, given, found, folder / path.name)
         channels = found.scan.channels if isinstance(found, scans.SegmentedScan) else ()
         sizes = _sizes(labels, masks, found.regions, given.unit, found.factor)
         return {**sizes, "channels": "+".join(channels)}
 
-    masks = [target] if is_seg else given.masks(facts, target)
-    return Case(given.id, given.path, given.files, write, (*masks, *maps, *drawn))
+    masks = [target] if is_seg else [*mask_files(facts, target)]
+    others = partial(left_out, given) if isinstance(given, scans.ScanFiles) else list
+    return Case(given.id, given.path, given.files, write, (*masks, *maps, *drawn), others)
 
 
 def _sizes(
