@@ -82,6 +82,7 @@ NOT_HERE = {
         ("speed/scale.py clients --clients 20 --methods fedavg", "\nfedavg                  20 "),
         ("speed/scale.py models --millions 1 --methods fedavg", "\nfedavg                   1 "),
         ("evidence/verdict_rule.py --repeats 20 --cases 1", "| 5 | 0 | 6 |"),
+        ("evidence/selection.py --repeats 5", "| 40 36 24 18 2, peaks 1 apart |"),
         ("project/house.py --repeats 0", "modules that one neighbour reads"),
         ("project/same_results.py --only ^methods.apfl$", "3 hashes"),
         ("speed/methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
