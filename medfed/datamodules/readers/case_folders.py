@@ -9,6 +9,7 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,29 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
+from medfed.datamodules.readers.guess import (
+    Answers,
+    Guess,
+    Question,
+    brats_regions,
+    may_be_mask,
+    regions,
+    visible,
+    words,
+)
 from medfed.datamodules.readers.persons import search_name
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
 from medfed.standalone.names import fold
-from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file
+from medfed.standalone.volumes import (
+    FILES,
+    AbsentFileError,
+    Pattern,
+    find_file,
+    is_volume,
+    stem_of,
+)
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
@@ -221,3 +239,51 @@ class BratsChallengeReader(FolderReader):
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
         """See `CaseReader.centres`."""
         return super().centres(cases) or institutions(self.path, cases)
+
+
+def looks_like(path: Path, answers: Answers) -> Guess | None:
+    """Guesses by the names of volumes in the folders of cases; see `guess`."""
+    folders = [f for f in visible(path) if f.is_dir()]
+    groups = [f for f in folders if f.name in ("HGG", "LGG")]
+    folders = [f for group in groups for f in visible(group) if f.is_dir()] or folders
+    of = {f: [v for v in visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
+    scans = [v for case in of.values() for v in case if len(case) > 1]
+    if not scans:
+        return None
+    known = [c for c, names in FILES.items() if any(v.match(n) for v in scans for n in names)]
+    if len(known) > 1 and any(v.match(p) for v in scans for p in MASK):
+        enhancing = 3 if any(v.match("*-seg.*") for v in scans) else 4
+        keys = {"data.reader.channels": known, "data.reader.enhancing": enhancing}
+        guess = Guess("brats_challenge", path, keys)
+        guess.asks["data.reader.regions"] = brats_regions()
+        return guess
+    guess, patterns = Guess("brats_folder", path), dict[str, list[Path]]()
+    named = Counter(v.name for v in scans)
+    for scan in scans:
+        rest = scan.name.removeprefix(scan.parent.name)
+        pattern = scan.name if named[scan.name] > 1 or rest == scan.name else f"*{rest}"
+        patterns.setdefault(pattern, []).append(scan)
+    if rare := [p for p, files in patterns.items() if len(files) == 1 < len(of)]:
+        guess.took.append(("files of one case", few(rare, 4), "left out: others lack them"))
+        patterns = {p: files for p, files in patterns.items() if p not in rare} or patterns
+    masks = [p for p in patterns if may_be_mask(stem_of(Path(p)))]
+    best = masks[0] if len(masks) == 1 else None
+    mask = answers.get("data.reader.label", best)
+    guess.ask_patients([folder.name for folder in of])
+    if best is None:
+        guess.asks["data.reader.label"] = Question(
+            "Which file of a case is the mask?", None, masks or [*patterns]
+        )
+    if mask not in patterns:
+        return guess
+    images = {stem_of(Path(p)).strip("*_- "): p for p in patterns if p not in (mask, *masks)}
+    guess.took.append(("mask", mask, "probably: its name" if best else "as you say"))
+    guess.reads(modalities=images, label=mask)
+    if len(series := [n for n, p in images.items() if patterns[p][0].is_dir()]) > 1:
+        question = f"A case has the DICOM series {few(series)}. Is each a channel?"
+        guess.asks["data.reader.channels"] = Question(question, [*images], [*images])
+    regions(guess, patterns[mask])
+    guess.keys["data.flips"] = []
+    if any("ct" in words(name) for name in images):
+        guess.keys["data.normalize"] = {"window": [-175, 250]}  # HU of soft tissue
+    return guess

@@ -19,6 +19,15 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
+from medfed.datamodules.readers.guess import (
+    Answers,
+    Guess,
+    brats_regions,
+    several,
+)
+from medfed.datamodules.readers.guess import (
+    regions as ask_regions,
+)
 from medfed.datamodules.splits import Split
 from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of
 
@@ -433,3 +442,43 @@ class MSDReader(DatalistReader):
     def _labels_of(self, wanted: object) -> Regions:
         """The values that may occur, independent of the list's names."""
         return {"whole": _TUMOUR["whole"]}
+
+
+def looks_like(path: Path, answers: Answers) -> Guess | None:
+    """Guesses by the JSON files and what they list; see `guess`."""
+    files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
+    index = {f: read_json(f) for f in files if f.name != "centres.json"}
+    lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
+    usual = path / "dataset.json"
+    if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
+        guess = Guess("nnunet", path)
+        masks = sorted(f for f in (path / "labelsTr").glob("[!.]*") if stem_of(f) != f.name)
+        content, names = index[usual], [stem_of(f) for f in masks]
+    elif len(lists) > 1 and usual not in lists:
+        return several("datalist", path, lists)
+    elif lists or path in index:
+        file = usual if usual in lists else (lists or [path])[0]
+        guess, content = Guess("datalist", path if file == usual else file), index[file]
+        entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
+        masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
+        names = [] if any("patient" in e for e in entries) else [stem_of(m) for m in masks]
+    else:
+        return None
+    guess.ask_patients(names)
+    channels = content.get("modality")
+    if guess.path == path and isinstance(channels, Mapping):
+        if {*map(str.lower, map(str, channels.values()))} == {"flair", "t1w", "t1gd", "t2w"}:
+            guess.data = "brats" if guess.data == "datalist" else guess.data
+    if guess.data == "brats":
+        guess.asks["data.reader.regions"] = brats_regions()
+    elif "labels" not in content and masks:
+        ask_regions(guess, masks)
+    return guess
+
+
+def _is_numbered(path: Path, entries: Sequence[Any]) -> bool:
+    """Whether a list has nnU-Net's names of cases, whose files have a number for the channel."""
+    images = [
+        e["image"] for e in entries if isinstance(e, Mapping) and isinstance(e.get("image"), str)
+    ]
+    return any((path / "imagesTr").glob("*_0000.*")) and not existing(path / i for i in images[:1])

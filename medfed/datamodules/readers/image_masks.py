@@ -20,13 +20,24 @@ from medfed.common.checks import checked, within
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
+from medfed.datamodules.readers.guess import (
+    Answers,
+    Guess,
+    Question,
+    colours,
+    index_of,
+    is_picture,
+    regions,
+    roles,
+    visible,
+)
 from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.csv_files import Sheet, listed_columns
 from medfed.standalone.pictures import SUFFIXES, Color
 
-_INDEX = "images.csv"
+_INDEX, _FOLDERS = "images.csv", ("images", "masks")
 
 
 class Pair(NamedTuple):
@@ -388,3 +399,29 @@ def _pairs_of(patient: Patient) -> list[tuple[Path, Path]]:
 def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:
     width, height = (n - have for n, have in zip(size, picture.shape[1:], strict=True))
     return functional.pad(picture, (0, height, 0, width))
+
+
+def looks_like(path: Path, answers: Answers) -> Guess | None:
+    """Guesses by a CSV that names pictures twice, or by two folders; see `guess`."""
+    guess = Guess("image_masks", path)
+    if (index := index_of(path)) is not None:
+        sheet, (image, *others) = index
+        if not others:
+            return None
+        guess.path, mask = sheet.path, answers.get("data.reader.mask", others[0])
+        if len(others) > 1:
+            guess.asks["data.reader.mask"] = Question("Which column is the mask?", mask, others)
+        guess.reads(image=image, mask=mask)
+        roles(guess, sheet, "data.reader.", answers, [image, *others])
+        images, masks = (
+            [sheet.path.parent / text for _, text in sheet.cells(column)]
+            for column in (image, mask)
+        )
+    else:
+        images, masks = ([f for f in visible(path / of) if is_picture(f)] for of in _FOLDERS)
+        if not images or not masks:
+            return None
+        guess.ask_patients([file.name for file in images])
+    colours(guess, images, compare=True)
+    regions(guess, masks, white=True)
+    return guess
