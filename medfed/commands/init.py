@@ -42,7 +42,7 @@ from medfed.datamodules.readers import (
     medmnist,
     table,
 )
-from medfed.datamodules.readers.guess import FIRST, NO, Guess, Question
+from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.columns import leaks
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -60,7 +60,7 @@ _PICTURES = {
 }
 # The experiment of data without one of their own, by their kind.
 _BASES = {"TabularDataModule": "clinical", "ImageDataModule": "medmnist"}
-_KEY = re.compile(r"(data\.(?:reader\.)?\w+)(?:=([^\s;,.()]+))?")  # that a sentence names
+_KEY = re.compile(r"(?<![\w/])(data\.(?:reader\.)?\w+)(?:=([^\s;,.()]+))?")  # that a sentence names
 
 
 def _folders(keys: Mapping[str, Any]) -> list[str]:
@@ -134,7 +134,7 @@ class Interview:
 
     def tell(self, took: Sequence[tuple[str, object, str]]) -> None:
         """Prints what was taken for what."""
-        self.say(*(f"{what:<16}{value}  ({why})" for what, value, why in took))
+        self.say(*(f"{what:<15} {value}  ({why})" for what, value, why in took))
 
     @contextmanager
     def hearing(self) -> Iterator[None]:
@@ -372,7 +372,12 @@ def init(given: Sequence[str]) -> Path:
     typed = spelling.hydra_spelling([a for a in given if "=" in a])
     keys: dict[str, Any] = {o.key_or_group: o.value() for o in compose.parse(typed, "The command")}
     yes, into = keys.pop("yes", False) is True, str(keys.pop("into", "medfed_experiments"))
-    name = re.sub(r"\W+", "_", str(keys.pop("name", path.stem))).strip("_").lower() or "mine"
+    chosen = keys.pop("name", None)
+    name = re.sub(r"\W+", "_", str(chosen or path.stem)).strip("_").lower() or "mine"
+    if (compose.CONFIG_DIR / f"experiment/{name}.yaml").exists():  # which would hide it
+        if chosen:
+            raise ConfigError(f"name={name} is an experiment of medfed's; choose another name.")
+        name += "_data"
     if (file := Path(into, _FILE.format(name))).exists():
         raise ConfigError(f"{file} exists; choose another name by name=NAME.")
     if not path.exists():

@@ -15,19 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
-from medfed.datamodules.readers.guess import (
-    Answers,
-    Guess,
-    Question,
-    brats_regions,
-    may_be_mask,
-    regions,
-    visible,
-    words,
-)
 from medfed.datamodules.readers.persons import search_name
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
@@ -241,12 +232,12 @@ class BratsChallengeReader(FolderReader):
         return super().centres(cases) or institutions(self.path, cases)
 
 
-def looks_like(path: Path, answers: Answers) -> Guess | None:
-    """Guesses by the names of volumes in the folders of cases; see `guess`."""
-    folders = [f for f in visible(path) if f.is_dir()]
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the names of volumes in the folders of cases; see `looks`."""
+    folders = [f for f in looks.visible(path) if f.is_dir()]
     groups = [f for f in folders if f.name in ("HGG", "LGG")]
-    folders = [f for group in groups for f in visible(group) if f.is_dir()] or folders
-    of = {f: [v for v in visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
+    folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
+    of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
     scans = [v for case in of.values() for v in case if len(case) > 1]
     if not scans:
         return None
@@ -254,10 +245,11 @@ def looks_like(path: Path, answers: Answers) -> Guess | None:
     if len(known) > 1 and any(v.match(p) for v in scans for p in MASK):
         enhancing = 3 if any(v.match("*-seg.*") for v in scans) else 4
         keys = {"data.reader.channels": known, "data.reader.enhancing": enhancing}
-        guess = Guess("brats_challenge", path, keys)
-        guess.asks["data.reader.regions"] = brats_regions()
+        guess = looks.Guess("brats_challenge", path, keys)
+        guess.asks["data.reader.regions"] = looks.brats_regions()
         return guess
-    guess, patterns = Guess("brats_folder", path), dict[str, list[Path]]()
+    listed = any(f.name != "centres.json" for f in path.glob("*.json"))
+    guess, patterns = looks.Guess("brats_folder", path, sure=not listed), dict[str, list[Path]]()
     named = Counter(v.name for v in scans)
     for scan in scans:
         rest = scan.name.removeprefix(scan.parent.name)
@@ -266,13 +258,13 @@ def looks_like(path: Path, answers: Answers) -> Guess | None:
     if rare := [p for p, files in patterns.items() if len(files) == 1 < len(of)]:
         guess.took.append(("files of one case", few(rare, 4), "left out: others lack them"))
         patterns = {p: files for p, files in patterns.items() if p not in rare} or patterns
-    masks = [p for p in patterns if may_be_mask(stem_of(Path(p)))]
+    masks = [p for p in patterns if looks.may_be_mask(stem_of(Path(p)))]
     best = masks[0] if len(masks) == 1 else None
     mask = answers.get("data.reader.label", best)
     guess.ask_patients([folder.name for folder in of])
     if best is None:
-        guess.asks["data.reader.label"] = Question(
-            "Which file of a case is the mask?", None, masks or [*patterns]
+        guess.ask(
+            "data.reader.label", "Which file of a case is the mask?", None, masks or [*patterns]
         )
     if mask not in patterns:
         return guess
@@ -281,9 +273,9 @@ def looks_like(path: Path, answers: Answers) -> Guess | None:
     guess.reads(modalities=images, label=mask)
     if len(series := [n for n, p in images.items() if patterns[p][0].is_dir()]) > 1:
         question = f"A case has the DICOM series {few(series)}. Is each a channel?"
-        guess.asks["data.reader.channels"] = Question(question, [*images], [*images])
-    regions(guess, patterns[mask])
+        guess.ask("data.reader.channels", question, [*images], [*images])
+    looks.regions(guess, patterns[mask])
     guess.keys["data.flips"] = []
-    if any("ct" in words(name) for name in images):
+    if any("ct" in looks.words(name) for name in images):
         guess.keys["data.normalize"] = {"window": [-175, 250]}  # HU of soft tissue
     return guess

@@ -16,15 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
-from medfed.datamodules.readers.guess import (
-    Answers,
-    Guess,
-    brats_regions,
-    several,
-)
 from medfed.datamodules.readers.guess import (
     regions as ask_regions,
 )
@@ -444,33 +439,35 @@ class MSDReader(DatalistReader):
         return {"whole": _TUMOUR["whole"]}
 
 
-def looks_like(path: Path, answers: Answers) -> Guess | None:
-    """Guesses by the JSON files and what they list; see `guess`."""
+_BRAIN = {"flair", "t1w", "t1gd", "t2w"}
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the JSON files and what they list; see `looks`."""
     files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
     index = {f: read_json(f) for f in files if f.name != "centres.json"}
     lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
     usual = path / "dataset.json"
     if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
-        guess = Guess("nnunet", path)
+        guess = looks.Guess("nnunet", path)
         masks = sorted(f for f in (path / "labelsTr").glob("[!.]*") if stem_of(f) != f.name)
         content, names = index[usual], [stem_of(f) for f in masks]
     elif len(lists) > 1 and usual not in lists:
-        return several("datalist", path, lists)
+        return looks.several("datalist", path, lists)
     elif lists or path in index:
         file = usual if usual in lists else (lists or [path])[0]
-        guess, content = Guess("datalist", path if file == usual else file), index[file]
+        guess, content = looks.Guess("datalist", path if file == usual else file), index[file]
         entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
         names = [] if any("patient" in e for e in entries) else [stem_of(m) for m in masks]
     else:
         return None
     guess.ask_patients(names)
-    channels = content.get("modality")
-    if guess.path == path and isinstance(channels, Mapping):
-        if {*map(str.lower, map(str, channels.values()))} == {"flair", "t1w", "t1gd", "t2w"}:
-            guess.data = "brats" if guess.data == "datalist" else guess.data
-    if guess.data == "brats":
-        guess.asks["data.reader.regions"] = brats_regions()
+    named = content.get("modality")
+    channels = {str(c).lower() for c in named.values()} if isinstance(named, Mapping) else set()
+    if guess.data == "datalist" and guess.path == path and channels == _BRAIN:
+        guess.data = "brats"
+        guess.asks["data.reader.regions"] = looks.brats_regions()
     elif "labels" not in content and masks:
         ask_regions(guess, masks)
     return guess

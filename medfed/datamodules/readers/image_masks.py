@@ -18,19 +18,9 @@ from torch.nn import functional
 
 from medfed.common.checks import checked, within
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.guess import (
-    Answers,
-    Guess,
-    Question,
-    colours,
-    index_of,
-    is_picture,
-    regions,
-    roles,
-    visible,
-)
 from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
@@ -401,27 +391,29 @@ def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:
     return functional.pad(picture, (0, height, 0, width))
 
 
-def looks_like(path: Path, answers: Answers) -> Guess | None:
-    """Guesses by a CSV that names pictures twice, or by two folders; see `guess`."""
-    guess = Guess("image_masks", path)
-    if (index := index_of(path)) is not None:
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by a CSV that names pictures twice, or by two folders; see `looks`."""
+    guess = looks.Guess("image_masks", path)
+    if (index := looks.index_of(path)) is not None:
         sheet, (image, *others) = index
         if not others:
             return None
         guess.path, mask = sheet.path, answers.get("data.reader.mask", others[0])
         if len(others) > 1:
-            guess.asks["data.reader.mask"] = Question("Which column is the mask?", mask, others)
+            guess.ask("data.reader.mask", "Which column is the mask?", mask, others)
         guess.reads(image=image, mask=mask)
-        roles(guess, sheet, "data.reader.", answers, [image, *others])
+        looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
         images, masks = (
             [sheet.path.parent / text for _, text in sheet.cells(column)]
             for column in (image, mask)
         )
     else:
-        images, masks = ([f for f in visible(path / of) if is_picture(f)] for of in _FOLDERS)
+        images, masks = (
+            [f for f in looks.visible(path / of) if looks.is_picture(f)] for of in _FOLDERS
+        )
         if not images or not masks:
             return None
         guess.ask_patients([file.name for file in images])
-    colours(guess, images, compare=True)
-    regions(guess, masks, white=True)
+    looks.colours(guess, images, compare=True)
+    looks.regions(guess, masks, white=True)
     return guess

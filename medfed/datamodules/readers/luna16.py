@@ -24,9 +24,9 @@ from medfed.common.checks import check_not_negative, checked
 from medfed.common.errors import DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.guess import Answers, Guess
 from medfed.standalone.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
 from medfed.standalone.ct_scans import ScanSpec, places, read_scan
 from medfed.standalone.itk import source_of
@@ -354,12 +354,12 @@ def read_with_nodules(
     return {"image": read_scan(header, spec), "boxes": boxes}
 
 
-def looks_like(path: Path, answers: Answers) -> Guess | None:
-    """Guesses by the names of folders and tables; see `guess`."""
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the names of folders and tables; see `looks`."""
     tables = [name for name in CANDIDATE_FILES if (path / name).is_file()]
     if not any(path.glob("subset*")) or not (tables or (path / "annotations.csv").is_file()):
         return None
-    guess = Guess("luna16" if tables else "luna16_scans", path)
+    guess = looks.Guess("luna16" if tables else "luna16_scans", path)
     if len(tables) > 1:
         also = f"as published later; not {tables[1]}: data.reader.candidates"
         guess.took.append(("candidates", tables[0], also))

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import given_path
-from medfed.datamodules.readers.guess import Answers, Guess, several, visible
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.standalone.pictures import arrays_of, channels_first
@@ -128,14 +128,14 @@ def _images(path: Path, arrays: Arrays, labels: Mapping[Split, Labels]) -> Bytes
     return out
 
 
-def looks_like(path: Path, answers: Answers) -> Guess | None:
-    """Guesses by the ending, and looks whether a picture has several labels; see `guess`."""
-    files = [f for f in visible(path) if f.suffix == ".npz"] or [path]
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the ending, and looks whether a picture has several labels; see `looks`."""
+    files = [f for f in looks.visible(path) if f.suffix == ".npz"] or [path]
     if files[0].suffix != ".npz":
         return None
     if len(files) > 1:
-        return several("medmnist", path, files)
-    guess = Guess("medmnist", files[0])
+        return looks.several("medmnist", path, files)
+    guess = looks.Guess("medmnist", files[0])
     with arrays_of(files[0]) as arrays:
         labels = arrays["train_labels"] if "train_labels" in arrays else np.empty(0)
     if labels.ndim == 2 and labels.shape[1] > 1:

@@ -17,24 +17,9 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.guess import (
-    MANY,
-    NO,
-    Answers,
-    Guess,
-    Question,
-    distinct,
-    index_of,
-    is_plainly_positive,
-    label_of,
-    roles,
-    several,
-    sheet_of,
-    visible,
-    which_is_yes,
-)
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone import csv_files
@@ -529,7 +514,7 @@ def _classes(
         )
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
-    if (yes := which_is_yes(names)) is not None:
+    if (yes := looks.which_is_yes(names)) is not None:
         raise DataError(
             f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no; say which "
             f"one is the positive class, such as data.positive=[{yes}]."
@@ -561,52 +546,56 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
 _NEVER = ("-9", "-99", "-999", "-9999")  # of columns whose other numbers are not below 0
 
 
-def looks_like(path: Path, answers: Answers) -> Guess | None:
-    """Guesses what the columns of a table hold; see `guess`."""
-    tables = [f for f in visible(path) if f.suffix.lower() in (".csv", ".tsv")]
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses what the columns of a table hold; see `looks`."""
+    tables = [f for f in looks.visible(path) if f.suffix.lower() in (".csv", ".tsv")]
     tables = [path] if path.is_file() else [f for f in tables if f.name != "centres.csv"]
     if len(tables) > 1:
-        return several("csv", path, tables)
-    if not tables or path.suffix in (".npz", ".json") or index_of(tables[0]):
+        return looks.several("csv", path, tables)
+    if not tables or path.suffix in (".npz", ".json") or looks.index_of(tables[0]):
         return None
-    sheet = sheet_of(tables[0])
+    sheet = looks.sheet_of(tables[0])
     sheet = replace(sheet, missing=missing_words(answers.get("data.missing") or ()))
-    guess = Guess("csv", tables[0], sure=path.is_file())
+    guess = looks.Guess("csv", tables[0], sure=path.is_file())
     if all(as_number(name) < float("inf") for name in sheet.columns):
         text = "The first line holds numbers. What are the names of the columns?"
-        guess.asks["data.header"] = Question(text)
+        guess.ask("data.header", text)
         return guess
     dropped = answers.get("data.drop") or []
-    label = label_of(guess, sheet, "data.label", answers, dropped)
-    roles(guess, sheet, "data.", answers, [str(label), *dropped])
+    label = looks.label_of(guess, sheet, "data.label", answers, dropped)
+    looks.roles(guess, sheet, "data.", answers, [str(label), *dropped])
     used = {str(label), *dropped, *guess.keys.values(), answers.get("data.patient")}
-    _ask_cells(guess, sheet, answers, {c: of for c, of in distinct(sheet).items() if c not in used})
+    _ask_cells(
+        guess, sheet, answers, {c: of for c, of in looks.distinct(sheet).items() if c not in used}
+    )
     if label is not None and label.lower() in sheet.places:
         _ask_label(guess, sheet, label, answers)
     return guess
 
 
-def _ask_label(guess: Guess, sheet: Sheet, label: str, answers: Answers) -> None:
+def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answers) -> None:
     """Asks about rows without a label, and which of two labels is positive."""
     texts = sheet.texts(label)
     names = sorted({text for text in texts if text is not None}, key=in_order)
     if lacking := texts.count(None):
         question = f"{lacking} of {len(texts)} rows have no {label}. Leave them out?"
-        guess.asks["data.unlabelled"] = Question(question, "drop", ("drop", "error"))
+        guess.ask("data.unlabelled", question, "drop", ("drop", "error"))
     if {"data.outcome", "data.time"} & {*answers} or answers.get("data.positive"):
         return
-    if len(names) > MANY and all(as_number(t) < float("inf") for t in names):
+    if len(names) > looks.MANY and all(as_number(t) < float("inf") for t in names):
         guess.keys |= {"data.outcome": "continuous", "model": "linear"}
         guess.took.append(("outcome", "continuous", "probably: many different numbers"))
-    elif len(names) == 2 and is_plainly_positive(names):
+    elif len(names) == 2 and looks.is_plainly_positive(names):
         guess.took.append(("positive class", names[1], "probably: its name; data.positive"))
     elif len(names) == 2:
-        best = which_is_yes(names) or names[1]
+        best = looks.which_is_yes(names) or names[1]
         question = f"Which label of {label} is the positive class?"
-        guess.asks["data.positive"] = Question(question, [best], names)
+        guess.ask("data.positive", question, [best], names)
 
 
-def _ask_cells(guess: Guess, sheet: Sheet, answers: Answers, kinds: Mapping[str, set[str]]) -> None:
+def _ask_cells(
+    guess: looks.Guess, sheet: Sheet, answers: looks.Answers, kinds: Mapping[str, set[str]]
+) -> None:
     """Asks about cells that are no numbers in columns of numbers."""
     lacking: set[str] = set()
     limited, others = [], []
@@ -632,12 +621,12 @@ def _ask_cells(guess: Guess, sheet: Sheet, answers: Answers, kinds: Mapping[str,
     if lacking and "data.missing" not in answers:
         best = sorted(lacking)
         question = f"Do {few(best, 12)} among numbers stand for missing cells?"
-        guess.asks["data.missing"] = Question(question, best, (NO,))
+        guess.ask("data.missing", question, best, (looks.NO,))
     if limited:
         question = f"What are limits among numbers, such as {limited[0]}?"
         choices = ("half", "value", "refuse")
-        guess.asks["data.limits"] = Question(question, "half", choices)
+        guess.ask("data.limits", question, "half", choices)
     if others:
         question = f"Numbers and texts are mixed in {few(others, 12)}. Leave these columns out?"
         best = [*(answers.get("data.drop") or []), *others]
-        guess.asks["data.drop"] = Question(question, best, (NO,))
+        guess.ask("data.drop", question, best, (looks.NO,))

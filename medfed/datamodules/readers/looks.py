@@ -1,4 +1,4 @@
-"""What a folder or file seems to hold: what a reader answers beside its format, for ``medfed init``.
+"""What a folder or file seems to hold, as readers answer ``medfed init`` beside their formats.
 
 The module of a reader has a function ``looks_like(path, answers)``, which returns a `Guess`, or
 None where the path holds something else. It looks at names and first files alone. ``answers`` are
@@ -84,14 +84,18 @@ class Guess:
         """Adds keys of the reader."""
         self.keys |= {f"data.reader.{key}": value for key, value in values.items()}
 
+    def ask(self, key: str, text: str, best: Any = None, choices: Sequence[str] = ()) -> None:
+        """Adds an open question."""
+        self.asks[key] = Question(text, best, choices)
+
     def ask_patients(self, names: Sequence[str]) -> None:
-        """Asks whether names of cases or pictures begin with the patient, where some may share one.
+        """Asks whether names begin with the patient, where some may share one.
 
         Example:
             >>> guess = Guess("x", Path("x"))
             >>> guess.ask_patients(["p1_a", "p1_b", "p2_a", "p3_a"])
-            >>> guess.asks["data.reader.patient_pattern"].best
-            '^(.*?\\\\d+)[_-]'
+            >>> guess.asks["data.reader.patient_pattern"].text
+            'Does the name p1_a begin with the patient, p1?'
         """
         if any(re.match(known, name, re.IGNORECASE) for known in KNOWN.values() for name in names):
             return  # the reader joins them, and says so
@@ -101,7 +105,7 @@ class Guess:
                 person = people.most_common(1)[0][0]
                 of = next(name for name in names if name.startswith(person))
                 question = f"Does the name {of} begin with the patient, {person}?"
-                self.asks["data.reader.patient_pattern"] = Question(question, pattern, (NO,))
+                self.ask("data.reader.patient_pattern", question, pattern, (NO,))
                 return
 
 
@@ -200,7 +204,7 @@ def roles(
             guess.took.append((role, named[0], "probably: its name"))
         elif choices := named or [c for c in others if c not in guess.keys.values()]:
             text = f"Does one of these columns {question}"
-            guess.asks[key] = Question(text, named[0] if named else "null", (*choices, NO))
+            guess.ask(key, text, named[0] if named else "null", (*choices, NO))
 
 
 def label_of(
@@ -211,7 +215,7 @@ def label_of(
     alike = [c for c in sheet.columns if _LABEL.fullmatch(c.lower()) and c not in taken]
     label: str | None = answers.get(key, alike[0] if len(alike) == 1 else None)
     few_texts = [c for c, of in kinds.items() if 2 <= len(of) <= MANY and c not in taken]
-    guess.asks[key] = Question("Which column is the label?", label, alike or few_texts)
+    guess.ask(key, "Which column is the label?", label, alike or few_texts)
     return label
 
 
@@ -292,7 +296,7 @@ def regions(guess: Guess, files: Sequence[Path], white: bool = False) -> None:
         brats = {"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]}
         text = "The masks hold 1, 2 and 4, as those of BraTS. Which regions?"
         choices = [str(of).replace("'", "") for of in (brats, called)]
-        guess.asks["data.reader.regions"] = Question(text, brats, choices)
+        guess.ask("data.reader.regions", text, brats, choices)
 
 
 def brats_regions() -> Question:
