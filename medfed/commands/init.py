@@ -314,7 +314,7 @@ def examined(
 def _asked_by(error: MedfedError) -> dict[str, Question]:
     """The question that an error is, if its sentence names a key of the data."""
     for key, value in _KEY.findall(str(error)):
-        if key not in ("data.path", "data.reader"):
+        if key not in ("data.path", "data.reader", "data.header"):
             return {key: Question(str(error), None, (value,) if value else ())}
     return {}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +134,7 @@ LAYOUTS = {  # the maker, the option of data=, and keys that are read off the fi
         "image_masks",
         {"reader.regions": {"label_1": [1], "label_3": [3]}},
     ),
-    "MSD brain": (msd, "brats", {"reader.regions": ["whole"]}),
+    "MSD brain": (msd, "brats", {"reader.regions": ["whole", "core", "enhancing"]}),
     "BraTS 2018": (lambda f: challenge(f, "2018"), "brats_challenge", {"reader.enhancing": 4}),
     "BraTS 2023": (lambda f: challenge(f, "2023"), "brats_challenge", {"reader.enhancing": 3}),
     "absent contrasts": (
@@ -223,20 +225,22 @@ def test_training_starts_from_it(layout, tmp_path):
 
 
 def refused(tmp_path, path, *given):
-    """The one sentence, after which nothing is there."""
-    into = tmp_path / "into"
-    with pytest.raises(MedfedError) as caught:
+    """The questions and the one sentence, after which nothing is there."""
+    into, printed = tmp_path / "into", io.StringIO()
+    with redirect_stdout(printed), pytest.raises(MedfedError) as caught:
         init([str(path), f"into={into}", *given])
     assert not into.exists()
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    lines = [" ".join(line.split()) for line in printed.getvalue().splitlines()]
+    assert len({*lines}) == len(lines)  # each once
+    return "\n".join([*lines, str(caught.value)])
 
 
 def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     path = table(tmp_path, "seen")
     said = refused(tmp_path, path, "yes=true")
-    assert said.startswith("Which column is the label? (admitted, clinic, seen)") or "seen" in said
-    assert "Answer by data.label=VALUE." in said
+    assert "\nWhich column is the label? (clinic, seen) Answer by data.label=VALUE.\n" in said
+    assert said.endswith("1 question is open; nothing is written. Answer by data.label=VALUE.")
     config = guess(path, tmp_path / "a", "data.label=seen", "rounds=2", "partition=round_robin")
     assert (config.data.label, config.rounds) == ("seen", 2)
     assert config.partition._target_.endswith("RoundRobin")
@@ -252,7 +256,7 @@ def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     said = refused(tmp_path, yes, "data.label=outcome")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    assert said.startswith("Which label of outcome is the positive class? (ja, nein) Answer by ")
+    assert "\nWhich label of outcome is the positive class? (ja, nein) Answer by " in said
     assert guess(yes, tmp_path / "d", "yes=true").data.positive == ["ja"]
     monkeypatch.setattr("builtins.input", lambda question: "nein" if "positive" in question else "")
     assert guess(yes, tmp_path / "e", "data.label=outcome").data.positive == ["nein"]
@@ -286,7 +290,7 @@ def test_a_hospital_column_is_known_in_many_languages(name, tmp_path, capsys):
 def test_a_column_that_may_be_the_hospital_is_asked_about(tmp_path, monkeypatch):
     path = with_column(tmp_path, "Kostenstelle", ["Nord", "Süd", "West"])
     said = refused(tmp_path, path, "data.label=outcome")
-    assert said.startswith("Does one of these columns name the hospital? Without it, clients are ")
+    assert "\nDoes one of these columns name the hospital? Without it, clients are " in said
     assert "(Kostenstelle, null: no) Answer by data.centre=VALUE, or take null" in said
     assert guess(path, tmp_path / "a", "yes=true").data.centre is None
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -304,19 +308,33 @@ def test_other_columns_of_texts_are_not_asked_about(name, values, tmp_path):
 
 def test_all_open_questions_are_printed_at_once(tmp_path):
     path = with_column(tmp_path, "Ort", ["Nord", "Süd"])
-    path.write_text(path.read_text("utf-8").replace(",1,yes", ",<1,yes"), "utf-8")
-    said = refused(tmp_path, path)
-    for key in ("data.label", "data.centre", "data.drop"):
-        assert f"Answer by {key}=VALUE" in said
+    head, *rows = path.read_text("utf-8").splitlines()
+    more = [("dead", "alive"), ("k.A.", "3"), ("<0.5", "7"), ("4/5", "2"), ("-9", "12")]
+    rows = [",".join([row, *(pair[n % 2] for pair in more)]) for n, row in enumerate(rows)]
+    rows = [row.replace("no", "lives").replace("yes", "dies") for row in rows]
+    path.write_text("\n".join([f"{head},state,wbc,crp,ratio,iron", *rows]) + "\n", "utf-8")
+    said = refused(tmp_path, path, "data.label=state")
+    keys = ("data.positive", "data.centre", "data.missing", "data.limits", "data.drop")
+    for key in keys:
+        assert said.count(f" Answer by {key}=VALUE") == 1
+    assert "Do -9, k.A. among numbers stand for missing cells?" in said
+    assert "What are limits among numbers, such as <0.5? (half, value, refuse)" in said
+    last = said.splitlines()[-1]
+    assert last.startswith("5 questions are open; nothing is written. Answer by ")
+    assert all(f"{key}=VALUE" in last for key in keys)
+    config = guess(path, tmp_path / "a", "data.label=state", "yes=true").data
+    assert (config.missing, config.limits) == (["-9", "k.A."], "half")
+    assert {"ratio"} <= {*config.drop}
+    assert config.positive == ["dead"]
 
 
 def test_mixed_columns_are_named(tmp_path):
     path = table(tmp_path)
     lines = path.read_text().splitlines()
-    rows = [f"{line},{'<5' if n % 4 else n}" for n, line in enumerate(lines[1:])]
+    rows = [f"{line},{'5/6' if n % 4 else n}" for n, line in enumerate(lines[1:])]
     path.write_text("\n".join([f"{lines[0]},crp", *rows]) + "\n")
     said = refused(tmp_path, path, "data.label=outcome")
-    assert said.startswith("Numbers and texts are mixed in crp. Leave these columns out?")
+    assert "\nNumbers and texts are mixed in crp. Leave these columns out?" in said
     said = refused(tmp_path, path, "yes=true", "data.drop=[age]")
     assert "leave it out by 'data.drop=[crp]'" in said
     config = guess(path, tmp_path / "into", "yes=true")
@@ -329,8 +347,8 @@ def test_columns_that_tell_the_label_are_left_out(tmp_path):
     rows = [f"{line},{n % 3 == 0:d}" for n, line in enumerate(lines[1:])]
     path.write_text("\n".join([f"{lines[0]},autopsy", *rows]) + "\n")
     said = refused(tmp_path, path, "data.label=outcome")
-    assert said.startswith("Columns that alone predict the label (AUROC): autopsy (1.000). Leave")
-    rows = [f"{row},{'<5' if n % 4 else n}" for n, row in enumerate(rows)]
+    assert "\nColumns that alone predict the label (AUROC): autopsy (1.000). Leave" in said
+    rows = [f"{row},{'5/6' if n % 4 else n}" for n, row in enumerate(rows)]
     path.write_text("\n".join([f"{lines[0]},autopsy,crp", *rows]) + "\n")
     config = guess(path, tmp_path / "into", "yes=true")
     assert config.data.drop == ["crp", "autopsy"]
@@ -358,12 +376,14 @@ def test_no_data_get_one_sentence(tmp_path):
     two.mkdir()
     for name in ("a.csv", "b.csv"):
         (two / name).write_text("x,y\n1,2\n")
-    assert "has 2 tables (a.csv, b.csv); say which:" in refused(tmp_path, two)
+    said = refused(tmp_path, two)
+    assert "Which of the 2 files? (a.csv, b.csv) Answer by data.path=VALUE." in said
+    assert "a.csv" in refused(tmp_path, two, "data.path=a.csv", "data.label=y", "yes=true")
     scans = tmp_path / "scans"
     for n in range(2):
         for name in ("one", "other"):
             write_volume(scans / f"case_{n}" / f"{name}.nii.gz", *organ_files(n))
-    assert refused(tmp_path, scans, "yes=true").startswith("Which file of a case is the mask? (")
+    assert "Which file of a case is the mask? (" in refused(tmp_path, scans, "yes=true")
     assert "is no mask of a few label values" in refused(
         tmp_path, scans, "data.reader.label=one.nii.gz"
     )
@@ -381,8 +401,8 @@ def organ_files(n):
 
 ASKED = {  # of data that have no label, or several tables
     "flamby": "has no table and no layout",
-    "flamby/published": "has 12 tables",
-    "flamby/tcga_brca": "has 3 tables",
+    "flamby/published": "Which of the 12 files?",
+    "flamby/tcga_brca": "Which of the 3 files? (brca.csv, centers.csv, train_test_split.csv)",
     "flamby/tcga_brca/brca.csv": "Which column is the label?",
 }
 FOUND = {

@@ -20,9 +20,6 @@ from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
-from medfed.datamodules.readers.guess import (
-    regions as ask_regions,
-)
 from medfed.datamodules.splits import Split
 from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of
 
@@ -459,7 +456,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess, content = looks.Guess("datalist", path if file == usual else file), index[file]
         entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
-        names = [] if any("patient" in e for e in entries) else [stem_of(m) for m in masks]
+        images = [_first(e) for e in entries if "patient" not in e]
+        names = [re.sub(r"_0000$", "", stem_of(Path(image))) for image in images if image]
     else:
         return None
     guess.ask_patients(names)
@@ -469,13 +467,17 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.data = "brats"
         guess.asks["data.reader.regions"] = looks.brats_regions()
     elif "labels" not in content and masks:
-        ask_regions(guess, masks)
+        looks.regions(guess, masks)
     return guess
+
+
+def _first(entry: Any) -> str:
+    """The first image of an entry; empty where it has none."""
+    image = entry.get("image") if isinstance(entry, Mapping) else None
+    return str(next((i for i in (image if isinstance(image, list) else [image]) if i), ""))
 
 
 def _is_numbered(path: Path, entries: Sequence[Any]) -> bool:
     """Whether a list has nnU-Net's names of cases, whose files have a number for the channel."""
-    images = [
-        e["image"] for e in entries if isinstance(e, Mapping) and isinstance(e.get("image"), str)
-    ]
-    return any((path / "imagesTr").glob("*_0000.*")) and not existing(path / i for i in images[:1])
+    there = bool(entries) and existing([path / _first(entries[0])])
+    return any((path / "imagesTr").glob("*_0000.*")) and not there
