@@ -157,7 +157,8 @@ class Interview:
             if not self.yes and (typed := _typed(question)) is not None:
                 value, why = _read_answer(key, typed, question), "answered"
             elif not self.yes or value is None:
-                self.open[key] = question
+                before = f"{self.open[key].text} " if key in self.open else ""
+                self.open[key] = question._replace(text=before + question.text)
             if value in (None, "null"):
                 value = self.answers.get(key)  # as before the question
             self.answers[key] = value

@@ -309,14 +309,15 @@ def test_other_columns_of_texts_are_not_asked_about(name, values, tmp_path):
 def test_all_open_questions_are_printed_at_once(tmp_path):
     path = with_column(tmp_path, "Ort", ["Nord", "Süd"])
     head, *rows = path.read_text("utf-8").splitlines()
-    more = [("dead", "alive"), ("k.A.", "3"), ("<0.5", "7"), ("4/5", "2"), ("-9", "12")]
+    more = [("k.A.", "3"), ("<0.5", "7"), ("4/5", "2"), ("-9", "12")]
     rows = [",".join([row, *(pair[n % 2] for pair in more)]) for n, row in enumerate(rows)]
+    rows = [f"{row},{['dead', 'alive'][n // 2 % 2]}" for n, row in enumerate(rows)]
     rows = [row.replace("no", "lives").replace("yes", "dies") for row in rows]
-    path.write_text("\n".join([f"{head},state,wbc,crp,ratio,iron", *rows]) + "\n", "utf-8")
+    path.write_text("\n".join([f"{head},wbc,crp,ratio,iron,state", *rows]) + "\n", "utf-8")
     said = refused(tmp_path, path, "data.label=state")
     keys = ("data.positive", "data.centre", "data.missing", "data.limits", "data.drop")
     for key in keys:
-        assert said.count(f" Answer by {key}=VALUE") == 1
+        assert said.count(f" Answer by {key}=VALUE, or take ") == 1
     assert "Do -9, k.A. among numbers stand for missing cells?" in said
     assert "What are limits among numbers, such as <0.5? (half, value, refuse)" in said
     last = said.splitlines()[-1]
