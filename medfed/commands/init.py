@@ -58,6 +58,7 @@ _PICTURES = {
     "data.patches": "fresh",
     "data.reader.scale": 1.0,
 }
+_EXPERIMENTS = {"image_masks": "retina_pfednet", "luna16_scans": "luna16_detection"}
 # The experiment of data without one of their own, by their kind.
 _BASES = {"TabularDataModule": "clinical", "ImageDataModule": "medmnist"}
 _KEY = re.compile(r"(?<![\w/])(data\.(?:reader\.)?\w+)(?:=([^\s;,.()]+))?")  # that a sentence names
@@ -220,12 +221,13 @@ def _written(value: Any) -> str:
 
 def experiment(guess: Guess, keys: Mapping[str, Any], name: str, said: Sequence[str] = ()) -> str:
     """Returns the yaml of an experiment upon the shipped one that fits the data."""
-    photographs = guess.data == "image_masks" and keys.get("data.reader.regions") is None
-    base = "retina" if photographs else {**LIKE, "image_masks": "brats"}.get(guess.data, guess.data)
-    if not (compose.CONFIG_DIR / f"experiment/{base}_pfednet.yaml").is_file():
+    base = _EXPERIMENTS.get(guess.data, f"{LIKE.get(guess.data, guess.data)}_pfednet")
+    if guess.data == "image_masks":
+        keys = {**_PICTURES, **keys}
+        base = "brats_pfednet" if keys.get("data.reader.regions") else base
+    if not (compose.CONFIG_DIR / f"experiment/{base}.yaml").is_file():
         made = compose.load([*_plugins(keys), f"data={guess.data}", "data.path=x"]).data._target_
-        base = _BASES.get(made.rpartition(".")[2], "organs")
-    base, keys = f"{base}_pfednet", {**(_PICTURES if guess.data == "image_masks" else {}), **keys}
+        base = f"{_BASES.get(made.rpartition('.')[2], 'organs')}_pfednet"
     line = [f"experiment={base}", f"data={guess.data}", "data.path=x"]
     usual = spelling.with_whole_data([*line, *(f"{key}=x" for key in keys)])[1:]
     whole: dict[str, Any] = dict(o.split("=", 1) for o in usual)

@@ -117,7 +117,93 @@ def continuous(folder):
     return table(folder, "outcome", cells=lambda n: f"{n * 1.5}")
 
 
+def chest(folder):
+    """Pictures of several findings each, as in ChestMNIST."""
+    random, arrays = np.random.default_rng(0), {}
+    for split, n in (("train", 30), ("val", 12), ("test", 12)):
+        arrays[f"{split}_images"] = random.integers(0, 255, (n, 12, 12), dtype=np.uint8)
+        arrays[f"{split}_labels"] = random.integers(0, 2, (n, 3))
+    folder.mkdir()
+    np.savez(folder / "chest.npz", **arrays)
+    return folder
+
+
+def listed_findings(folder):
+    """As CheXpert: a column per finding, of which one cell is uncertain."""
+    photographs(folder)
+    rows = ["image,patient_id,hospital,effusion,nodule"]
+    for n, file in enumerate(sorted(folder.rglob("*.png"))):
+        cells = f"p{n // 2},{'ab'[n // 2 % 2]},{n % 2},{-1 if n == 3 else n // 3 % 2}"
+        rows.append(f"{file.relative_to(folder)},{cells}")
+    (folder / "list.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def luna(folder, scans=False, nested=False):
+    path, _ = LunaCohort(1, 4, (32, 32, 16), lookalikes=4, seed=2).ensure(folder)
+    (table,) = path.glob("candidates*.csv")
+    if nested:  # as its archives unpack, with the candidates of both years
+        subset = next(path.glob("subset*"))
+        (subset / subset.name).mkdir()
+        for file in [f for f in subset.iterdir() if f.is_file()]:
+            file.rename(subset / subset.name / file.name)
+        for name in ("candidates.csv", "candidates_V2.csv"):
+            if not (path / name).exists():
+                (path / name).write_bytes(table.read_bytes())
+    if scans:
+        table.unlink()
+    return path
+
+
+def old_nnunet(folder):
+    """nnU-Net's first version lists cases whose files have a number at the end."""
+    organ_layouts.write_nnunet(folder)
+    content = json.loads((folder / "dataset.json").read_text())
+    labels = {str(v): name for name, v in content["labels"].items()}
+    names = sorted(f.name for f in (folder / "labelsTr").iterdir())
+    pairs = [{"image": f"./imagesTr/{n}", "label": f"./labelsTr/{n}"} for n in names]
+    listed = {"modality": content["channel_names"], "labels": labels, "training": pairs}
+    (folder / "dataset.json").write_text(json.dumps(listed))
+    return folder
+
+
+def time_points(folder):
+    for n, (name, head) in enumerate(heads(8).items()):
+        write_challenge(folder, {f"BraTS-GLI-{n // 2:05d}-{n % 2:03d}": head}, "2023")
+        assert name
+    return folder
+
+
+def excel(folder):
+    path = table(folder)
+    text = path.read_text().replace(",", ";").replace(".", ",")
+    path.write_bytes(("sep=;\n" + text).encode("utf-8-sig"))
+    return path
+
+
+def no_header(folder):
+    """Cases and hospitals without a header line, as in half of all such files."""
+    series(folder)
+    lines = (folder / "centres.csv").read_text().splitlines()
+    (folder / "centres.csv").write_text("\n".join(lines[1:]) + "\n")
+    return folder
+
+
+def visits(folder):
+    """Two visits of each patient, masks with the values of BraTS, and a file of one case alone."""
+    for n in range(8):
+        image, label = organ_layouts.organs(n, (36, 36, 6))
+        case = folder / f"anna{n // 2}_v{n % 2}"
+        write_volume(case / "t1.nii.gz", image, affine())
+        label = np.where(label == 2, 4, label)
+        label[:2, :2, :2] = 2
+        write_volume(case / "seg.nii.gz", label, affine())
+    write_volume(folder / "anna0_v0" / "extra.nii.gz", image, affine())
+    return folder
+
+
 PATTERN = r"^(.*?\d+)[_-]"
+BRATS = {"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]}
 LAYOUTS = {  # the maker, the option of data=, and keys that are read off the files
     "table": (table, "csv", {"label": "outcome", "centre": "clinic"}),
     "measurements": (continuous, "csv", {"outcome": "continuous"}),
@@ -166,7 +252,36 @@ LAYOUTS = {  # the maker, the option of data=, and keys that are read off the fi
         {},
     ),
     "heart": (hearts, "heart", {"reader.centres": ["va"]}),
+    "Excel": (excel, "csv", {"label": "outcome", "centre": "clinic"}),
+    "findings": (chest, "medmnist", {"reader.classes": None}),
+    "a CSV of findings": (
+        listed_findings,
+        "image_table",
+        {
+            "reader.findings": ["effusion", "nodule"],
+            "reader.uncertain": "missing",
+            "reader.patient": "patient_id",
+            "reader.centre": "hospital",
+        },
+    ),
+    "LUNA16's annotations": (lambda f: luna(f, scans=True), "luna16_scans", {}),
+    "LUNA16 unpacked": (lambda f: luna(f, nested=True), "luna16", {"reader.candidates": None}),
+    "nnU-Net 1": (old_nnunet, "nnunet", {"patch_size": [16, 16]}),
+    "time points": (time_points, "brats_challenge", {"eval_every": 1}),
+    "no header": (no_header, "brats_folder", {"eval_every": 1}),
+    "visits": (
+        visits,
+        "brats_folder",
+        {
+            "reader.patient_pattern": PATTERN,
+            "reader.regions": BRATS,
+            "reader.modalities": {"t1": "t1.nii.gz"},
+        },
+    ),
 }
+TABLES = ("table", "measurements", "Excel")
+HOSPITALS = {"no header": "Basel 3, Bern 3", "time points": "none named", "Excel": "A 20, B 20"}
+PATIENTS = {"time points": 4, "visits": 4, "no header": 6, "a CSV of findings": 12}
 
 
 def guess(path, into, *given):
@@ -179,7 +294,7 @@ def guess(path, into, *given):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_guessed(layout, tmp_path, capsys):
     make, kind, keys = LAYOUTS[layout]
-    path = make(tmp_path / "own" if layout not in ("table", "measurements") else tmp_path)
+    path = make(tmp_path / "own" if layout not in TABLES else tmp_path)
     before = left_in(path if path.is_dir() else path.parent)
     config = guess(path, tmp_path / "into", "yes=true")
     shipped = load([f"data={kind}", "data.path=x"])
@@ -195,7 +310,10 @@ def test_a_layout_is_guessed(layout, tmp_path, capsys):
         assert node == value, key
     out = capsys.readouterr().out
     assert f"Train:   medfed train plugins={tmp_path / 'into'} experiment=mine" in out
-    assert " patients " in out.replace("\n", " ")
+    assert f"\npatients        {PATIENTS.get(layout, '')}" in out
+    assert f"\nhospitals       {HOSPITALS.get(layout, '')}" in out
+    lines = [line for line in out.splitlines() if line]
+    assert len({*lines}) == len(lines)  # each once
     made = [f for f in left_in(path if path.is_dir() else path.parent) if not f.startswith("into")]
     assert made == before
     described([f"plugins={tmp_path / 'into'}", "experiment=mine"])
@@ -217,7 +335,7 @@ STARTS = {
 @pytest.mark.parametrize("layout", STARTS)
 def test_training_starts_from_it(layout, tmp_path):
     make, _, _ = LAYOUTS[layout]
-    path = make(tmp_path / "own" if layout not in ("table", "measurements") else tmp_path)
+    path = make(tmp_path / "own" if layout not in TABLES else tmp_path)
     guess(path, tmp_path / "into", "yes=true")
     line = [f"plugins={tmp_path / 'into'}", "experiment=mine", *SMALL, *STARTS[layout]]
     summary, _ = trained(tmp_path / "run", *line)

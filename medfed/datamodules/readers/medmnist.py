@@ -2,7 +2,8 @@
 
 Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
 ``{train,val,test}_images``, uint8 (n, h, w), (n, h, w, 3) or (n, d, h, w), and
-``{train,val,test}_labels``, integers (n, 1).
+``{train,val,test}_labels``, integers (n, 1); of several findings per picture, as in ChestMNIST,
+0 or 1, (n, K), which ``model=findings`` learns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
+from medfed.common.errors import DataError, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import given_path
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
@@ -54,9 +55,12 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> Ima
     if lacking := [name for name in wanted if name not in arrays]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; it must hold {NPZ}.")
     labels = {split: _labels(path, split, arrays[f"{split}_labels"]) for split in SPLITS}
+    if len({of.shape[1:] for of in labels.values()}) > 1:
+        counts = few([f"{split} {of[:1].size}" for split, of in labels.items()])
+        raise DataError(f"{path}: the splits differ in labels per image ({counts}); mend the file.")
     joined = np.concatenate(list(labels.values()))
     names = _class_names(path, joined, classes)
-    if len(present := np.unique(joined)) < 2:
+    if len(present := np.unique(joined)) < 2 and joined.ndim == 1:
         only = f"only the class {names[present[0]]}" if len(present) else "no images"
         raise DataError(f"{path} has {only}; a classification needs images of two classes.")
     ids = [f"{split}_{n}" for split in SPLITS for n in range(len(labels[split]))]
@@ -66,7 +70,7 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> Ima
         channels=channel_names(images.shape[1]),
         classes=names,
         samples=Samples(
-            labels=joined,
+            labels=joined if joined.ndim == 1 else joined.astype(np.float32),
             num_classes=len(names),
             patients=ids,
             splits=[split for split in SPLITS for _ in labels[split]],
@@ -77,22 +81,21 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> Ima
 
 
 def _labels(path: Path, split: str, values: Bytes) -> Labels:
-    """(n,) class indices of one split."""
+    """(n,) class indices of one split, or (n, K) findings."""
     key = f"{path}, {split}_labels"
-    if values.ndim == 2 and values.shape[1] > 1:
-        raise DataError(
-            f"{key}: {values.shape[1]} labels per image; only one class per image can be learned."
-        )
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
-        raise DataError(f"{key}: {values.dtype} {values.shape} must be integers (n, 1).")
-    labels = values.reshape(-1).astype(np.int64)
+        raise DataError(f"{key}: {values.dtype} {values.shape} must be integers (n, 1) or (n, K).")
+    several = values.ndim == 2 and values.shape[1] > 1
+    labels = (values if several else values.reshape(-1)).astype(np.int64)
+    if several and labels.max(initial=0) > 1:
+        raise DataError(f"{key}: the finding {labels.max()} is unknown; known: 0 and 1.")
     if len(labels) and labels.min() < 0:
         raise DataError(f"{key}: the label {labels.min()} is negative; classes count from 0.")
     return labels
 
 
 def _class_names(path: Path, labels: Labels, classes: Sequence[str] | None) -> tuple[str, ...]:
-    count = int(labels.max(initial=-1)) + 1
+    count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
     if count > max(_MOST_CLASSES, len(classes or ())):
         raise DataError(
             f"{path} has labels up to {count - 1}; classes count from 0, and more than "
