@@ -30,7 +30,6 @@ from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, DataError, MedfedError, few
 from medfed.common.files import write_text, writing
 from medfed.config import allowed, compose, description, sections, spelling
-from medfed.config.paths import literal
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.readers import (
     case_folders,
@@ -72,8 +71,7 @@ def _folders(keys: Mapping[str, Any]) -> list[str]:
 
 def _plugins(keys: Mapping[str, Any], *more: str) -> list[str]:
     folders = [*_folders(keys), *more]
-    listed = f"[{','.join(map(literal, folders))}]" if len(folders) > 1 else "".join(folders)
-    return [f"plugins={listed}"] if folders else []
+    return [f"plugins={folders[0] if len(folders) == 1 else _written(folders)}"] if folders else []
 
 
 def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:

@@ -21,7 +21,7 @@ from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.splits import Split
-from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of
+from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of, suffix_of
 
 Regions = dict[str, tuple[int, ...]]
 
@@ -335,8 +335,8 @@ class NnunetReader(DatalistReader):
         if ending.lower() not in SUFFIXES:
             raise DataError(
                 f"{self._file} names the ending {ending}, but medfed reads nnU-Net's volumes alone "
-                f"({', '.join(SUFFIXES)}): for pictures use data=image_masks, whose folders images "
-                "and masks hold files of equal names."
+                f"({', '.join(SUFFIXES)}): for pictures use data=image_masks, which reads "
+                "imagesTr and labelsTr of pictures."
             )
         names = sorted(p.name for p in labels.glob(f"*{ending}") if is_visible(p.name))
         if not names:
@@ -446,9 +446,12 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
     usual = path / "dataset.json"
     if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
-        guess = looks.Guess("nnunet", path)
-        masks = sorted(f for f in (path / "labelsTr").glob("[!.]*") if stem_of(f) != f.name)
-        content, names = index[usual], [stem_of(f) for f in masks]
+        every = looks.visible(path / "labelsTr")
+        masks = [file for file in every if suffix_of(file)]
+        if any(map(looks.is_picture, every)):
+            return None  # image_masks reads them
+        guess, content = looks.Guess("nnunet", path), index[usual]
+        names = [stem_of(file) for file in masks]
     elif len(lists) > 1 and usual not in lists:
         return looks.several("datalist", path, lists)
     elif lists or path in index:

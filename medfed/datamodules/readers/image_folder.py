@@ -286,7 +286,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     below = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
     below = {name: files for name, files in below.items() if files}
     split = any(SPLIT_NAMES.get(name.lower()) == "train" for name in below)
-    if len(below) < 2 - split or {*below} >= {"images", "masks"} or {"imagesTr"} & {*below}:
+    masked = {*below} >= {"images", "masks"} or "imagesTr" in below
+    if len(below) < 2 - split or masked:
         return None
     guess = looks.Guess("image_folder", path)
     if masks := [m for name in below for m in pictures_in(path / name)[1]]:
