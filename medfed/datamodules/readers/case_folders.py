@@ -129,7 +129,8 @@ class FolderReader(CaseReader):
         """Hospital and official split by case, as the table says."""
         sheet = Sheet.read(Path(str(sites["file"])).expanduser())
         columns = [str(sites[key]) for key in ("case", "centre", "split") if sites.get(key)]
-        named = check_names("column", columns, sheet.columns, f"{sheet.path}: ")
+        where = f"{sheet.path}, data.reader.sites: "
+        named = check_names("column", columns, sheet.columns, where)
         cases, centres = (sheet.names(name) for name in named[:2])
         split = [sheet.known(name) for name in named[2:]]
         splits = open_training(official_splits(sheet, named[2], split[0])) if split else ()

@@ -91,7 +91,8 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
         if centre not in known:
             raise ConfigError(
                 f"data.reader.other_masks names {centre}, which is no centre"
-                f"{did_you_mean(centre, known)}; the centres are {few(sorted(known))}."
+                f"{did_you_mean(centre, known)}; the centres are {few(sorted(known))}: name "
+                "another, or set data.reader.other_masks=null."
             )
     replaced = []
     for pair in pairs:

@@ -305,18 +305,22 @@ def read_csv(
             raise ConfigError(
                 f"data.features names {answer}, which is {key}: the model would see the answer."
             )
-    where, columns = f"{path}: ", sheet.columns
-    roles = [c for c in (label, time, centre, patient, split) if c]
-    used = check_names("column", roles, columns, where)
-    used += check_names("column", drop, columns, where) if drop else ()
-    dates = [check_names("column", pair, columns, where) for pair in (ages or {}).items()]
+    roles = {**answers, "data.centre": centre, "data.patient": patient, "data.split": split}
+
+    def columns(key: str, names: Sequence[str]) -> tuple[str, ...]:
+        return check_names("column", names, sheet.columns, f"{path}, {key}: ")
+
+    used = sum((columns(key, [name]) for key, name in roles.items() if name), ())
+    columns("the roles", used)
+    used += columns("data.drop", drop) if drop else ()
+    dates = [columns("data.ages", pair) for pair in (ages or {}).items()]
     years = [f"years from {begin} to {end}" for end, begin in dates]
     sheet = sheet.aged(years)
     gone = {*used, *sum(dates, ())}
     names = tuple(c for c in sheet.columns if c not in gone)
     if features is not None:
         wanted = [*features, *(name for name in years if name not in features)]
-        names = check_names("column", wanted, sheet.columns, where)
+        names = columns("data.features", wanted)
     if unlabelled == "drop":
         both = positive is not None and negative is not None
         known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
