@@ -50,6 +50,7 @@ from medfed.run.prepare import LIKE
 USAGE = "medfed init FOLDER [yes=true] [name=NAME] [into=FOLDER] [KEY=VALUE ...]"
 READERS = (heart, luna16, datalist, medmnist, image_masks, image_folder, case_folders, table)
 _FILE = "configs/experiment/{}.yaml"
+_PLACE = ("data", "data.path")
 # What photographs of the retina have in their experiment, and others not.
 _PICTURES = {
     "partition": "auto",
@@ -153,8 +154,8 @@ class Interview:
         for key, question in new.items():
             self._asked.add(question.text)
             value, why = question.best, "a guess, as yes=true allows"
-            if not self.yes and (typed := _typed(question)) is not None:
-                value, why = _read_answer(key, typed, question), "answered"
+            if not self.yes and (answer := _answer(key, question)) is not None:
+                value, why = answer, "answered"
             elif not self.yes or value is None:
                 before = f"{self.open[key].text} " if key in self.open else ""
                 self.open[key] = question._replace(text=before + question.text)
@@ -167,15 +168,14 @@ class Interview:
 
     def close(self, error: MedfedError | None = None) -> None:
         """Raises the error, or that questions are open, after printing what there is to answer."""
-        for key, (text, best, choices) in self.open.items():
-            some = f" ({few(choices, 12)})" if choices else ""
-            otherwise = "" if best is None else f", or take {_written(best)} by yes=true"
-            self.say(f"{text}{some} Answer by {key}=VALUE{otherwise}.")
-        if self.answers and not self.yes and (error or self.open):
-            settled = {k: v for k, v in self.answers.items() if k not in self.open}
-            if settled:
-                said = shlex.join(f"{key}={_written(value)}" for key, value in settled.items())
-                self.say(f"You have answered: {said}")
+        for key, question in self.open.items():
+            otherwise = f", or take {_written(question.best)} by yes=true"
+            otherwise *= question.best is not None
+            self.say(f"{_shown(question)} Answer by {key}=VALUE{otherwise}.")
+        settled = {k: v for k, v in self.answers.items() if k not in self.open}
+        if settled and not self.yes and (error or self.open):
+            said = shlex.join(f"{key}={_written(value)}" for key, value in settled.items())
+            self.say(f"You have answered: {said}")
         if self.open:
             count = f"{len(self.open)} question{'s are' if len(self.open) > 1 else ' is'} open"
             keys = " ".join(f"{key}=VALUE" for key in self.open)
@@ -184,28 +184,28 @@ class Interview:
             raise error
 
 
-def _typed(question: Question) -> str | None:
-    """What the user types; None for nothing, or without a terminal."""
-    if not sys.stdin.isatty():
-        return None
-    some = f" ({few(question.choices, 12)})" if question.choices else ""
-    best = "" if question.best is None else _written(question.best)
-    with suppress(EOFError):
-        return input(f"{question.text}{some} [{best}] ").strip() or best or None
-    return None
+def _shown(question: Question) -> str:
+    return question.text + f" ({few(question.choices, 12)})" * bool(question.choices)
 
 
-def _read_answer(key: str, typed: str, question: Question) -> Any:
-    """The value that the user means, in the spelling of a command line."""
-    if typed in question.choices:
-        return [typed] if isinstance(question.best, list) else typed
+def _answer(key: str, question: Question) -> Any:
+    """What the user answers, in the spelling of a command line; None without a terminal."""
+    best = question.best
+    try:
+        asked = "" if best is None else _written(best)
+        typed = input(f"{_shown(question)} [{asked}] ").strip() if sys.stdin.isatty() else None
+    except EOFError:
+        typed = None
+    if not typed or typed in question.choices:
+        choice = [typed] if typed and isinstance(best, list) else typed
+        return best if typed == "" else choice
     value: Any = typed
     with suppress(ConfigError):
         (read,) = compose.parse(spelling.hydra_spelling([f"{key}={typed}"]), "The answer")
-        value = typed if read.is_sweep_override() else read.value()
-    if isinstance(question.best, list) and isinstance(value, str) and value != "null":
-        return [word.strip() for word in value.strip("[]").split(",")]
-    return value
+        value = typed.split(",") if read.is_sweep_override() else read.value()
+    if isinstance(best, list) and isinstance(value, str):
+        value = value.strip("[]").split(",")
+    return [str(v).strip() for v in value] if isinstance(value, list) else value or "null"
 
 
 def _written(value: Any) -> str:
@@ -248,22 +248,19 @@ def module(guess: Guess, keys: Mapping[str, Any], name: str) -> tuple[Any, Feder
         return asked, compose.build(asked.data)
 
 
-Facts = list[tuple[str, object, str]]
-
-
-def examined(
-    guess: Guess, given: Mapping[str, Any], name: str
-) -> tuple[dict[str, Any], Facts, dict[str, Question], list[str]]:
-    """Reads patients and first cases as training will.
+def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
+    """Reads patients and first cases as training will; asks, and says what it finds.
 
     Returns:
-        The keys of the experiment, what was found, questions that this raises, and remarks.
+        The keys of the experiment.
 
     Raises:
         MedfedError: If training could not read them.
     """
-    keys = {k: v for k, v in {**guess.keys, **given}.items() if k not in ("data", "data.path")}
-    facts: Facts = []
+    answers = {k: v for k, v in talk.answers.items() if v is not None}
+    keys = {**guess.keys, **answers, **talk.given}
+    keys = {k: v for k, v in keys.items() if k not in _PLACE}
+    facts: list[tuple[str, object, str]] = []
     asked, data = module(guess, keys, name)
     if isinstance(data, SegmentationDataModule):
         every = [case for p in data.scans.patients() for case in data.scans.cases_of(p)]
@@ -271,8 +268,8 @@ def examined(
             counts = ", ".join(f"{channel} {n}" for channel, n in lacking.items())
             text = f"Of {len(every)} cases some lack a contrast ({counts}): take them?"
             question = Question(text, "zero", ("zero", "error"))
-            if "data.reader.missing" not in keys:
-                return keys, facts, {"data.reader.missing": question}, []
+            if talk.settle({"data.reader.missing": question}):
+                return examined(guess, talk, name)
         shapes = [data.scans.shape(case) for case in every[:FIRST]]
         side = max(8, min(min(shape[:2]) for shape in shapes) // 16 * 16)
         keys.setdefault("data.patch_size", [min(side, n) for n in data.patch_size or ()])
@@ -288,14 +285,15 @@ def examined(
     if asked.rounds < asked.evaluation.every and "evaluation.every" not in keys:
         keys["evaluation.every"] = 1
         facts.append(("evaluation.every", 1, f"there are {asked.rounds} rounds"))
-    asks: dict[str, Question] = {}
     if isinstance(data, TabularDataModule) and data.outcome == "classes":
         table = data.table
         alone, _ = leaks(table.names, table.categories, table.features, table.labels)
         if alone:
             text = f"Columns that alone predict the label (AUROC): {few([*alone.values()], 8)}."
             drop = [*(keys.get("data.drop") or []), *alone]
-            asks["data.drop"] = Question(f"{text} Leave them out?", drop, (NO,))
+            question = Question(f"{text} Leave them out?", drop, (NO,))
+            if talk.settle({"data.drop": question}):
+                return examined(guess, talk, name)
     data.plan()
     patients = list(data.patients.values())
     centres = Counter(p.centre for p in patients if p.centre is not None and not p.invented)
@@ -307,15 +305,15 @@ def examined(
         "hospitals": [f"{c} {n}" for c, n in centres.items()] or ["none named"],
         "official splits": [f"{s} {n}" for s, n in splits.items()] or ["none"],
     }
-    facts += [(what, few(of, 12), "as training reads it") for what, of in names.items()]
-    remarks = [*(account.sentence() for account in data.accounts), *map(str, data.remarks)]
-    return keys, facts, asks, remarks
+    talk.tell(facts + [(w, few(of, 12), "as training reads it") for w, of in names.items()])
+    talk.say(*(account.sentence() for account in data.accounts), *map(str, data.remarks))
+    return keys
 
 
 def _asked_by(error: MedfedError) -> dict[str, Question]:
     """The question that an error is, if its sentence names a key of the data."""
     for key, value in _KEY.findall(str(error)):
-        if key not in ("data.path", "data.reader", "data.header"):
+        if key not in (*_PLACE, "data.reader", "data.header"):
             return {key: Question(str(error), None, (value,) if value else ())}
     return {}
 
@@ -335,11 +333,7 @@ def interviewed(
                     continue
                 if any(question.best is None for question in talk.open.values()):
                     talk.close()
-                keys, facts, asks, remarks = examined(guess, talk.keys, name)
-                if talk.settle(asks):
-                    continue
-                talk.tell(facts)
-                talk.say(*remarks)
+                keys = examined(guess, talk, name)
                 talk.close()
                 return guess, talk, keys
             except MedfedError as error:

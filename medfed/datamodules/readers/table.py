@@ -558,7 +558,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         return looks.several("csv", path, tables)
     if not tables or path.suffix in (".npz", ".json") or looks.index_of(tables[0]):
         return None
-    sheet = looks.sheet_of(tables[0])
+    header = answers.get("data.header")
+    sheet = Sheet.read(tables[0], header) if header else looks.sheet_of(tables[0])
     sheet = replace(sheet, missing=missing_words(answers.get("data.missing") or ()))
     guess = looks.Guess("csv", tables[0], sure=path.is_file())
     if all(as_number(name) < float("inf") for name in sheet.columns):
