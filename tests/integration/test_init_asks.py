@@ -97,6 +97,22 @@ def from_windows(folder):
     return folder
 
 
+def listed_hospitals(folder):
+    """A list whose entries name patient and hospital by other words."""
+    return organ_layouts.write_datalist(
+        folder, entry=lambda n: {"subject": f"p{n // 2}", "Klinik": "ab"[n // 2 % 2]}
+    )
+
+
+def hospitals_in_names(folder):
+    for n in range(4):
+        image, label = organ_layouts.organs(n)
+        case = folder / f"{('basel', 'bern')[n % 2]}{n}"
+        write_volume(case / "t1.nii.gz", image, affine())
+        write_volume(case / "seg.nii.gz", label, affine())
+    return folder
+
+
 def no_masks(folder):
     organ_layouts.write_nnunet(folder)
     (folder / "labelsTr" / "organ_00.nii.gz").unlink()
@@ -151,6 +167,18 @@ CASES = {  # the maker, and what is said
     "pictures as nnU-Net's": (as_nnunet, "image_masks at ", "patients 6 ", "mask values [1]"),
     "more volumes": (more_volumes, "holds 3 volumes", "but 1 is named"),
     "a list of Windows": (from_windows, "datalist at ", "patients 3 "),
+    "words of a list": (
+        listed_hospitals,
+        "centre Klinik (probably",
+        "patient subject (probably",
+        "hospitals a 2, b 1",
+        "patients 3 ",
+    ),
+    "hospitals in names": (
+        hospitals_in_names,
+        "data.reader.centre_pattern None (a guess",
+        "hospitals none named",
+    ),
     "no masks": (no_masks, "no mask in labelsTr and are left out: organ_00", "patients 5 "),
     "a list without labels": (no_labels, "mask values [1, 2]", "labels label_1, label_2"),
     "two masks": (other_names, "Which file of a case is the mask? (label.nii.gz, mask.nii.gz)"),
@@ -294,6 +322,15 @@ def test_a_plug_in_reader_takes_part(tmp_path, capsys):
     config = load([f"plugins=[{plugin},{tmp_path / 'into'}]", f"experiment={file.stem}"])
     assert config.data.reader["_target_"] == "sheets_of_ours.read_sheets"
     assert "patients        40" in out
+
+
+def test_hospitals_in_the_names_of_cases_are_asked_about(tmp_path, monkeypatch):
+    path = hospitals_in_names(tmp_path / "own")
+    said = refused(tmp_path, path)
+    assert "Do the names of cases begin with the hospital (basel, bern)?" in said
+    answering(monkeypatch, hospital="^([a-z]+)[0-9]")
+    data = guess(path, tmp_path / "into").data
+    assert data.reader.centre_pattern == "^([a-z]+)[0-9]"
 
 
 def test_what_two_readers_take_is_asked(tmp_path):

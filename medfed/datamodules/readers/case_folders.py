@@ -9,6 +9,7 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -170,6 +171,7 @@ def is_visible_folder(path: Path) -> bool:
     return path.is_dir() and is_visible(path.name)
 
 
+_PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning of a folder's name, if it is the hospital
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
 
 
@@ -263,6 +265,10 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     best = masks[0] if len(masks) == 1 else None
     mask = answers.get("data.reader.label", best)
     guess.ask_patients([folder.name for folder in of])
+    places = Counter(m[1] for m in (re.match(_PLACE, folder.name) for folder in of) if m)
+    if places.total() == len(of) and 1 < len(places) <= len(of) / 2:
+        text = f"Do the names of cases begin with the hospital ({few([*places], 6)})?"
+        guess.ask("data.reader.centre_pattern", text, "null", (_PLACE, looks.NO))
     if best is None:
         guess.ask(
             "data.reader.label", "Which file of a case is the mask?", None, masks or [*patterns]

@@ -21,6 +21,7 @@ from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.splits import Split
+from medfed.standalone.csv_files import Sheet
 from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of, suffix_of
 
 Regions = dict[str, tuple[int, ...]]
@@ -459,15 +460,20 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess, content = looks.Guess("datalist", path if file == usual else file), index[file]
         entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
-        images = [_first(e) for e in entries if "patient" not in e]
-        names = [re.sub(r"_0000$", "", stem_of(Path(image))) for image in images if image]
+        images = filter(None, map(_first, entries))
+        names = [re.sub(r"_0000$", "", stem_of(Path(image))) for image in images]
+        columns = sorted({k for e in entries for k, v in e.items() if isinstance(v, str | int)})
+        rows = [[str(e.get(column, "")) for column in columns] for e in entries]
+        sheet, others = Sheet(file, columns, rows), ("image", "label", "fold")
+        looks.roles(guess, sheet, "data.reader.", answers, others)
     else:
         return None
-    guess.ask_patients(names)
+    if "data.reader.patient" not in guess.keys:
+        guess.ask_patients(names)
     named = content.get("modality")
     channels = {str(c).lower() for c in named.values()} if isinstance(named, Mapping) else set()
     if guess.data == "datalist" and guess.path == path and channels == _BRAIN:
-        guess.data = "brats"
+        guess = looks.Guess("brats", path)
         guess.asks["data.reader.regions"] = looks.brats_regions()
     elif "labels" not in content and masks:
         looks.regions(guess, masks)
