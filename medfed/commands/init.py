@@ -31,16 +31,6 @@ from medfed.common.errors import ConfigError, DataError, MedfedError, few
 from medfed.common.files import write_text, writing
 from medfed.config import allowed, compose, description, sections, spelling
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.readers import (
-    case_folders,
-    datalist,
-    heart,
-    image_folder,
-    image_masks,
-    luna16,
-    medmnist,
-    table,
-)
 from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.columns import leaks
@@ -48,7 +38,8 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.prepare import LIKE
 
 USAGE = "medfed init FOLDER [yes=true] [name=NAME] [into=FOLDER] [KEY=VALUE ...]"
-READERS = (heart, luna16, datalist, medmnist, image_masks, image_folder, case_folders, table)
+READERS = ("heart", "luna16", "datalist", "medmnist", "image_masks", "image_folder")
+READERS += ("case_folders", "table")
 _FILE = "configs/experiment/{}.yaml"
 _PLACE = ("data", "data.path")
 # What photographs of the retina have in their experiment, and others not.
@@ -82,14 +73,17 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
         DataError: If it is nothing that a reader takes.
     """
     path = path / str(answers.get("data.path", ""))
-    guesses = [g for r in READERS if (g := r.looks_like(path, answers)) is not None]
+    modules = [("", f"medfed.datamodules.readers.{name}") for name in READERS]
     for folder in _folders(answers):
         for file in sorted(allowed.yamls_of(Path(folder)).glob("data/*.yaml")):
-            reader = compose.load([f"plugins={folder}", f"data={file.stem}"]).data.get("reader")
-            module = importlib.import_module(reader["_target_"].rpartition(".")[0])
-            if found := getattr(module, "looks_like", lambda *_: None)(path, answers):
-                found.data = found.data or file.stem
-                guesses.append(found)
+            made = compose.load([f"plugins={folder}", f"data={file.stem}"]).data.get("reader")
+            modules.append((file.stem, str(made["_target_"]).rpartition(".")[0]))
+    guesses: list[Guess] = []
+    for name, module_name in modules:
+        looks_like = getattr(importlib.import_module(module_name), "looks_like", lambda *_: None)
+        if (found := looks_like(path, answers)) is not None:
+            found.data = found.data or name
+            guesses.append(found)
     sure = [g for g in guesses if g.sure] or guesses
     if not sure:
         raise DataError(f"{path} has no table and no layout that docs/data.md names; name another.")
@@ -286,8 +280,8 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
         keys["evaluation.every"] = 1
         facts.append(("evaluation.every", 1, f"there are {asked.rounds} rounds"))
     if isinstance(data, TabularDataModule) and data.outcome == "classes":
-        table = data.table
-        alone, _ = leaks(table.names, table.categories, table.features, table.labels)
+        of = data.table
+        alone, _ = leaks(of.names, of.categories, of.features, of.labels)
         if alone:
             text = f"Columns that alone predict the label (AUROC): {few([*alone.values()], 8)}."
             drop = [*(keys.get("data.drop") or []), *alone]
