@@ -30,7 +30,6 @@ from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, DataError, MedfedError, few
 from medfed.common.files import write_text, writing
 from medfed.config import allowed, compose, description, sections, spelling
-from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.columns import leaks
@@ -38,8 +37,8 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.prepare import LIKE
 
 USAGE = "medfed init FOLDER [yes=true] [name=NAME] [into=FOLDER] [KEY=VALUE ...]"
-READERS = ("heart", "luna16", "datalist", "medmnist", "image_masks", "image_folder")
-READERS += ("case_folders", "table")
+READERS = ["heart", "luna16", "datalist", "medmnist", "image_masks", "image_folder"]
+READERS += ["case_folders", "table"]
 _FILE = "configs/experiment/{}.yaml"
 _PLACE = ("data", "data.path")
 # What photographs of the retina have in their experiment, and others not.
@@ -87,7 +86,7 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
     sure = [g for g in guesses if g.sure] or guesses
     if not sure:
         raise DataError(f"{path} has no table and no layout that docs/data.md names; name another.")
-    chosen = next((g for g in guesses if g.data == answers.get("data")), sure[0])
+    chosen: Guess = next((g for g in guesses if g.data == answers.get("data")), sure[0])
     if len(sure) > 1:
         names = [g.data for g in sure]
         chosen.asks["data"] = Question("What is it?", sure[0].data, names)
@@ -234,7 +233,7 @@ def experiment(guess: Guess, keys: Mapping[str, Any], name: str, said: Sequence[
     return f"# @package _global_\n# medfed init took:\n{head}{description.as_yaml(content)}"
 
 
-def module(guess: Guess, keys: Mapping[str, Any], name: str) -> tuple[Any, FederatedDataModule]:
+def module(guess: Guess, keys: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     """Builds the description and the data module of training."""
     with tempfile.TemporaryDirectory() as folder:
         write_text(Path(folder, _FILE.format(name)), experiment(guess, keys, name))

@@ -248,12 +248,13 @@ def _labels(client: ClientData, kind: str, classes: int) -> tuple[Floats | None,
     joined = {s: np.concatenate(of) for s, of in labels.items() if of}
     for split, of in joined.items():
         if kind == "findings":
-            counts[split] = (of == 1).sum(0)
+            count = (of == 1).sum(0)
         elif kind == "outcome":
-            counts[split] = np.array([len(of)])
+            count = np.array([len(of)])
         else:
             column = of[:, 1] if kind == "survival" else of
-            counts[split] = np.bincount(column.astype(int), minlength=classes)
+            count = np.bincount(column.astype(int), minlength=classes)
+        counts[split] = count.astype(np.float64)
     return np.concatenate(list(joined.values())), counts
 
 
@@ -269,9 +270,9 @@ def _after(
         return [float(np.mean([sum(p.counts or ()) for p in patients]))]
     if labels is None:
         shape = client.train["label"].shape
-        return (counts["train"] / float(np.prod([shape[0], *shape[2:]]))).tolist()
+        return [*map(float, counts["train"] / float(np.prod([shape[0], *shape[2:]])))]
     if kind == "findings":
-        return np.nan_to_num(mean_of_known(labels, 0)).tolist()
+        return [*map(float, np.nan_to_num(mean_of_known(labels, 0)))]
     if kind == "outcome":
         return [float(np.mean(labels))]
     return _shares(np.sum([of for of in counts.values() if len(of)], axis=0))

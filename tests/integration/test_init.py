@@ -24,6 +24,7 @@ from tests.datamodules.picture_files import cohort, picture
 from tests.datamodules.volume_files import affine, write_volume
 from tests.integration.runs import ROOT, UNDRAWN, left_in
 from tests.integration.runs import run as trained
+from tests.integration.test_findings import NETWORK
 
 REAL = Path(os.environ.get("MEDFED_SHARED", ROOT.parent / "shared")) / "data"
 
@@ -329,6 +330,12 @@ STARTS = {
     "DICOM": UNET,
     "absent contrasts": UNET,
     "a list": UNET,
+    "visits": UNET,
+    "findings": (
+        "~model.network",
+        "+model.network=" + NETWORK.replace("out_channels: 2", "out_channels: 3"),
+        "model.personal=[head.*]",
+    ),
 }
 
 
