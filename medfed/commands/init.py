@@ -51,7 +51,7 @@ _PICTURES = {
 _EXPERIMENTS = {"image_masks": "retina_pfednet", "luna16_scans": "luna16_detection"}
 # The experiment of data without one of their own, by their kind.
 _BASES = {"TabularDataModule": "clinical", "ImageDataModule": "medmnist"}
-_KEY = re.compile(r"(?<![\w/])(data\.(?:reader\.)?\w+)(?:=([^\s;,.()]+))?")  # that a sentence names
+_KEY = re.compile(r"(?<![\w/])(data\.(?:reader\.)?\w+)(?:=(\[[^\]]*\]|[\w.-]*\w))?")
 
 
 def _folders(keys: Mapping[str, Any]) -> list[str]:
@@ -307,7 +307,8 @@ def _asked_by(error: MedfedError) -> dict[str, Question]:
     """The question that an error is, if its sentence names a key of the data."""
     for key, value in _KEY.findall(str(error)):
         if key not in (*_PLACE, "data.reader", "data.header"):
-            return {key: Question(str(error), None, (value,) if value else ())}
+            such = () if not value or value.isupper() else (value,)  # COLUMN stands for a name
+            return {key: Question(str(error), None, such)}
     return {}
 
 

@@ -266,6 +266,28 @@ def test_answers_are_kept_where_it_stops(tmp_path, monkeypatch):
     assert len(asked) == 1
 
 
+def test_columns_without_names_are_asked_for(tmp_path, monkeypatch):
+    path = rows_of(tmp_path, "61.5,1,0", lambda n: (ages(n), f"{n % 4}", f"{n % 3 > 1:d}"))
+    said = refused(tmp_path, path, "yes=true")
+    assert "The first line holds numbers. What are the names of the columns?" in said
+    answering(monkeypatch, columns="age,stage,ill", label="ill")
+    data = guess(path, tmp_path / "into").data
+    assert (data.header, data.label) == (["age", "stage", "ill"], "ill")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"a,b\n", b"PK\x03\x04", b"\x89PNG", b"{", b"[1]", b"\x1f\x8b", b"\xff\xfe\0"],
+    ids=repr,
+)
+@pytest.mark.parametrize("ending", ["csv", "json", "npz", "png", "nii.gz", "dcm", "xlsx", "data"])
+def test_no_file_is_more_than_one_sentence(content, ending, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / f"a.{ending}").write_bytes(content)
+    for path in (tmp_path / "own", tmp_path / "own" / f"a.{ending}"):
+        assert "unexpected" not in refused(tmp_path, path, "yes=true")
+
+
 def test_answers_have_the_spelling_of_the_command_line(tmp_path, monkeypatch):
     path = with_column(tmp_path, "Ort", ["Nord", "Süd"])
     lines = path.read_text("utf-8").splitlines()

@@ -25,6 +25,8 @@ from medfed.datamodules.splits import Split
 from medfed.standalone import csv_files
 from medfed.standalone.csv_files import Categories, Limits, Sheet, as_number, missing_words
 from medfed.standalone.names import alike, code_among, fold, tidy
+from medfed.standalone.pictures import SUFFIXES
+from medfed.standalone.volumes import is_volume
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
@@ -556,7 +558,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     tables = [path] if path.is_file() else [f for f in tables if f.name != "centres.csv"]
     if len(tables) > 1:
         return looks.several("csv", path, tables)
-    if not tables or path.suffix in (".npz", ".json") or looks.index_of(tables[0]):
+    other = path.suffix.lower() in (".npz", ".json", *SUFFIXES, ".gz") or is_volume(path)
+    if not tables or other or looks.index_of(tables[0]):
         return None
     header = answers.get("data.header")
     sheet = Sheet.read(tables[0], header) if header else looks.sheet_of(tables[0])
