@@ -333,7 +333,8 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
     facts = {**said, **given}
     if getattr(data, "findings", False) != ("findings" in config.model):
         raise ConfigError(
-            "model=findings and data.reader.findings=[...] need each other; set both."
+            "model=findings and pictures of several findings need each other; set both, of a CSV "
+            "by data.reader.findings=[...]."
         )
     if getattr(data, "survival", False) != ("cuts" in config.model):
         raise ConfigError("model=survival and data.outcome=survival need each other; set both.")

@@ -39,35 +39,6 @@ _EVENTS = ("no event", "event")
 _COLUMNS = 6  # classes with a column each; more share one column
 
 
-def count_labels(block: Block, num_classes: int) -> Tensor:
-    """Counts the labels of a block.
-
-    Args:
-        block: ``label`` is (N,) int64 for K classes, (N,) floats for an outcome, (N, K) for
-            findings, (N, 2) float64 for times and events, or (N, R, *spatial) for regions.
-        num_classes: K or R.
-
-    Returns:
-        (K,) samples, (1,) samples with an outcome, or (R,) voxels, int64.
-
-    Example:
-        >>> count_labels({"label": torch.tensor([0, 2, 2])}, 3)
-        tensor([1, 0, 2])
-        >>> count_labels({"label": torch.tensor([[[[0, 1], [1, 1]]]])}, 1)
-        tensor([3])
-    """
-    label = label_of(block)
-    if label.ndim == 1 and label.is_floating_point():
-        return torch.tensor([len(label)])
-    if label.ndim == 1:
-        return torch.bincount(label, minlength=num_classes)
-    if label.ndim == 2:
-        if is_survival(label.numpy()):
-            return torch.bincount(label[:, 1].long(), minlength=2)
-        return (label == 1).sum(0)
-    return label.bool().transpose(0, 1).flatten(1).sum(dim=1)
-
-
 def label_of(block: Block) -> Tensor:
     """Returns the labels of a block; reads them if they are not in memory."""
     label = block["label"]
@@ -232,64 +203,79 @@ def _had(
     names: Sequence[str],
 ) -> Had:
     """What one client has; ``of`` are the patients of each centre."""
-    patients, classes = data.patients, len(names)
-    clients_patients = [patients[i] for ids in plan.patients.values() for i in ids]
-    centres = {p.centre for p in clients_patients}
-    pool = (
-        of[next(iter(centres))]
-        if len(centres) == 1 and None not in centres
-        else [p for p in patients.values() if None in centres or p.centre in centres]
-    )
-    blocks: dict[Split, Iterable[Block]] = {"train": [client.train], **client.evaluation}
-    counts = {s: _label_counts(client, s, blocks[s], kind, classes) for s in SPLITS}
+    every, classes = [data.patients[i] for ids in plan.patients.values() for i in ids], len(names)
+    centres = {p.centre for p in every}
+    known = data.patients.values() if None in centres else [p for c in centres for p in of[c]]
+    pool, outlined = list(known), plan.annotated or names
+    labels, counts = _labels(client, kind, classes)
     if plan.label_order is not None:  # back to the order of the data
-        kept = {s: of for s, of in counts.items() if len(of)}
-        counts = {s: of[list(plan.label_order)] for s, of in kept.items()}
-    if kind in ("classes", "survival"):
-        after = _shares(np.sum(list(counts.values()), axis=0))
-    elif kind == "regions":
-        shape = client.train["label"].shape
-        after = (counts["train"] / float(np.prod([shape[0], *shape[2:]]))).tolist()
-    elif kind == "boxes":
-        after = [float(np.mean([sum(p.counts or ()) for p in clients_patients]))]
-    elif kind == "findings":
-        every = np.concatenate([label_of(b).numpy() for s in SPLITS for b in blocks[s]])
-        after = np.nan_to_num(mean_of_known(every, 0)).tolist()
-    else:
-        after = [float(np.mean([v for s in SPLITS for b in blocks[s] for v in label_of(b)]))]
-    whole = kind in ("regions", "boxes")
-    samples = None if whole else sum(b["image"].shape[0] for s in SPLITS for b in blocks[s])
-    known = plan.annotated or names
+        counts = {s: of[list(plan.label_order)] for s, of in counts.items() if len(of)}
     return Had(
-        patients=len(clients_patients),
+        patients=len(every),
         of=len(pool),
-        samples=samples,
-        samples_of=int(sum(_counted(clients_patients, classes))) or None,
+        samples=None if labels is None else len(labels),
+        samples_of=int(sum(_counted(every, classes))) or None,
         splits={split: len(plan.patients[split]) for split in SPLITS},
         removed=[n for n, has in zip(data.plan_names, plan.channels, strict=True) if not has],
         before=_shares(_counted(pool, classes)),
-        after=after,
+        after=_after(client, kind, every, labels, counts),
         missing={
-            split: [n for n, c in zip(names, some, strict=True) if not c and n in known]
+            split: [n for n, c in zip(names, some, strict=True) if not c and n in outlined]
             for split, some in counts.items()
             if kind != "outcome" and some.any()
         },
-        notes=list(_notes(data, client, plan)),
+        notes=list(_notes(data, client, plan, labels if kind == "survival" else None)),
         annotated=None if plan.annotated is None else list(plan.annotated),
     )
 
 
-def _label_counts(
-    client: ClientData, split: Split, blocks: Iterable[Block], kind: str, num_classes: int
-) -> Floats:
-    """(K,) samples per class, or voxels per region; empty if that needed reading volumes."""
-    if kind == "regions" and split == "train":
-        return client.label_counts[1:].numpy().astype(np.float64)
-    if kind == "boxes" or (kind == "regions" and not isinstance(blocks, list)):
-        return np.empty(0)
-    counts = [count_labels(block, num_classes).numpy() for block in blocks]
-    total: Floats = np.sum([np.zeros(num_classes), *counts], axis=0)
-    return total
+def _labels(client: ClientData, kind: str, classes: int) -> tuple[Floats | None, dict[str, Floats]]:
+    """All labels of a client, and of each split the samples per class, or voxels per region.
+
+    Volumes have no labels here, and no counts where that needed reading them.
+    """
+    blocks: dict[Split, Iterable[Block]] = {"train": [client.train], **client.evaluation}
+    counts: dict[str, Floats] = dict.fromkeys(SPLITS, np.empty(0))
+    if kind == "regions":
+        counts["train"] = client.label_counts[1:].numpy().astype(np.float64)
+        for split in SPLITS[1:]:
+            if isinstance(block := blocks[split], list):
+                sums = [label_of(b).bool().transpose(0, 1).flatten(1).sum(1) for b in block]
+                counts[split] = np.sum([np.zeros(classes), *(of.numpy() for of in sums)], axis=0)
+    if kind in ("regions", "boxes"):
+        return None, counts
+    labels = {s: [label_of(b).numpy() for b in blocks[s]] for s in SPLITS}
+    joined = {s: np.concatenate(of) for s, of in labels.items() if of}
+    for split, of in joined.items():
+        if kind == "findings":
+            count = (of == 1).sum(0)
+        elif kind == "outcome":
+            count = np.array([len(of)])
+        else:
+            column = of[:, 1] if kind == "survival" else of
+            count = np.bincount(column.astype(int), minlength=classes)
+        counts[split] = count.astype(np.float64)
+    return np.concatenate(list(joined.values())), counts
+
+
+def _after(
+    client: ClientData,
+    kind: str,
+    patients: Sequence[Patient],
+    labels: Floats | None,
+    counts: Mapping[str, Floats],
+) -> list[float]:
+    """See `Had.after`."""
+    if kind == "boxes":
+        return [float(np.mean([sum(p.counts or ()) for p in patients]))]
+    if labels is None:
+        shape = client.train["label"].shape
+        return [*map(float, counts["train"] / float(np.prod([shape[0], *shape[2:]])))]
+    if kind == "findings":
+        return [*map(float, np.nan_to_num(mean_of_known(labels, 0)))]
+    if kind == "outcome":
+        return [float(np.mean(labels))]
+    return _shares(np.sum([of for of in counts.values() if len(of)], axis=0))
 
 
 def _counted(patients: Sequence[Patient], num_classes: int) -> Floats:
@@ -305,12 +291,13 @@ def _shares(counts: Floats) -> list[float]:
     return (counts / total).tolist() if total else []
 
 
-def _notes(data: FederatedDataModule, client: ClientData, plan: ClientPlan) -> Iterator[str]:
+def _notes(
+    data: FederatedDataModule, client: ClientData, plan: ClientPlan, survival: Floats | None
+) -> Iterator[str]:
     if client.id in data.kept_out:
         yield "joins after training"
-    if _kind(client) == "survival":
-        blocks = [client.train, *(b for s in SPLITS[1:] for b in client.evaluation[s])]
-        time, event = np.concatenate([label_of(b).numpy() for b in blocks]).T
+    if survival is not None:
+        time, event = survival.T
         times, _, curve = kaplan_meier(time, event, np.ones((1, len(time))), of_censoring=True)
         median = times[curve[0] <= 0.5]
         often = f"{median[0]:.4g}" if len(median) else f"above {time.max():.4g}"
@@ -463,26 +450,21 @@ def _missing(had: Had) -> Iterator[str]:
 
 def _ranges(cohort: CohortRecord) -> Iterator[str]:
     """The content of the table in sentences, for many clients."""
-    had = cohort.clients
-    parts = [f"{len(had)} clients have {cohort.used:,} of {cohort.patients:,} patients"]
-    parts += [f"{span(h.patients for h in had.values())} each"]
-    parts += [f"{span(h.splits[s] for h in had.values())} in {s}" for s in SPLITS]
-    yield f"{', '.join(parts)}."
+    had = list(cohort.clients.values())
+    counts = {"each": [h.patients for h in had]}
+    counts |= {f"in {s}": [h.splits[s] for h in had] for s in SPLITS}
+    ranges = ", ".join(f"{span(of)} {where}" for where, of in counts.items())
+    yield f"{len(had)} clients have {cohort.used:,} of {cohort.patients:,} patients, {ranges}."
     title, shown = _prevalence(cohort)
-    if all(h.after for h in had.values()):
-        order = sorted(had.values(), key=lambda h: h.after[-1])
-        ends = [shown([], h.after) for h in (order[0], order[-1])]
-        yield f"{title}: from {ends[0]} to {ends[1]}; in the whole data: {shown(cohort.whole, [])}."
-    lists = {
-        "lack channels": [n for n, h in had.items() if h.removed],
-        "have simulated scanners, renamed labels or another note": [
-            n for n, h in had.items() if h.notes
-        ],
-        "lack a class or all patients in some split": [
-            n for n, h in had.items() if list(_missing(h))
-        ],
-    }
-    for what, names in lists.items():
-        if names:
+    if all(h.after for h in had):
+        order = sorted((h.after for h in had), key=lambda after: after[-1])
+        low, high, whole = (shown([], of) for of in (order[0], order[-1], cohort.whole))
+        yield f"{title}: from {low} to {high}; in the whole data: {whole}."
+    for what, has in (
+        ("lack channels", lambda h: h.removed),
+        ("have simulated scanners, renamed labels or another note", lambda h: h.notes),
+        ("lack a class or all patients in some split", lambda h: list(_missing(h))),
+    ):
+        if names := [name for name, h in cohort.clients.items() if has(h)]:
             yield f"{len(names)} {what}: {few(names, 5)}."
     yield f"{FILE} lists every client."

@@ -485,6 +485,16 @@ def like_a_number(text: str) -> bool:
     return _LIKE_A_NUMBER.match(text) is not None
 
 
+def is_limit(text: str) -> bool:
+    """Says whether a cell is a limit of detection.
+
+    Example:
+        >>> is_limit("<0,5"), is_limit("< old")
+        (True, False)
+    """
+    return _LIMIT.fullmatch(text) is not None
+
+
 def as_number(text: str) -> float:
     """Reads a number; other text gives infinity.
 

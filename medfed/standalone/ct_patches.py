@@ -400,7 +400,7 @@ def read_points(path: Path, last: str | None) -> Points:
 
 
 def find_scans(path: Path) -> dict[str, Path]:
-    """Finds the headers in a folder and in its subfolders ``subset*``.
+    """Finds the headers in a folder, its subfolders ``subset*``, and such folders in these.
 
     Args:
         path: The folder.
@@ -412,7 +412,7 @@ def find_scans(path: Path) -> dict[str, Path]:
         DataError: If there is no scan, or one series twice.
     """
     scans: dict[str, Path] = {}
-    folders = [path, *sorted(path.glob("subset*"))]
+    folders = [path, *sorted(path.glob("subset*")), *sorted(path.glob("subset*/subset*"))]
     for header in (f for folder in folders for f in sorted(folder.glob("*.mh[ad]"))):
         series = header.name[: -len(".mhd")]  # series ids contain dots
         if series in scans:

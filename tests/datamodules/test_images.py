@@ -140,7 +140,11 @@ def test_a_scanner_changes_its_client_only_and_every_image_differently(tmp_path)
     ("change", "message"),
     [
         ({"val_images": None}, r"lacks val_images; it must hold"),
-        ({"train_labels": np.zeros((24, 14), np.uint8)}, "train_labels: 14 labels per image"),
+        ({"train_labels": np.zeros((24, 14), np.uint8)}, r"labels per image \(train 14, val 1"),
+        (
+            {f"{s}_labels": np.full((n, 14), 2) for s, n in SIZES.items()},
+            "train_labels: the finding 2 is unknown; known: 0 and 1",
+        ),
         ({"train_labels": np.zeros((24, 1))}, r"train_labels: float64 \(24, 1\) must be integers"),
         ({"test_labels": np.full((12, 1), -1)}, "test_labels: the label -1 is negative"),
         ({"train_labels": np.zeros((7, 1), np.uint8)}, "24 train_images, but 7 train_labels"),

@@ -201,3 +201,17 @@ def test_one_class_clients_are_allowed_and_warned_about(caplog):
     assert data.clients["hospital_0"].label_counts[1] == 0
     assert "Client hospital_0 trains on a single class" in caplog.text
     assert "hospital_1" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "role", ["label", "centre", "patient", "split", "time", "drop", "features"]
+)
+def test_a_column_that_is_not_there_is_named_with_its_key(role, tmp_path):
+    """As where an experiment names the columns of another table."""
+    path = tmp_path / "t.csv"
+    path.write_text("age,y\n1,0\n2,1\n")
+    given = {"label": "y", role: ["of_others"] if role in ("drop", "features") else "of_others"}
+    with pytest.raises(
+        ConfigError, match=rf"t\.csv, data\.{role}: Unknown column of_others; known"
+    ):
+        read_csv(path, **given)

@@ -492,7 +492,7 @@ NPZ = {
     "text labels": (with_arrays(val_labels=np.array(list("abcd"))), "must be integers"),
     "negative label": (with_arrays(val_labels=np.array([0, 1, -1, 0])), "is negative"),
     "label 2^31": (with_arrays(val_labels=np.array([0, 1, 2**31, 0])), "labels up to 2147483648"),
-    "several labels": (with_arrays(val_labels=np.zeros((4, 14), int)), "14 labels per image"),
+    "several labels": (with_arrays(val_labels=np.zeros((4, 14), int)), "labels per image"),
     "one class": (
         with_arrays(
             **{

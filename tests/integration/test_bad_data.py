@@ -201,7 +201,7 @@ BAD = {
         "cell": (change("", "41", "old"), "data row 2, column age: 'old' is not a number"),
         "columns": (
             change("", "ill", "sick"),
-            "data: Unknown column ill; known: who, place, age, sick",
+            "data, data.label: Unknown column ill; known: who, place, age, sick",
         ),
         "cells": (append("", "p16,Bern"), "data row 17: 2 cells, but 4 columns"),
         "two centres": (append("", "p1,Bern,50,1"), "Patient p1 has samples at several centres"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from tests.datamodules.picture_files import cohort, picture
 from tests.datamodules.volume_files import affine, write_volume
 from tests.integration.runs import ROOT, UNDRAWN, left_in
 from tests.integration.runs import run as trained
+from tests.integration.test_findings import NETWORK
 
 REAL = Path(os.environ.get("MEDFED_SHARED", ROOT.parent / "shared")) / "data"
 
@@ -115,7 +118,93 @@ def continuous(folder):
     return table(folder, "outcome", cells=lambda n: f"{n * 1.5}")
 
 
+def chest(folder):
+    """Pictures of several findings each, as in ChestMNIST."""
+    random, arrays = np.random.default_rng(0), {}
+    for split, n in (("train", 30), ("val", 12), ("test", 12)):
+        arrays[f"{split}_images"] = random.integers(0, 255, (n, 12, 12), dtype=np.uint8)
+        arrays[f"{split}_labels"] = random.integers(0, 2, (n, 3))
+    folder.mkdir()
+    np.savez(folder / "chest.npz", **arrays)
+    return folder
+
+
+def listed_findings(folder):
+    """As CheXpert: a column per finding, of which one cell is uncertain."""
+    photographs(folder)
+    rows = ["image,patient_id,hospital,effusion,nodule"]
+    for n, file in enumerate(sorted(folder.rglob("*.png"))):
+        cells = f"p{n // 2},{'ab'[n // 2 % 2]},{n % 2},{-1 if n == 3 else n // 3 % 2}"
+        rows.append(f"{file.relative_to(folder)},{cells}")
+    (folder / "list.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def luna(folder, scans=False, nested=False):
+    path, _ = LunaCohort(1, 4, (32, 32, 16), lookalikes=4, seed=2).ensure(folder)
+    (table,) = path.glob("candidates*.csv")
+    if nested:  # as its archives unpack, with the candidates of both years
+        subset = next(path.glob("subset*"))
+        (subset / subset.name).mkdir()
+        for file in [f for f in subset.iterdir() if f.is_file()]:
+            file.rename(subset / subset.name / file.name)
+        for name in ("candidates.csv", "candidates_V2.csv"):
+            if not (path / name).exists():
+                (path / name).write_bytes(table.read_bytes())
+    if scans:
+        table.unlink()
+    return path
+
+
+def old_nnunet(folder):
+    """nnU-Net's first version lists cases whose files have a number at the end."""
+    organ_layouts.write_nnunet(folder)
+    content = json.loads((folder / "dataset.json").read_text())
+    labels = {str(v): name for name, v in content["labels"].items()}
+    names = sorted(f.name for f in (folder / "labelsTr").iterdir())
+    pairs = [{"image": f"./imagesTr/{n}", "label": f"./labelsTr/{n}"} for n in names]
+    listed = {"modality": content["channel_names"], "labels": labels, "training": pairs}
+    (folder / "dataset.json").write_text(json.dumps(listed))
+    return folder
+
+
+def time_points(folder):
+    for n, (name, head) in enumerate(heads(8).items()):
+        write_challenge(folder, {f"BraTS-GLI-{n // 2:05d}-{n % 2:03d}": head}, "2023")
+        assert name
+    return folder
+
+
+def excel(folder):
+    path = table(folder)
+    text = path.read_text().replace(",", ";").replace(".", ",")
+    path.write_bytes(("sep=;\n" + text).encode("utf-8-sig"))
+    return path
+
+
+def no_header(folder):
+    """Cases and hospitals without a header line, as in half of all such files."""
+    series(folder)
+    lines = (folder / "centres.csv").read_text().splitlines()
+    (folder / "centres.csv").write_text("\n".join(lines[1:]) + "\n")
+    return folder
+
+
+def visits(folder):
+    """Two visits of each patient, masks with the values of BraTS, and a file of one case alone."""
+    for n in range(8):
+        image, label = organ_layouts.organs(n, (36, 36, 6))
+        case = folder / f"anna{n // 2}_v{n % 2}"
+        write_volume(case / "t1.nii.gz", image, affine())
+        label = np.where(label == 2, 4, label)
+        label[:2, :2, :2] = 2
+        write_volume(case / "seg.nii.gz", label, affine())
+    write_volume(folder / "anna0_v0" / "extra.nii.gz", image, affine())
+    return folder
+
+
 PATTERN = r"^(.*?\d+)[_-]"
+BRATS = {"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]}
 LAYOUTS = {  # the maker, the option of data=, and keys that are read off the files
     "table": (table, "csv", {"label": "outcome", "centre": "clinic"}),
     "measurements": (continuous, "csv", {"outcome": "continuous"}),
@@ -132,7 +221,7 @@ LAYOUTS = {  # the maker, the option of data=, and keys that are read off the fi
         "image_masks",
         {"reader.regions": {"label_1": [1], "label_3": [3]}},
     ),
-    "MSD brain": (msd, "brats", {"reader.regions": ["whole"]}),
+    "MSD brain": (msd, "brats", {"reader.regions": ["whole", "core", "enhancing"]}),
     "BraTS 2018": (lambda f: challenge(f, "2018"), "brats_challenge", {"reader.enhancing": 4}),
     "BraTS 2023": (lambda f: challenge(f, "2023"), "brats_challenge", {"reader.enhancing": 3}),
     "absent contrasts": (
@@ -164,7 +253,36 @@ LAYOUTS = {  # the maker, the option of data=, and keys that are read off the fi
         {},
     ),
     "heart": (hearts, "heart", {"reader.centres": ["va"]}),
+    "Excel": (excel, "csv", {"label": "outcome", "centre": "clinic"}),
+    "findings": (chest, "medmnist", {"reader.classes": None}),
+    "a CSV of findings": (
+        listed_findings,
+        "image_table",
+        {
+            "reader.findings": ["effusion", "nodule"],
+            "reader.uncertain": "missing",
+            "reader.patient": "patient_id",
+            "reader.centre": "hospital",
+        },
+    ),
+    "LUNA16's annotations": (lambda f: luna(f, scans=True), "luna16_scans", {}),
+    "LUNA16 unpacked": (lambda f: luna(f, nested=True), "luna16", {"reader.candidates": None}),
+    "nnU-Net 1": (old_nnunet, "nnunet", {"patch_size": [16, 16]}),
+    "time points": (time_points, "brats_challenge", {"eval_every": 1}),
+    "no header": (no_header, "brats_folder", {"eval_every": 1}),
+    "visits": (
+        visits,
+        "brats_folder",
+        {
+            "reader.patient_pattern": PATTERN,
+            "reader.regions": BRATS,
+            "reader.modalities": {"t1": "t1.nii.gz"},
+        },
+    ),
 }
+TABLES = ("table", "measurements", "Excel")
+HOSPITALS = {"no header": "Basel 3, Bern 3", "time points": "none named", "Excel": "A 20, B 20"}
+PATIENTS = {"time points": 4, "visits": 4, "no header": 6, "a CSV of findings": 12}
 
 
 def guess(path, into, *given):
@@ -177,7 +295,7 @@ def guess(path, into, *given):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_guessed(layout, tmp_path, capsys):
     make, kind, keys = LAYOUTS[layout]
-    path = make(tmp_path / "own" if layout not in ("table", "measurements") else tmp_path)
+    path = make(tmp_path / "own" if layout not in TABLES else tmp_path)
     before = left_in(path if path.is_dir() else path.parent)
     config = guess(path, tmp_path / "into", "yes=true")
     shipped = load([f"data={kind}", "data.path=x"])
@@ -193,7 +311,10 @@ def test_a_layout_is_guessed(layout, tmp_path, capsys):
         assert node == value, key
     out = capsys.readouterr().out
     assert f"Train:   medfed train plugins={tmp_path / 'into'} experiment=mine" in out
-    assert " patients " in out.replace("\n", " ")
+    assert f"\npatients        {PATIENTS.get(layout, '')}" in out
+    assert f"\nhospitals       {HOSPITALS.get(layout, '')}" in out
+    lines = [line for line in out.splitlines() if line]
+    assert len({*lines}) == len(lines)  # each once
     made = [f for f in left_in(path if path.is_dir() else path.parent) if not f.startswith("into")]
     assert made == before
     described([f"plugins={tmp_path / 'into'}", "experiment=mine"])
@@ -209,13 +330,19 @@ STARTS = {
     "DICOM": UNET,
     "absent contrasts": UNET,
     "a list": UNET,
+    "visits": UNET,
+    "findings": (
+        "~model.network",
+        "+model.network=" + NETWORK.replace("out_channels: 2", "out_channels: 3"),
+        "model.personal=[head.*]",
+    ),
 }
 
 
 @pytest.mark.parametrize("layout", STARTS)
 def test_training_starts_from_it(layout, tmp_path):
     make, _, _ = LAYOUTS[layout]
-    path = make(tmp_path / "own" if layout not in ("table", "measurements") else tmp_path)
+    path = make(tmp_path / "own" if layout not in TABLES else tmp_path)
     guess(path, tmp_path / "into", "yes=true")
     line = [f"plugins={tmp_path / 'into'}", "experiment=mine", *SMALL, *STARTS[layout]]
     summary, _ = trained(tmp_path / "run", *line)
@@ -223,20 +350,22 @@ def test_training_starts_from_it(layout, tmp_path):
 
 
 def refused(tmp_path, path, *given):
-    """The one sentence, after which nothing is there."""
-    into = tmp_path / "into"
-    with pytest.raises(MedfedError) as caught:
+    """The questions and the one sentence, after which nothing is there."""
+    into, printed = tmp_path / "into", io.StringIO()
+    with redirect_stdout(printed), pytest.raises(MedfedError) as caught:
         init([str(path), f"into={into}", *given])
     assert not into.exists()
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    lines = [" ".join(line.split()) for line in printed.getvalue().splitlines()]
+    assert len({*lines}) == len(lines)  # each once
+    return "\n".join([*lines, str(caught.value)])
 
 
 def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     path = table(tmp_path, "seen")
     said = refused(tmp_path, path, "yes=true")
-    assert said.startswith("Which column is the label? (admitted, clinic, seen)") or "seen" in said
-    assert "Answer by data.label=VALUE." in said
+    assert "\nWhich column is the label? (clinic, seen) Answer by data.label=VALUE.\n" in said
+    assert said.endswith("1 question is open; nothing is written. Answer by data.label=VALUE.")
     config = guess(path, tmp_path / "a", "data.label=seen", "rounds=2", "partition=round_robin")
     assert (config.data.label, config.rounds) == ("seen", 2)
     assert config.partition._target_.endswith("RoundRobin")
@@ -252,7 +381,7 @@ def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     said = refused(tmp_path, yes, "data.label=outcome")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    assert said.startswith("Which label of outcome is the positive class? (ja, nein) Answer by ")
+    assert "\nWhich label of outcome is the positive class? (ja, nein) Answer by " in said
     assert guess(yes, tmp_path / "d", "yes=true").data.positive == ["ja"]
     monkeypatch.setattr("builtins.input", lambda question: "nein" if "positive" in question else "")
     assert guess(yes, tmp_path / "e", "data.label=outcome").data.positive == ["nein"]
@@ -286,7 +415,7 @@ def test_a_hospital_column_is_known_in_many_languages(name, tmp_path, capsys):
 def test_a_column_that_may_be_the_hospital_is_asked_about(tmp_path, monkeypatch):
     path = with_column(tmp_path, "Kostenstelle", ["Nord", "Süd", "West"])
     said = refused(tmp_path, path, "data.label=outcome")
-    assert said.startswith("Does one of these columns name the hospital? Without it, clients are ")
+    assert "\nDoes one of these columns name the hospital? Without it, clients are " in said
     assert "(Kostenstelle, null: no) Answer by data.centre=VALUE, or take null" in said
     assert guess(path, tmp_path / "a", "yes=true").data.centre is None
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -304,19 +433,34 @@ def test_other_columns_of_texts_are_not_asked_about(name, values, tmp_path):
 
 def test_all_open_questions_are_printed_at_once(tmp_path):
     path = with_column(tmp_path, "Ort", ["Nord", "Süd"])
-    path.write_text(path.read_text("utf-8").replace(",1,yes", ",<1,yes"), "utf-8")
-    said = refused(tmp_path, path)
-    for key in ("data.label", "data.centre", "data.drop"):
-        assert f"Answer by {key}=VALUE" in said
+    head, *rows = path.read_text("utf-8").splitlines()
+    more = [("k.A.", "3"), ("<0.5", "7"), ("4/5", "2"), ("-9", "12")]
+    rows = [",".join([row, *(pair[n % 2] for pair in more)]) for n, row in enumerate(rows)]
+    rows = [f"{row},{['dead', 'alive'][n // 2 % 2]}" for n, row in enumerate(rows)]
+    rows = [row.replace("no", "lives").replace("yes", "dies") for row in rows]
+    path.write_text("\n".join([f"{head},wbc,crp,ratio,iron,state", *rows]) + "\n", "utf-8")
+    said = refused(tmp_path, path, "data.label=state")
+    keys = ("data.positive", "data.centre", "data.missing", "data.limits", "data.drop")
+    for key in keys:
+        assert said.count(f" Answer by {key}=VALUE, or take ") == 1
+    assert "Do -9, k.A. among numbers stand for missing cells?" in said
+    assert "What are limits among numbers, such as <0.5? (half, value, refuse)" in said
+    last = said.splitlines()[-1]
+    assert last.startswith("5 questions are open; nothing is written. Answer by ")
+    assert all(f"{key}=VALUE" in last for key in keys)
+    config = guess(path, tmp_path / "a", "data.label=state", "yes=true").data
+    assert (config.missing, config.limits) == (["-9", "k.A."], "half")
+    assert {"ratio"} <= {*config.drop}
+    assert config.positive == ["dead"]
 
 
 def test_mixed_columns_are_named(tmp_path):
     path = table(tmp_path)
     lines = path.read_text().splitlines()
-    rows = [f"{line},{'<5' if n % 4 else n}" for n, line in enumerate(lines[1:])]
+    rows = [f"{line},{'5/6' if n % 4 else n}" for n, line in enumerate(lines[1:])]
     path.write_text("\n".join([f"{lines[0]},crp", *rows]) + "\n")
     said = refused(tmp_path, path, "data.label=outcome")
-    assert said.startswith("Numbers and texts are mixed in crp. Leave these columns out?")
+    assert "\nNumbers and texts are mixed in crp. Leave these columns out?" in said
     said = refused(tmp_path, path, "yes=true", "data.drop=[age]")
     assert "leave it out by 'data.drop=[crp]'" in said
     config = guess(path, tmp_path / "into", "yes=true")
@@ -329,8 +473,8 @@ def test_columns_that_tell_the_label_are_left_out(tmp_path):
     rows = [f"{line},{n % 3 == 0:d}" for n, line in enumerate(lines[1:])]
     path.write_text("\n".join([f"{lines[0]},autopsy", *rows]) + "\n")
     said = refused(tmp_path, path, "data.label=outcome")
-    assert said.startswith("Columns that alone predict the label (AUROC): autopsy (1.000). Leave")
-    rows = [f"{row},{'<5' if n % 4 else n}" for n, row in enumerate(rows)]
+    assert "\nColumns that alone predict the label (AUROC): autopsy (1.000). Leave" in said
+    rows = [f"{row},{'5/6' if n % 4 else n}" for n, row in enumerate(rows)]
     path.write_text("\n".join([f"{lines[0]},autopsy,crp", *rows]) + "\n")
     config = guess(path, tmp_path / "into", "yes=true")
     assert config.data.drop == ["crp", "autopsy"]
@@ -358,12 +502,14 @@ def test_no_data_get_one_sentence(tmp_path):
     two.mkdir()
     for name in ("a.csv", "b.csv"):
         (two / name).write_text("x,y\n1,2\n")
-    assert "has 2 tables (a.csv, b.csv); say which:" in refused(tmp_path, two)
+    said = refused(tmp_path, two)
+    assert "Which of the 2 files? (a.csv, b.csv) Answer by data.path=VALUE." in said
+    assert "a.csv" in refused(tmp_path, two, "data.path=a.csv", "data.label=y", "yes=true")
     scans = tmp_path / "scans"
     for n in range(2):
         for name in ("one", "other"):
             write_volume(scans / f"case_{n}" / f"{name}.nii.gz", *organ_files(n))
-    assert refused(tmp_path, scans, "yes=true").startswith("Which file of a case is the mask? (")
+    assert "Which file of a case is the mask? (" in refused(tmp_path, scans, "yes=true")
     assert "is no mask of a few label values" in refused(
         tmp_path, scans, "data.reader.label=one.nii.gz"
     )
@@ -381,8 +527,8 @@ def organ_files(n):
 
 ASKED = {  # of data that have no label, or several tables
     "flamby": "has no table and no layout",
-    "flamby/published": "has 12 tables",
-    "flamby/tcga_brca": "has 3 tables",
+    "flamby/published": "Which of the 12 files?",
+    "flamby/tcga_brca": "Which of the 3 files? (brca.csv, centers.csv, train_test_split.csv)",
     "flamby/tcga_brca/brca.csv": "Which column is the label?",
 }
 FOUND = {

@@ -172,7 +172,7 @@ def test_a_hospital_that_the_run_has_never_seen(tables, tmp_path):
 @pytest.mark.parametrize(
     ("name", "rows", "columns", "message"),
     [
-        ("other.csv", 20, "a,b,d", r"other\.csv: Unknown column c; known: a, b, d"),
+        ("other.csv", 20, "a,b,d", r"other\.csv, data\.features: Unknown column c; known: a, b, d"),
         ("single.csv", 1, "a,b,c", "Hospital single has no test patient"),
         ("empty.csv", 0, "a,b,c", r"empty\.csv"),
     ],

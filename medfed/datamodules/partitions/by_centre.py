@@ -131,9 +131,11 @@ class CentreSplit(Partition):
         named = self.parts if isinstance(self.parts, Mapping) else {}
         for name in named:
             if name not in centres:
+                parts = ", ".join(f"{centre}: 1" for centre in centres)
                 raise ConfigError(
                     f"partition.parts names {name}, which is no centre"
-                    f"{did_you_mean(name, centres)}; the centres are {', '.join(centres)}."
+                    f"{did_you_mean(name, centres)}; the centres are {', '.join(centres)}: set "
+                    f"'partition.parts={{{parts}}}', or partition=auto for a client each."
                 )
         assigned: dict[str, list[str]] = {}
         for centre, ids in centres.items():

@@ -9,11 +9,14 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
@@ -22,7 +25,14 @@ from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
 from medfed.standalone.names import fold
-from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file
+from medfed.standalone.volumes import (
+    FILES,
+    AbsentFileError,
+    Pattern,
+    find_file,
+    is_volume,
+    stem_of,
+)
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
@@ -120,7 +130,8 @@ class FolderReader(CaseReader):
         """Hospital and official split by case, as the table says."""
         sheet = Sheet.read(Path(str(sites["file"])).expanduser())
         columns = [str(sites[key]) for key in ("case", "centre", "split") if sites.get(key)]
-        named = check_names("column", columns, sheet.columns, f"{sheet.path}: ")
+        where = f"{sheet.path}, data.reader.sites: "
+        named = check_names("column", columns, sheet.columns, where)
         cases, centres = (sheet.names(name) for name in named[:2])
         split = [sheet.known(name) for name in named[2:]]
         splits = open_training(official_splits(sheet, named[2], split[0])) if split else ()
@@ -160,6 +171,7 @@ def is_visible_folder(path: Path) -> bool:
     return path.is_dir() and is_visible(path.name)
 
 
+_PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning of a folder's name, if it is the hospital
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
 
 
@@ -221,3 +233,56 @@ class BratsChallengeReader(FolderReader):
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
         """See `CaseReader.centres`."""
         return super().centres(cases) or institutions(self.path, cases)
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the names of volumes in the folders of cases; see `looks`."""
+    folders = [f for f in looks.visible(path) if f.is_dir()]
+    groups = [f for f in folders if f.name in ("HGG", "LGG")]
+    folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
+    of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
+    scans = [v for case in of.values() for v in case if len(case) > 1]
+    if not scans:
+        return None
+    known = [c for c, names in FILES.items() if any(v.match(n) for v in scans for n in names)]
+    if len(known) > 1 and any(v.match(p) for v in scans for p in MASK):
+        enhancing = 3 if any(v.match("*-seg.*") for v in scans) else 4
+        keys = {"data.reader.channels": known, "data.reader.enhancing": enhancing}
+        guess = looks.Guess("brats_challenge", path, keys)
+        guess.asks["data.reader.regions"] = looks.brats_regions()
+        return guess
+    listed = any(f.name != "centres.json" for f in path.glob("*.json"))
+    guess, patterns = looks.Guess("brats_folder", path, sure=not listed), dict[str, list[Path]]()
+    named = Counter(v.name for v in scans)
+    for scan in scans:
+        rest = scan.name.removeprefix(scan.parent.name)
+        pattern = scan.name if named[scan.name] > 1 or rest == scan.name else f"*{rest}"
+        patterns.setdefault(pattern, []).append(scan)
+    if rare := [p for p, files in patterns.items() if len(files) == 1 < len(of)]:
+        guess.took.append(("files of one case", few(rare, 4), "left out: others lack them"))
+        patterns = {p: files for p, files in patterns.items() if p not in rare} or patterns
+    masks = [p for p in patterns if looks.may_be_mask(stem_of(Path(p)))]
+    best = masks[0] if len(masks) == 1 else None
+    mask = answers.get("data.reader.label", best)
+    guess.ask_patients([folder.name for folder in of])
+    places = Counter(m[1] for m in (re.match(_PLACE, folder.name) for folder in of) if m)
+    if places.total() == len(of) and 1 < len(places) <= len(of) / 2:
+        text = f"Do the names of cases begin with the hospital ({few([*places], 6)})?"
+        guess.ask("data.reader.centre_pattern", text, "null", (_PLACE, looks.NO))
+    if best is None:
+        guess.ask(
+            "data.reader.label", "Which file of a case is the mask?", None, masks or [*patterns]
+        )
+    if mask not in patterns:
+        return guess
+    images = {stem_of(Path(p)).strip("*_- "): p for p in patterns if p not in (mask, *masks)}
+    guess.took.append(("mask", mask, "probably: its name" if best else "as you say"))
+    guess.reads(modalities=images, label=mask)
+    if len(series := [n for n, p in images.items() if patterns[p][0].is_dir()]) > 1:
+        question = f"A case has the DICOM series {few(series)}. Is each a channel?"
+        guess.ask("data.reader.channels", question, [*images], [*images])
+    looks.regions(guess, patterns[mask])
+    guess.keys["data.flips"] = []
+    if any("ct" in looks.words(name) for name in images):
+        guess.keys["data.normalize"] = {"window": [-175, 250]}  # HU of soft tissue
+    return guess

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -253,7 +253,7 @@ _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
 
 
 def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
-    """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital; with header).
+    """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital).
 
     Args:
         folder: The folder of the data; without one of the two files no hospital is named.
@@ -266,10 +266,11 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
         DataError: If a file cannot be read, names a case twice with different hospitals, or leaves
             one out.
     """
+    cases = list(cases)
     if (path := folder / "centres.json").exists():
         named = _from_json(path)
     elif (path := folder / "centres.csv").exists():
-        named = _from_csv(path)
+        named = _from_csv(path, {fold(case) for case in cases})
     else:
         return {}
     ids = same(list(named), f"{path}, cases", "entry {}".format)
@@ -318,9 +319,11 @@ def _from_json(path: Path) -> dict[str, str]:
     return content
 
 
-def _from_csv(path: Path) -> dict[str, str]:
+def _from_csv(path: Path, cases: Collection[str]) -> dict[str, str]:
     named: dict[str, str] = {}
-    for number, row in enumerate(_rows(path)[1:], start=2):
+    rows = _rows(path)
+    header = not rows or fold(rows[0][0]) not in cases
+    for number, row in enumerate(rows[header:], start=1 + header):
         if len(row) != 2:
             raise DataError(f"{path}, line {number}: {len(row)} columns; give case and hospital.")
         if named.setdefault(row[0], row[1]) != row[1]:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.splits import Split
-from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of
+from medfed.standalone.csv_files import Sheet
+from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of, suffix_of
 
 Regions = dict[str, tuple[int, ...]]
 
@@ -334,8 +336,8 @@ class NnunetReader(DatalistReader):
         if ending.lower() not in SUFFIXES:
             raise DataError(
                 f"{self._file} names the ending {ending}, but medfed reads nnU-Net's volumes alone "
-                f"({', '.join(SUFFIXES)}): for pictures use data=image_masks, whose folders images "
-                "and masks hold files of equal names."
+                f"({', '.join(SUFFIXES)}): for pictures use data=image_masks, which reads "
+                "imagesTr and labelsTr of pictures."
             )
         names = sorted(p.name for p in labels.glob(f"*{ending}") if is_visible(p.name))
         if not names:
@@ -433,3 +435,58 @@ class MSDReader(DatalistReader):
     def _labels_of(self, wanted: object) -> Regions:
         """The values that may occur, independent of the list's names."""
         return {"whole": _TUMOUR["whole"]}
+
+
+_BRAIN = {"flair", "t1w", "t1gd", "t2w"}
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the JSON files and what they list; see `looks`."""
+    files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
+    index = {f: read_json(f) for f in files if f.name != "centres.json"}
+    lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
+    usual = path / "dataset.json"
+    if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
+        every = looks.visible(path / "labelsTr")
+        masks = [file for file in every if suffix_of(file)]
+        if any(map(looks.is_picture, every)):
+            return None  # image_masks reads them
+        guess, content = looks.Guess("nnunet", path), index[usual]
+        names = [stem_of(file) for file in masks]
+    elif len(lists) > 1 and usual not in lists:
+        return looks.several("datalist", path, lists)
+    elif lists or path in index:
+        file = usual if usual in lists else (lists or [path])[0]
+        guess, content = looks.Guess("datalist", path if file == usual else file), index[file]
+        entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
+        masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
+        images = filter(None, map(_first, entries))
+        names = [re.sub(r"_0000$", "", stem_of(Path(image))) for image in images]
+        columns = sorted({k for e in entries for k, v in e.items() if isinstance(v, str | int)})
+        rows = [[str(e.get(column, "")) for column in columns] for e in entries]
+        sheet, others = Sheet(file, columns, rows), ("image", "label", "fold")
+        looks.roles(guess, sheet, "data.reader.", answers, others)
+    else:
+        return None
+    if "data.reader.patient" not in guess.keys:
+        guess.ask_patients(names)
+    named = content.get("modality")
+    channels = {str(c).lower() for c in named.values()} if isinstance(named, Mapping) else set()
+    if guess.data == "datalist" and guess.path == path and channels == _BRAIN:
+        guess = looks.Guess("brats", path)
+        guess.asks["data.reader.regions"] = looks.brats_regions()
+    elif "labels" not in content and masks:
+        looks.regions(guess, masks)
+    return guess
+
+
+def _first(entry: Any) -> str:
+    """The first image of an entry; empty where it has none."""
+    image = entry.get("image") if isinstance(entry, Mapping) else None
+    return str(next((i for i in (image if isinstance(image, list) else [image]) if i), ""))
+
+
+def _is_numbered(path: Path, entries: Sequence[Any]) -> bool:
+    """Whether a list has nnU-Net's names of cases, whose files have a number for the channel."""
+    there = bool(entries) and existing([path / _first(entries[0])])
+    return any((path / "imagesTr").glob("*_0000.*")) and not there

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from medfed.common.errors import DataError
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.table import Table, join_tables, read_csv
 from medfed.standalone.csv_files import as_number, csv_rows
@@ -120,3 +121,10 @@ def _header(file: Path) -> tuple[str, ...] | None:
             f"({', '.join((*FEATURES, TARGET))}), or remove the header line."
         )
     return None
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses the hospitals by the names of the files; see `looks`."""
+    centres = sorted(f.name.split(".")[1] for f in path.glob("processed.*.data"))
+    known = [name for name in centres if name in PUBLISHED]
+    return looks.Guess("heart", path, {"data.reader.centres": known}) if known else None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import is_visible, visible_files
 from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.persons import persons_of, search_name
@@ -298,3 +299,51 @@ def pictures_in(folder: Path) -> tuple[list[Path], list[Path]]:
             "data.reader.classes."
         )
     return sorted({*files}.difference(masks)), masks
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by a CSV that names pictures, or by folders of pictures; see `looks`."""
+    if (index := looks.index_of(path)) is not None:
+        sheet, files = index
+        return _listed(sheet, files[0], answers) if len(files) == 1 else None
+    below = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
+    below = {name: files for name, files in below.items() if files}
+    split = any(SPLIT_NAMES.get(name.lower()) == "train" for name in below)
+    masked = {*below} >= {"images", "masks"} or "imagesTr" in below
+    if len(below) < 2 - split or masked:
+        return None
+    guess = looks.Guess("image_folder", path)
+    if masks := [m for name in below for m in pictures_in(path / name)[1]]:
+        said = f"{len(masks)}, such as {masks[0].name}"
+        guess.took.append(("masks beside pictures", said, "left out: named as their pictures"))
+    images = [file for files in below.values() for file in files if file not in {*masks}]
+    looks.colours(guess, images)
+    if not split:
+        guess.ask_patients([file.name for file in images])
+    return guess
+
+
+def _pictures_of(folder: Path) -> list[Path]:
+    return [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
+
+
+def _listed(sheet: Sheet, image: str, answers: looks.Answers) -> looks.Guess:
+    guess, kinds = looks.Guess("image_table", sheet.path), looks.distinct(sheet)
+    guess.reads(image=image)
+    marks = [c for c, of in kinds.items() if of and of <= {"0", "1", "-1"}]
+    alike = {"label", "class", "diagnosis", "target"} & set(map(str.lower, kinds))
+    if len(marks) > 1 and not alike and "data.reader.label" not in answers:
+        wanted = answers.get("data.reader.findings", marks)
+        question = "Are these columns findings, of which a picture may have several?"
+        guess.ask("data.reader.findings", question, marks, marks)
+        guess.keys["model"] = "findings"
+        if any("-1" in kinds.get(name, ()) for name in wanted):
+            question = "What is a finding of -1, which is uncertain?"
+            choices = ("missing", "positive", "negative")
+            guess.ask("data.reader.uncertain", question, "missing", choices)
+        taken = marks
+    else:
+        taken = [str(looks.label_of(guess, sheet, "data.reader.label", answers, [image]))]
+    looks.roles(guess, sheet, "data.reader.", answers, [image, *taken])
+    looks.colours(guess, [sheet.path.parent / text for _, text in sheet.cells(image)])
+    return guess

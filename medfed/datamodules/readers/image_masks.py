@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from medfed.common.checks import checked, within
 from medfed.common.errors import ConfigError, DataError, did_you_mean, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.persons import persons_of
@@ -27,6 +28,7 @@ from medfed.standalone.csv_files import Sheet, listed_columns
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
+_FOLDERS = (("images", "masks"), ("imagesTr", "labelsTr"))  # the second are nnU-Net's
 
 
 class Pair(NamedTuple):
@@ -51,7 +53,8 @@ def list_pairs(path: Path, columns: Mapping[str, str], pattern: str | None) -> l
     """Lists pictures and masks, and checks that all files exist.
 
     Args:
-        path: A CSV file, a folder with ``images.csv``, or one with ``images`` and ``masks``.
+        path: A CSV file, a folder with ``images.csv``, or one with ``images`` and ``masks`` or
+            nnU-Net's ``imagesTr`` and ``labelsTr``.
         columns: The CSV's columns by role: ``image``, ``mask``, ``patient`` and ``centre``.
         pattern: Without patients in the CSV: what finds the patient in a picture's name, or None.
 
@@ -61,8 +64,8 @@ def list_pairs(path: Path, columns: Mapping[str, str], pattern: str | None) -> l
     """
     if path.suffix.lower() == ".csv" or (path / _INDEX).exists():
         pairs = _from_csv(path / _INDEX if path.is_dir() else path, columns, pattern)
-    elif (path / "images").is_dir() and (path / "masks").is_dir():
-        pairs = _from_folders(path, pattern)
+    elif (folders := _folders_of(path)) is not None:
+        pairs = _from_folders(path, folders, pattern)
     else:
         raise DataError(
             f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks; "
@@ -88,7 +91,8 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
         if centre not in known:
             raise ConfigError(
                 f"data.reader.other_masks names {centre}, which is no centre"
-                f"{did_you_mean(centre, known)}; the centres are {few(sorted(known))}."
+                f"{did_you_mean(centre, known)}; the centres are {few(sorted(known))}: name "
+                "another, or set data.reader.other_masks=null."
             )
     replaced = []
     for pair in pairs:
@@ -110,13 +114,21 @@ def _from_csv(index: Path, columns: Mapping[str, str], pattern: str | None) -> l
     ]
 
 
-def _from_folders(path: Path, pattern: str | None) -> list[Pair]:
-    images, masks = (_by_stem(path / name) for name in ("images", "masks"))
-    for one, other, what in ((images, masks, "mask"), (masks, images, "image")):
+def _folders_of(path: Path) -> tuple[str, str] | None:
+    """The folders of pictures and masks."""
+    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
+
+
+def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> list[Pair]:
+    images, masks = (_by_stem(path / name) for name in folders)
+    for one, other, what, where in (
+        (images, masks, "mask", folders[1]),
+        (masks, images, "image", folders[0]),
+    ):
         if lacking := sorted(set(one) - set(other)):
             file = one[lacking[0]]
             raise DataError(
-                f"{file} has no {what} {path / f'{what}s' / lacking[0]}.* (of "
+                f"{file} has no {what} {path / where / lacking[0]}.* (of "
                 f"{len(lacking)} without one); add it, or remove the file."
             )
     centres = named_centres(path, stems := sorted(images))
@@ -167,12 +179,13 @@ def _check_there(file: Path, place: str) -> None:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    """The pictures of a folder, by their names without the ending."""
+    """The pictures of a folder, by their names without the ending and nnU-Net's ``_0000``."""
     by_stem: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.name.startswith(".") or file.suffix.lower() not in SUFFIXES:
             continue
-        if (twin := by_stem.setdefault(file.stem, file)) != file:
+        stem = file.stem.removesuffix("_0000") if folder.name == "imagesTr" else file.stem
+        if (twin := by_stem.setdefault(stem, file)) != file:
             raise DataError(f"{folder} has {twin.name} and {file.name}; remove or rename one.")
     if not by_stem:
         raise DataError(f"{folder} has no pictures ({', '.join(SUFFIXES)}); add them.")
@@ -388,3 +401,31 @@ def _pairs_of(patient: Patient) -> list[tuple[Path, Path]]:
 def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:
     width, height = (n - have for n, have in zip(size, picture.shape[1:], strict=True))
     return functional.pad(picture, (0, height, 0, width))
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by a CSV that names pictures twice, or by two folders; see `looks`."""
+    guess = looks.Guess("image_masks", path)
+    if (index := looks.index_of(path)) is not None:
+        sheet, (image, *others) = index
+        if not others:
+            return None
+        guess.path, mask = sheet.path, answers.get("data.reader.mask", others[0])
+        if len(others) > 1:
+            guess.ask("data.reader.mask", "Which column is the mask?", mask, others)
+        guess.reads(image=image, mask=mask)
+        looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
+        images, masks = (
+            [sheet.path.parent / text for _, text in sheet.cells(column)]
+            for column in (image, mask)
+        )
+    else:
+        folders = _folders_of(path) or ()
+        both = [list(filter(looks.is_picture, looks.visible(path / name))) for name in folders]
+        if not both or not all(both):
+            return None
+        images, masks = both
+        guess.ask_patients([file.name for file in images])
+    looks.colours(guess, images, compare=True)
+    looks.regions(guess, masks, white=True)
+    return guess

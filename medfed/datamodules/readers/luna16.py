@@ -24,6 +24,7 @@ from medfed.common.checks import check_not_negative, checked
 from medfed.common.errors import DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
 from medfed.standalone.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
@@ -351,3 +352,15 @@ def read_with_nodules(
     half = diameters[:, None] / 2 / np.array(spec.spacing)
     boxes = np.concatenate([middle - half, middle + half], axis=1).astype(np.float32)
     return {"image": read_scan(header, spec), "boxes": boxes}
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the names of folders and tables; see `looks`."""
+    tables = [name for name in CANDIDATE_FILES if (path / name).is_file()]
+    if not any(path.glob("subset*")) or not (tables or (path / "annotations.csv").is_file()):
+        return None
+    guess = looks.Guess("luna16" if tables else "luna16_scans", path)
+    if len(tables) > 1:
+        also = f"as published later; not {tables[1]}: data.reader.candidates"
+        guess.took.append(("candidates", tables[0], also))
+    return guess

@@ -2,7 +2,8 @@
 
 Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
 ``{train,val,test}_images``, uint8 (n, h, w), (n, h, w, 3) or (n, d, h, w), and
-``{train,val,test}_labels``, integers (n, 1).
+``{train,val,test}_labels``, integers (n, 1); of several findings per picture, as in ChestMNIST,
+0 or 1, (n, K), which ``model=findings`` learns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
+from medfed.common.errors import DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import given_path
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
@@ -56,9 +58,13 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None, joins:
     if lacking := [name for name in wanted if name not in arrays]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; it must hold {NPZ}.")
     labels = {split: _labels(path, split, arrays[f"{split}_labels"]) for split in SPLITS}
+    if len({of.shape[1:] for of in labels.values()}) > 1:
+        counts = few([f"{split} {of[:1].size}" for split, of in labels.items()])
+        raise DataError(f"{path}: the splits differ in labels per image ({counts}); mend the file.")
     joined = np.concatenate(list(labels.values()))
     names = _class_names(path, joined, classes)
-    if len(present := np.unique(joined)) < (1 if joins else 2):
+    least = 1 if joins else 2
+    if len(present := np.unique(joined)) < least and joined.ndim == 1:
         only = f"only the class {names[present[0]]}" if len(present) else "no images"
         raise DataError(f"{path} has {only}; a classification needs images of two classes.")
     ids = [f"{split}_{n}" for split in SPLITS for n in range(len(labels[split]))]
@@ -68,7 +74,7 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None, joins:
         channels=channel_names(images.shape[1]),
         classes=names,
         samples=Samples(
-            labels=joined,
+            labels=joined if joined.ndim == 1 else joined.astype(np.float32),
             num_classes=len(names),
             patients=ids,
             splits=[split for split in SPLITS for _ in labels[split]],
@@ -79,22 +85,21 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None, joins:
 
 
 def _labels(path: Path, split: str, values: Bytes) -> Labels:
-    """(n,) class indices of one split."""
+    """(n,) class indices of one split, or (n, K) findings."""
     key = f"{path}, {split}_labels"
-    if values.ndim == 2 and values.shape[1] > 1:
-        raise DataError(
-            f"{key}: {values.shape[1]} labels per image; only one class per image can be learned."
-        )
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
-        raise DataError(f"{key}: {values.dtype} {values.shape} must be integers (n, 1).")
-    labels = values.reshape(-1).astype(np.int64)
+        raise DataError(f"{key}: {values.dtype} {values.shape} must be integers (n, 1) or (n, K).")
+    several = values.ndim == 2 and values.shape[1] > 1
+    labels = (values if several else values.reshape(-1)).astype(np.int64)
+    if several and labels.max(initial=0) > 1:
+        raise DataError(f"{key}: the finding {labels.max()} is unknown; known: 0 and 1.")
     if len(labels) and labels.min() < 0:
         raise DataError(f"{key}: the label {labels.min()} is negative; classes count from 0.")
     return labels
 
 
 def _class_names(path: Path, labels: Labels, classes: Sequence[str] | None) -> tuple[str, ...]:
-    count = int(labels.max(initial=-1)) + 1
+    count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
     if count > max(_MOST_CLASSES, len(classes or ())):
         raise DataError(
             f"{path} has labels up to {count - 1}; classes count from 0, and more than "
@@ -128,3 +133,19 @@ def _images(path: Path, arrays: Arrays, labels: Mapping[Split, Labels]) -> Bytes
         out[filled : filled + len(images)] = images
         filled += len(images)
     return out
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses by the ending, and looks whether a picture has several labels; see `looks`."""
+    files = [f for f in looks.visible(path) if f.suffix == ".npz"] or [path]
+    if files[0].suffix != ".npz":
+        return None
+    if len(files) > 1:
+        return looks.several("medmnist", path, files)
+    guess = looks.Guess("medmnist", files[0])
+    with arrays_of(files[0]) as arrays:
+        labels = arrays["train_labels"] if "train_labels" in arrays else np.empty(0)
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        guess.keys["model"] = "findings"
+        guess.took.append(("labels", f"{labels.shape[1]} findings per picture", "sure: its labels"))
+    return guess

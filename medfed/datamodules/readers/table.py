@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError, few
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.samples import official_splits, open_training
@@ -24,6 +25,8 @@ from medfed.datamodules.splits import Split
 from medfed.standalone import csv_files
 from medfed.standalone.csv_files import Categories, Limits, Sheet, as_number, missing_words
 from medfed.standalone.names import alike, code_among, fold, tidy
+from medfed.standalone.pictures import SUFFIXES
+from medfed.standalone.volumes import is_volume
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
@@ -201,10 +204,6 @@ log = logging.getLogger(__name__)
 Outcome = Literal["classes", "continuous", "survival"]
 Unlabelled = Literal["error", "drop"]
 # Of two labels the later one in the alphabet is positive, as yes is in English only.
-_YES = {"ja", "oui", "si", "sí", "sì", "sim", "tak", "da", "igen", "evet", "ano", "kyllä", "да"}
-_YES |= {"j", "o", "s", "wahr", "vrai", "vero"}
-_NO = {"nein", "non", "no", "não", "nao", "nej", "nee", "nei", "nie", "ne", "nem", "hayır", "ei"}
-_NO |= {"нет", "n", "falsch", "faux", "falso"}
 Values = Sequence[str | int | float]
 
 
@@ -308,18 +307,22 @@ def read_csv(
             raise ConfigError(
                 f"data.features names {answer}, which is {key}: the model would see the answer."
             )
-    where, columns = f"{path}: ", sheet.columns
-    roles = [c for c in (label, time, centre, patient, split) if c]
-    used = check_names("column", roles, columns, where)
-    used += check_names("column", drop, columns, where) if drop else ()
-    dates = [check_names("column", pair, columns, where) for pair in (ages or {}).items()]
+    roles = {**answers, "data.centre": centre, "data.patient": patient, "data.split": split}
+
+    def columns(key: str, names: Sequence[str]) -> tuple[str, ...]:
+        return check_names("column", names, sheet.columns, f"{path}, {key}: ")
+
+    used = sum((columns(key, [name]) for key, name in roles.items() if name), ())
+    columns("the roles", used)
+    used += columns("data.drop", drop) if drop else ()
+    dates = [columns("data.ages", pair) for pair in (ages or {}).items()]
     years = [f"years from {begin} to {end}" for end, begin in dates]
     sheet = sheet.aged(years)
     gone = {*used, *sum(dates, ())}
     names = tuple(c for c in sheet.columns if c not in gone)
     if features is not None:
         wanted = [*features, *(name for name in years if name not in features)]
-        names = check_names("column", wanted, sheet.columns, where)
+        names = columns("data.features", wanted)
     if unlabelled == "drop":
         both = positive is not None and negative is not None
         known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
@@ -517,7 +520,7 @@ def _classes(
         )
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
-    if (yes := meant_as_yes(names)) is not None:
+    if (yes := looks.which_is_yes(names)) is not None:
         raise DataError(
             f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no; say which "
             f"one is the positive class, such as data.positive=[{yes}]."
@@ -533,19 +536,6 @@ def _classes(
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 
 
-def meant_as_yes(names: Sequence[str]) -> str | None:
-    """Of two labels in another language than English, the one that means yes, if the other is no.
-
-    Example:
-        >>> meant_as_yes(["Ja", "Nein"]), meant_as_yes(["no", "yes"]), meant_as_yes(["a", "b"])
-        ('Ja', None, None)
-    """
-    words = [name.lower() for name in names]
-    if len(names) != 2 or not ({*words} & _YES and {*words} & _NO):
-        return None
-    return names[0] if words[0] in _YES else names[1]
-
-
 def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
     """Refuses labels that are neither positive nor negative, and positives that never occur."""
     for number, value in enumerate(values, start=1):
@@ -557,3 +547,94 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
             f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
             f"labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}."
         )
+
+
+_NEVER = ("-9", "-99", "-999", "-9999")  # of columns whose other numbers are not below 0
+
+
+def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
+    """Guesses what the columns of a table hold; see `looks`."""
+    tables = [f for f in looks.visible(path) if f.suffix.lower() in (".csv", ".tsv")]
+    tables = [path] if path.is_file() else [f for f in tables if f.name != "centres.csv"]
+    if len(tables) > 1:
+        return looks.several("csv", path, tables)
+    other = path.suffix.lower() in (".npz", ".json", *SUFFIXES, ".gz") or is_volume(path)
+    if not tables or other or looks.index_of(tables[0]):
+        return None
+    header = answers.get("data.header")
+    sheet = Sheet.read(tables[0], header) if header else looks.sheet_of(tables[0])
+    sheet = replace(sheet, missing=missing_words(answers.get("data.missing") or ()))
+    guess = looks.Guess("csv", tables[0], sure=path.is_file())
+    if all(as_number(name) < float("inf") for name in sheet.columns):
+        text = "The first line holds numbers. What are the names of the columns?"
+        guess.ask("data.header", text)
+        return guess
+    dropped = answers.get("data.drop") or []
+    label = looks.label_of(guess, sheet, "data.label", answers, dropped)
+    looks.roles(guess, sheet, "data.", answers, [str(label), *dropped])
+    used = {str(label), *dropped, *guess.keys.values(), answers.get("data.patient")}
+    _ask_cells(
+        guess, sheet, answers, {c: of for c, of in looks.distinct(sheet).items() if c not in used}
+    )
+    if label is not None and label.lower() in sheet.places:
+        _ask_label(guess, sheet, label, answers)
+    return guess
+
+
+def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answers) -> None:
+    """Asks about rows without a label, and which of two labels is positive."""
+    texts = sheet.texts(label)
+    names = sorted({text for text in texts if text is not None}, key=in_order)
+    if lacking := texts.count(None):
+        question = f"{lacking} of {len(texts)} rows have no {label}. Leave them out?"
+        guess.ask("data.unlabelled", question, "drop", ("drop", "error"))
+    if {"data.outcome", "data.time"} & {*answers} or answers.get("data.positive"):
+        return
+    if len(names) > looks.MANY and all(as_number(t) < float("inf") for t in names):
+        guess.keys |= {"data.outcome": "continuous", "model": "linear"}
+        guess.took.append(("outcome", "continuous", "probably: many different numbers"))
+    elif len(names) == 2 and looks.is_plainly_positive(names):
+        guess.took.append(("positive class", names[1], "probably: its name; data.positive"))
+    elif len(names) == 2:
+        best = looks.which_is_yes(names) or names[1]
+        question = f"Which label of {label} is the positive class?"
+        guess.ask("data.positive", question, [best], names)
+
+
+def _ask_cells(
+    guess: looks.Guess, sheet: Sheet, answers: looks.Answers, kinds: Mapping[str, set[str]]
+) -> None:
+    """Asks about cells that are no numbers in columns of numbers."""
+    lacking: set[str] = set()
+    limited, others = [], []
+    for name, texts in kinds.items():
+        numbers = [as_number(t) for t in sheet.with_points([*texts])]
+        odd = [t for t, n in zip(texts, numbers, strict=True) if n == float("inf")]
+        if all(n >= 0 or t in _NEVER for t, n in zip(texts, numbers, strict=True)):
+            lacking |= {t for t in texts if t in _NEVER}
+        some = any(map(csv_files.like_a_number, texts)) and not code_among(texts)
+        if not odd or not some or all(map(csv_files.is_date, texts)):
+            continue
+        limits = [t for t in odd if t[0] in "<>≤≥" and csv_files.is_limit(t)]
+        plain = [t for t in odd if not any(map(str.isdigit, t))]
+        if len(plain) > 3 or len(odd) > len(limits) + len(plain):
+            others.append(name)
+            continue
+        lacking |= {*plain}
+        limited += limits
+        others += [name] * bool(
+            (plain and "data.missing" in answers)
+            or (limits and answers.get("data.limits") == "refuse")
+        )
+    if lacking and "data.missing" not in answers:
+        best = sorted(lacking)
+        question = f"Do {few(best, 12)} among numbers stand for missing cells?"
+        guess.ask("data.missing", question, best, (looks.NO,))
+    if limited:
+        question = f"What are limits among numbers, such as {limited[0]}?"
+        choices = ("half", "value", "refuse")
+        guess.ask("data.limits", question, "half", choices)
+    if others:
+        question = f"Numbers and texts are mixed in {few(others, 12)}. Leave these columns out?"
+        best = [*(answers.get("data.drop") or []), *others]
+        guess.ask("data.drop", question, best, (looks.NO,))

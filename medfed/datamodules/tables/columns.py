@@ -199,7 +199,7 @@ _HOSPITALS = (
     "hosp(ital)?|centre|center|site|institution|clinic|klinik(um)?|krankenhaus|spital|zentrum"
     "|standort|einrichtung|h[oô]pital|clinique|[eé]tablissement|centro|cl[ií]nica|ospedale|sede"
     "|institución|instituição|ziekenhuis|centrum|sjukhus|sygehus|sykehus|sairaala|szpital|ośrodek"
-    "|nemocnice|kórház|hastane|больница|клиника|центр|病院|施設|医院|中心|병원|기관"
+    "|nemocnice|kórház|hastane|больница|клиника|центр|病院|施設|医院|中心|병원|기관|sito|sitio|standplaats|lieu"
 )
 _PATIENTS = (
     "patient(en|in)?|subject|person|participant|mrn|pid|fallnummer|paciente?|paziente|pati[eë]nt|pacjent"

@@ -1,0 +1,311 @@
+"""What a folder or file seems to hold, as readers answer ``medfed init`` beside their formats.
+
+The module of a reader has a function ``looks_like(path, answers)``, which returns a `Guess`, or
+None where the path holds something else. It looks at names and first files alone. ``answers`` are
+keys that the user has settled, by the command line or by an answer; after new answers it is called
+again, so a question may depend on another's answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from medfed.common.errors import DataError, few
+from medfed.datamodules.readers.account import is_visible
+from medfed.datamodules.readers.persons import KNOWN
+from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
+from medfed.standalone import pictures, volumes
+from medfed.standalone.csv_files import Sheet, like_a_number
+
+Answers = Mapping[str, Any]
+NO = "null: no"
+FIRST = 10  # files that are looked into
+MANY = 10  # different numbers of a label above which it is a measurement
+_INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth"}
+_PERSONS = (r"^(.*?\d+)[_-]", r"^(.+)[_-][^_-]+$")  # beginnings of names that may be the patient
+_PLACES = 50  # different texts of a column above which they are no hospitals
+_NO_PLACES = {*"mfwd", *("male", "female", "man", "woman", "yes", "no", "true", "false", "y", "n")}
+_LABEL = re.compile(r"label|outcome|target|class|y|diagnosis|ill|died|dead|death|event|status")
+_CODE = re.compile(r"[^\W\d]*[ _-]?\d[\w-]*")
+
+_YES = {"ja", "oui", "si", "sí", "sì", "sim", "tak", "da", "igen", "evet", "ano", "kyllä", "да"}
+_YES |= {"j", "o", "s", "wahr", "vrai", "vero"}
+_NO = {"nein", "non", "no", "não", "nao", "nej", "nee", "nei", "nie", "ne", "nem", "hayır", "ei"}
+_NO |= {"нет", "n", "falsch", "faux", "falso"}
+# Of two labels: those after which the other one is no disease and no event.
+_POSITIVE = {"yes", "true", "positive", "pos", "present", "1", "+", "y", "t", "positiv", "positivo"}
+_NEGATIVE = {"no", "false", "negative", "neg", "absent", "0", "-", "n", "f", "negativ", "negativo"}
+
+
+class Question(NamedTuple):
+    """What only the owner of the data knows.
+
+    Attributes:
+        text: The question.
+        best: The answer if the user leaves it to medfed; None: there is none.
+        choices: Possible answers, for the user.
+    """
+
+    text: str
+    best: Any = None
+    choices: Sequence[str] = ()
+
+
+@dataclass
+class Guess:
+    """What a folder or file seems to hold.
+
+    Attributes:
+        data: The option of ``data=``; empty for the yaml that names the reader.
+        path: What ``data.path`` names.
+        keys: Further keys of a run, with their values.
+        sure: Whether the layout tells; of several guesses, those that are sure count.
+        took: What was taken for what: the fact, the value, and how sure that is.
+        asks: The open questions, by the key that answers them.
+    """
+
+    data: str
+    path: Path
+    keys: dict[str, Any] = field(default_factory=dict)
+    sure: bool = True
+    took: list[tuple[str, object, str]] = field(default_factory=list)
+    asks: dict[str, Question] = field(default_factory=dict)
+
+    def reads(self, **values: Any) -> None:
+        """Adds keys of the reader."""
+        self.keys |= {f"data.reader.{key}": value for key, value in values.items()}
+
+    def ask(self, key: str, text: str, best: Any = None, choices: Sequence[str] = ()) -> None:
+        """Adds an open question."""
+        self.asks[key] = Question(text, best, choices)
+
+    def ask_patients(self, names: Sequence[str]) -> None:
+        """Asks whether names begin with the patient, where some may share one.
+
+        Example:
+            >>> guess = Guess("x", Path("x"))
+            >>> guess.ask_patients(["p1_a", "p1_b", "p2_a", "p3_a"])
+            >>> guess.asks["data.reader.patient_pattern"].text
+            'Does the name p1_a begin with the patient, p1?'
+        """
+        if any(re.match(known, name, re.IGNORECASE) for known in KNOWN.values() for name in names):
+            return  # the reader joins them, and says so
+        for pattern in _PERSONS:
+            people = Counter(m[1] for m in (re.match(pattern, name) for name in names) if m)
+            if people.total() == len(names) > len(people) >= max(3, len(names) / FIRST):
+                person = people.most_common(1)[0][0]
+                of = next(name for name in names if name.startswith(person))
+                question = f"Does the name {of} begin with the patient, {person}?"
+                self.ask("data.reader.patient_pattern", question, pattern, (NO,))
+                return
+
+
+def visible(path: Path) -> list[Path]:
+    """Lists the files and folders in a folder that are not hidden, sorted."""
+    return sorted(p for p in path.iterdir() if is_visible(p.name)) if path.is_dir() else []
+
+
+def words(text: str) -> set[str]:
+    """Returns the words of a name.
+
+    Example:
+        >>> sorted(words("*_CT.nii.gz"))
+        ['', 'ct', 'gz', 'nii']
+    """
+    return set(re.split(r"[\W_]+", text.lower()))
+
+
+def may_be_mask(name: str) -> bool:
+    """Says whether a name has a word for a mask.
+
+    Example:
+        >>> may_be_mask("*_seg"), may_be_mask("T1")
+        (True, False)
+    """
+    return bool(_INSIDE & words(name))
+
+
+def is_picture(path: Path) -> bool:
+    """Says whether a path is a picture."""
+    return path.suffix.lower() in pictures.SUFFIXES and path.is_file()
+
+
+@lru_cache(8)  # several readers look at it
+def _read(path: Path, changed: int) -> Sheet:
+    return Sheet.read(path)
+
+
+def sheet_of(path: Path) -> Sheet:
+    """Reads a table as often as it has changed."""
+    return _read(path, path.stat().st_mtime_ns)
+
+
+def distinct(sheet: Sheet) -> dict[str, set[str]]:
+    """Returns the different texts of each column, without missing cells."""
+    return {c: {text for text in sheet.texts(c) if text is not None} for c in sheet.columns}
+
+
+def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
+    """Finds a CSV, at the path or in its folder, that names pictures, and its columns of them.
+
+    Columns that may name masks come last.
+    """
+    files = [path] if path.is_file() else path.glob("*.csv")
+    for file in sorted(files, key=lambda f: (f.name != "images.csv", f.name)):
+        if file.suffix.lower() not in (".csv", ".tsv", ".txt") or file.name == "centres.csv":
+            continue
+        sheet = sheet_of(file)
+        first = dict(zip(sheet.columns, sheet.rows[0], strict=True))
+        named = [c for c, cell in first.items() if is_picture(file.parent / cell.strip())]
+        if named:
+            return sheet, sorted(named, key=may_be_mask)
+    return None
+
+
+def roles(
+    guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Collection[str]
+) -> None:
+    """Takes columns for hospitals and patients by their names, or asks whether one is.
+
+    Args:
+        guess: Gets the keys and questions.
+        sheet: The table.
+        prefix: What the keys begin with: ``data.`` or ``data.reader.``.
+        answers: The settled keys.
+        taken: Columns that are something else.
+    """
+    texts = {c: of for c, of in distinct(sheet).items() if c not in taken and len(of) > 1}
+    rows = len(sheet.rows)
+    places = [
+        c
+        for c, of in texts.items()
+        if _may_be_places(of, rows) or any(map(HOSPITAL.fullmatch, words(c)))
+    ]
+    people = [c for c, of in texts.items() if rows > len(of) > rows / FIRST and _are_codes(of)]
+    for role, pattern, others, question in (
+        ("centre", HOSPITAL, places, "name the hospital? Without it, clients are random."),
+        ("patient", PATIENT, people, "identify the patient? Without it, each row is one."),
+    ):
+        key = f"{prefix}{role}"
+        named = [c for c in texts if pattern.fullmatch(c)]
+        if key in answers:
+            continue
+        if len(named) == 1:
+            guess.keys[key] = named[0]
+            guess.took.append((role, named[0], "probably: its name"))
+        elif choices := named or [c for c in others if c not in guess.keys.values()]:
+            text = f"Does one of these columns {question}"
+            guess.ask(key, text, named[0] if named else "null", (*choices, NO))
+
+
+def label_of(
+    guess: Guess, sheet: Sheet, key: str, answers: Answers, taken: Collection[str]
+) -> str | None:
+    """Returns the column that is the label by its name, or asks for it."""
+    kinds = distinct(sheet)
+    alike = [c for c in sheet.columns if _LABEL.fullmatch(c.lower()) and c not in taken]
+    label: str | None = answers.get(key, alike[0] if len(alike) == 1 else None)
+    few_texts = [c for c, of in kinds.items() if 2 <= len(of) <= MANY and c not in taken]
+    guess.ask(key, "Which column is the label?", label, alike or few_texts)
+    return label
+
+
+def which_is_yes(names: Sequence[str]) -> str | None:
+    """Of two labels in another language than English, the one that means yes, if the other is no.
+
+    Example:
+        >>> which_is_yes(["Ja", "Nein"]), which_is_yes(["no", "yes"]), which_is_yes(["a", "b"])
+        ('Ja', None, None)
+    """
+    lower = [name.lower() for name in names]
+    if len(names) != 2 or not ({*lower} & _YES and {*lower} & _NO):
+        return None
+    return names[0] if lower[0] in _YES else names[1]
+
+
+def is_plainly_positive(names: Sequence[str]) -> bool:
+    """Says whether the second of two sorted labels is the positive class by its word.
+
+    Example:
+        >>> is_plainly_positive(["0", "1"]), is_plainly_positive(["alive", "dead"])
+        (True, False)
+    """
+    no, yes = (name.lower() for name in names)
+    return (no in _NEGATIVE and yes in _POSITIVE) or all(map(like_a_number, names))
+
+
+def _may_be_places(texts: Collection[str], rows: int) -> bool:
+    """Whether a column has few texts, each in several rows, that are no sexes and no answers."""
+    several = 2 <= len(texts) <= _PLACES and 4 * len(texts) <= rows
+    known = {*map(str.lower, texts)} <= _NO_PLACES or which_is_yes(sorted(texts)) is not None
+    return several and not known and not any(map(like_a_number, texts))
+
+
+def _are_codes(texts: Collection[str]) -> bool:
+    """Whether texts are like P001, and no numbers or dates."""
+    return all(map(_CODE.fullmatch, texts)) and not any(map(like_a_number, texts))
+
+
+def colours(guess: Guess, files: Sequence[Path], compare: bool = False) -> None:
+    """Notes the colours and size of the first pictures; says which channels are copies."""
+    heads = [pictures.picture_header(file) for file in files[:FIRST]]
+    color = "rgb" if any(color == "rgb" for _, _, color in heads) else "grey"
+    guess.reads(color=color)
+    guess.took.append(("first picture", heads[0], "sure: its header"))
+    some, pairs = (
+        files[:: 1 + len(files) // 100] if compare and color == "rgb" else [],
+        Counter[str](),
+    )
+    for file in some:
+        of = zip(("red", "green", "blue"), pictures.read_picture(file, "rgb")[0], strict=True)
+        pairs.update(f"{a} = {b}" for (a, x), (b, y) in combinations(of, 2) if (x == y).all())
+    if pairs:
+        equal = f"{few([f'{pair} in {n}' for pair, n in pairs.items()])} of {len(some)} pictures"
+        guess.took.append(("equal channels", equal, "perhaps a copy for a contrast not taken"))
+
+
+def regions(guess: Guess, files: Sequence[Path], white: bool = False) -> None:
+    """Notes the values of masks with a name for each, and asks where they are those of BraTS.
+
+    Args:
+        guess: Gets the key ``data.reader.regions``.
+        files: Masks; the first are looked into.
+        white: Whether the reader takes masks of 0 and 255 without a name.
+    """
+    values: set[int] = set()
+    for file in files[:FIRST]:
+        flat = is_picture(file)
+        voxels = pictures.read_mask(file) if flat else volumes.read_volume(file).voxels.numpy()
+        values |= {int(v) for v in np.unique(voxels) if v}
+    inside = sorted(values)
+    if not 0 < len(inside) < 50 or not 0 < inside[0] <= inside[-1] < 256:
+        raise DataError(f"{files[0]} is no mask of a few label values; name it by data.reader.")
+    called = {"foreground" if len(inside) == 1 else f"label_{v}": [v] for v in inside}
+    guess.reads(regions=None if white and inside in ([1], [255]) else called)
+    guess.took.append(("mask values", inside, "in the first masks; data.reader.regions"))
+    if inside == [1, 2, 4]:
+        brats = {"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]}
+        text = "The masks hold 1, 2 and 4, as those of BraTS. Which regions?"
+        choices = [str(of).replace("'", "") for of in (brats, called)]
+        guess.ask("data.reader.regions", text, brats, choices)
+
+
+def brats_regions() -> Question:
+    """Asks for the regions of a tumour in the layout of BraTS."""
+    regions = ["whole", "core", "enhancing"]
+    return Question("Which regions of the tumour? They overlap.", regions, regions)
+
+
+def several(data: str, path: Path, files: Sequence[Path]) -> Guess:
+    """Returns the guess that one of several files is meant, and asks which."""
+    question = Question(f"Which of the {len(files)} files?", None, [f.name for f in files])
+    return Guess(data, path, sure=False, asks={"data.path": question})

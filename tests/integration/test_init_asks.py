@@ -1,0 +1,367 @@
+"""``medfed init`` on files as hospitals have them: right, a question, or one clear sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medfed.commands.init import init
+from medfed.common.errors import ConfigError, MedfedError
+from medfed.config.compose import CONFIG_DIR, load
+from tests.datamodules import organ_layouts
+from tests.datamodules.test_dicom import frames, series
+from tests.datamodules.test_oddities import a_list
+from tests.datamodules.volume_files import affine, write_volume
+from tests.integration.test_init import guess, luna, refused, table, with_column
+
+
+def rows_of(folder, head, row, count=60):
+    path = folder / "t.csv"
+    path.write_text("\n".join([head, *(",".join(row(n)) for n in range(count))]) + "\n", "utf-8")
+    return path
+
+
+def ages(n):
+    return f"{np.random.default_rng(n).normal(60, 9):.1f}"
+
+
+def ids(folder):
+    return rows_of(
+        folder,
+        "patient,age,outcome",
+        lambda n: (f"{100 + n // 2}{'.0' * (n % 2)}", ages(n), f"{n % 3 > 1:d}"),
+    )
+
+
+def capitals(folder):
+    return rows_of(folder, "age,outcome", lambda n: (ages(n), ("No", "Yes", "no", "yes")[n % 4]))
+
+
+def no_hospital(folder):
+    return rows_of(
+        folder,
+        "age,hospital,outcome",
+        lambda n: (ages(n), ("#N/A", "A", "B", "<NA>")[n % 4], f"{n % 3 > 1:d}"),
+    )
+
+
+def no_label(folder):
+    return rows_of(folder, "age,outcome", lambda n: (ages(n), ("1", "0", "#N/A")[n % 3]))
+
+
+def codes(folder):
+    return rows_of(
+        folder,
+        "age,icd,outcome",
+        lambda n: (ages(n), ("0744", "744", "V30")[n % 3], f"{n % 5 > 1:d}"),
+    )
+
+
+def pictures(folder, ending="png", top=256, masks=False):
+    for kind in ("benign", "malignant"):
+        (folder / kind).mkdir(parents=True)
+        for n in range(10):
+            values = np.random.default_rng(n).integers(0, top, (12, 10))
+            image = Image.fromarray(values.astype(np.uint8 if top == 256 else np.uint16))
+            image.save(folder / kind / f"{kind} ({n}).{ending}")
+            if masks:
+                image.save(folder / kind / f"{kind} ({n})_mask.png")
+    return folder
+
+
+def as_nnunet(folder):
+    for n in range(6):
+        values = np.random.default_rng(n).integers(0, 255, (24, 20, 3), np.uint8)
+        for part, name, pixels in (
+            ("imagesTr", f"c{n}_0000", values),
+            ("labelsTr", f"c{n}", values[..., 0] % 2),
+        ):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / part / f"{name}.png")
+    (folder / "dataset.json").write_text(
+        '{"channel_names": {"0": "R"}, "labels": {"background": 0, "t": 1}, "file_ending": ".png"}'
+    )
+    return folder
+
+
+def more_volumes(folder):
+    folder.mkdir()
+    a_list(folder, (6, 5, 4, 3))
+    return folder
+
+
+def from_windows(folder):
+    folder.mkdir()
+    a_list(folder, path=".\\{}", mark="\ufeff")
+    return folder
+
+
+def listed_hospitals(folder):
+    """A list whose entries name patient and hospital by other words."""
+    return organ_layouts.write_datalist(
+        folder, entry=lambda n: {"subject": f"p{n // 2}", "Klinik": "ab"[n // 2 % 2]}
+    )
+
+
+def hospitals_in_names(folder):
+    for n in range(4):
+        image, label = organ_layouts.organs(n)
+        case = folder / f"{('basel', 'bern')[n % 2]}{n}"
+        write_volume(case / "t1.nii.gz", image, affine())
+        write_volume(case / "seg.nii.gz", label, affine())
+    return folder
+
+
+def no_masks(folder):
+    organ_layouts.write_nnunet(folder)
+    (folder / "labelsTr" / "organ_00.nii.gz").unlink()
+    return folder
+
+
+def no_labels(folder):
+    organ_layouts.write_datalist(folder)
+    file = folder / "dataset.json"
+    file.write_text(file.read_text().replace('"labels"', '"classes"'))
+    return folder
+
+
+def dicom_cases(folder, two=False, several=False):
+    for n in range(4):
+        case = folder / f"case_{n}"
+        for name in ("arterial", "venous") if several else ("CT",):
+            (case / name).mkdir(parents=True)
+            if two:
+                series(case / name)
+                series(case / name, ending="_2.dcm", series="9")
+            else:
+                frames(case / name / "scan.dcm")
+        (case / "seg.nrrd").parent.mkdir(exist_ok=True)
+        mask = np.zeros((7, 6, 5), np.uint8)
+        mask[2:4, 2:4, 2:4] = 1
+        write_volume(case / "seg.nrrd", mask, affine())
+    return folder
+
+
+def other_names(folder):
+    for n in range(2):
+        for name in ("mask", "label"):
+            write_volume(folder / f"c{n}" / f"{name}.nii.gz", organ_layouts.organs(n)[1], affine())
+        write_volume(folder / f"c{n}" / "t1.nii.gz", organ_layouts.organs(n)[0], affine())
+    return folder
+
+
+CASES = {  # the maker, and what is said
+    "ids 100 and 100.0": (ids, "differ only in the format of a number"),
+    "yes and Yes": (capitals, "'No'", "'no'", "differ only in capitals"),
+    "no hospital": (no_hospital, "column hospital: the cell is missing"),
+    "no label": (no_label, "data.unlabelled drop (a guess", "40 of 60 rows are taken"),
+    "codes": (codes, "a leading zero", "icd (0744)", "patients 60"),
+    "masks beside pictures": (
+        lambda f: pictures(f, masks=True),
+        "masks beside pictures 20, such as benign (0)_mask.png",
+        "patients 20 ",
+    ),
+    "webp": (lambda f: pictures(f, "webp"), "patients 20 ", "all 20 files are taken"),
+    "12 bits": (lambda f: pictures(f, top=4096), "16 bits use 12 bits", "patients 20 "),
+    "pictures as nnU-Net's": (as_nnunet, "image_masks at ", "patients 6 ", "mask values [1]"),
+    "more volumes": (more_volumes, "holds 3 volumes", "but 1 is named"),
+    "a list of Windows": (from_windows, "datalist at ", "patients 3 "),
+    "words of a list": (
+        listed_hospitals,
+        "centre Klinik (probably",
+        "patient subject (probably",
+        "hospitals a 2, b 1",
+        "patients 3 ",
+    ),
+    "hospitals in names": (
+        hospitals_in_names,
+        "data.reader.centre_pattern None (a guess",
+        "hospitals none named",
+    ),
+    "no masks": (no_masks, "no mask in labelsTr and are left out: organ_00", "patients 5 "),
+    "a list without labels": (no_labels, "mask values [1, 2]", "labels label_1, label_2"),
+    "two masks": (other_names, "Which file of a case is the mask? (label.nii.gz, mask.nii.gz)"),
+    "two series": (lambda f: dicom_cases(f, two=True), "holds 2 DICOM series"),
+    "phases": (
+        lambda f: dicom_cases(f, several=True),
+        "data.reader.channels ['arterial', 'venous'] (a guess",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_as_hospitals_have_them(case, tmp_path, capsys):
+    make, *words = CASES[case]
+    path = make(tmp_path / "own" if make.__name__ not in TABLES else tmp_path)
+    try:
+        guess(path, tmp_path / "into", "yes=true")
+        said = capsys.readouterr().out
+    except MedfedError:
+        said = refused(tmp_path, path, "yes=true")
+    said = " ".join(said.split())
+    assert all(word in said for word in words), said
+    assert "unexpected" not in said
+
+
+TABLES = {make.__name__ for make in (ids, capitals, no_hospital, no_label, codes)}
+
+
+@pytest.mark.parametrize(
+    ("words", "positive"),
+    [
+        (("no", "yes"), None),
+        (("0", "1"), None),
+        (("negative", "positive"), None),
+        (("False", "True"), None),
+        (("nein", "ja"), ["ja"]),
+        (("no", "sí"), ["sí"]),
+        (("非", "是"), ["非"]),
+        (("alive", "dead"), ["dead"]),
+        (("control", "case"), ["control"]),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+)
+def test_which_of_two_labels_is_positive_is_said_or_asked(words, positive, tmp_path, capsys):
+    path = table(tmp_path, cells=lambda n: words[n % 3 == 0])
+    assert guess(path, tmp_path / "into", "yes=true").data.positive == positive
+    out = " ".join(capsys.readouterr().out.split())
+    if positive is None:
+        assert f"positive class {words[1]} (probably" in out
+    else:
+        asked = refused(tmp_path / "other", path, "data.label=outcome")
+        assert "Which label of outcome is the positive class? (" in asked
+
+
+def answering(monkeypatch, **answers):
+    """A terminal whose user answers the questions that hold a word; all that were asked."""
+    asked = []
+
+    def answer(question):
+        asked.append(question)
+        return next((a for word, a in answers.items() if word in question), "")
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", answer)
+    return asked
+
+
+def test_an_error_that_names_a_key_is_a_question(tmp_path, monkeypatch, capsys):
+    path = luna(tmp_path / "own")
+    next(path.glob("subset*/*.mhd")).unlink()
+    said = refused(tmp_path, path, "yes=true")
+    assert "set data.reader.missing=skip. (skip) Answer by data.reader.missing=VALUE." in said
+    asked = answering(monkeypatch, missing="skip")
+    assert guess(path, tmp_path / "into").data.reader.missing == "skip"
+    assert len(asked) == 1
+    assert "data.reader.missing skip (answered)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_answers_are_kept_where_it_stops(tmp_path, monkeypatch):
+    path = capitals(tmp_path)
+    asked = answering(monkeypatch, label="outcome")
+    said = refused(tmp_path, path)
+    assert "\nYou have answered: data.label=outcome\n" in said
+    assert said.splitlines()[-1].count("differ only in capitals") == 1
+    assert len(asked) == 1
+
+
+def test_columns_without_names_are_asked_for(tmp_path, monkeypatch):
+    path = rows_of(tmp_path, "61.5,1,0", lambda n: (ages(n), f"{n % 4}", f"{n % 3 > 1:d}"))
+    said = refused(tmp_path, path, "yes=true")
+    assert "The first line holds numbers. What are the names of the columns?" in said
+    answering(monkeypatch, columns="age,stage,ill", label="ill")
+    data = guess(path, tmp_path / "into").data
+    assert (data.header, data.label) == (["age", "stage", "ill"], "ill")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"a,b\n", b"PK\x03\x04", b"\x89PNG", b"{", b"[1]", b"\x1f\x8b", b"\xff\xfe\0"],
+    ids=repr,
+)
+@pytest.mark.parametrize("ending", ["csv", "json", "npz", "png", "nii.gz", "dcm", "xlsx", "data"])
+def test_no_file_is_more_than_one_sentence(content, ending, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / f"a.{ending}").write_bytes(content)
+    for path in (tmp_path / "own", tmp_path / "own" / f"a.{ending}"):
+        assert "unexpected" not in refused(tmp_path, path, "yes=true")
+
+
+def test_answers_have_the_spelling_of_the_command_line(tmp_path, monkeypatch):
+    path = with_column(tmp_path, "Ort", ["Nord", "Süd"])
+    lines = path.read_text("utf-8").splitlines()
+    more = [
+        f"{line},{['3/4', '7'][n % 2]},{['1/2', '5'][n % 2]}" for n, line in enumerate(lines[1:])
+    ]
+    path.write_text("\n".join([f"{lines[0]},a,b", *more]) + "\n", "utf-8")
+    asked = answering(monkeypatch, mixed="a, b", label="outcome", hospital="Ort")
+    data = guess(path, tmp_path / "into").data
+    assert (data.drop, data.label, data.centre) == (["a", "b"], "outcome", "Ort")
+    assert sum("mixed in a, b" in question for question in asked) == 1
+
+
+def test_an_experiment_of_medfeds_name_is_not_hidden(tmp_path):
+    path = table(tmp_path).rename(tmp_path / "stroke.csv")
+    file = init([str(path), f"into={tmp_path / 'into'}", "yes=true"])
+    assert file.stem == "stroke_data"
+    assert load([f"plugins={tmp_path / 'into'}", "experiment=stroke_data"]).data.path == str(path)
+    with pytest.raises(ConfigError, match="name=nnunet is an experiment of medfed's"):
+        init([str(path), f"into={tmp_path / 'into'}", "yes=true", "name=nnunet"])
+
+
+PLUGIN = """
+from medfed.datamodules.readers.looks import Guess
+from medfed.datamodules.readers.table import read_csv
+
+def read_sheets(path, label):
+    return read_csv(next(path.glob("*.sheet")), label, categorical="auto")
+
+def looks_like(path, answers):
+    if not any(path.glob("*.sheet")):
+        return None
+    guess = Guess("", path)
+    guess.ask("data.reader.label", "Which column of the sheet?", None, ["outcome"])
+    return guess
+"""
+
+
+def test_a_plug_in_reader_takes_part(tmp_path, capsys):
+    plugin, own = tmp_path / "mine", tmp_path / "own"
+    (plugin / "configs" / "data").mkdir(parents=True)
+    (plugin / "sheets_of_ours.py").write_text(PLUGIN)
+    shipped = (CONFIG_DIR / "data" / "csv.yaml").read_text().replace("reader: null", "")
+    shipped += "reader: {_target_: sheets_of_ours.read_sheets, _partial_: true, label: ill}\n"
+    (plugin / "configs" / "data" / "sheets.yaml").write_text(shipped)
+    own.mkdir()
+    table(own).rename(own / "clinic.sheet")
+    keys = (f"plugins={plugin}", "yes=true")
+    said = refused(tmp_path, own, *keys)
+    assert "Which column of the sheet? (outcome) Answer by data.reader.label=VALUE." in said
+    file = init([str(own), f"into={tmp_path / 'into'}", *keys, "data.reader.label=outcome"])
+    out = capsys.readouterr().out
+    assert f"'plugins=[{plugin},{tmp_path / 'into'}]' experiment=own" in out
+    config = load([f"plugins=[{plugin},{tmp_path / 'into'}]", f"experiment={file.stem}"])
+    assert config.data.reader["_target_"] == "sheets_of_ours.read_sheets"
+    assert "patients        40" in out
+
+
+def test_hospitals_in_the_names_of_cases_are_asked_about(tmp_path, monkeypatch):
+    path = hospitals_in_names(tmp_path / "own")
+    said = refused(tmp_path, path)
+    assert "Do the names of cases begin with the hospital (basel, bern)?" in said
+    answering(monkeypatch, hospital="^([a-z]+)[0-9]")
+    data = guess(path, tmp_path / "into").data
+    assert data.reader.centre_pattern == "^([a-z]+)[0-9]"
+
+
+def test_what_two_readers_take_is_asked(tmp_path):
+    path = pictures(tmp_path / "own")
+    for n, case in enumerate(("benign", "malignant")):
+        for name, kind in (("t1", 0), ("seg", 1)):
+            volume = organ_layouts.organs(n)[kind]
+            write_volume(path / case / f"{name}.nii.gz", volume, affine())
+    said = refused(tmp_path, path)
+    assert "What is it? (image_folder, brats_folder) Answer by data=VALUE" in said
+    data = guess(path, tmp_path / "into", "data=brats_folder").data
+    assert data.reader["_target_"].endswith("FolderReader")
