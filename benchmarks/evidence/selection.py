@@ -13,13 +13,13 @@ error over splits), for FedAvg at the hospitals of at least so many patients.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
-from torch import Tensor
 
 Floats = NDArray[np.float64]
 ROUNDS = 20
@@ -88,13 +88,13 @@ def measured(table: str, least: int, splits: int) -> dict[str, tuple[float, floa
     }
 
 
-def part(batches: Sequence[Mapping[str, Tensor]]) -> tuple[Floats, Floats]:
+def part(batches: Iterable[Mapping[str, Any]]) -> tuple[Floats, Floats]:
     """Returns inputs and labels of a split, with a column of ones."""
     x, y = (torch.cat([b[key] for b in batches]).double().numpy() for key in ("image", "label"))
     return np.column_stack([x.reshape(len(y), -1), np.ones(len(y))]), y
 
 
-def fedavg(parts: list, rate: float = 0.3, steps: int = 5) -> tuple[Floats, Floats]:
+def fedavg(parts: Sequence[Any], rate: float = 0.3, steps: int = 5) -> tuple[Floats, Floats]:
     """Logistic regression by FedAvg; (hospitals, rounds) AUROC of validation and of test."""
     weights = np.zeros(parts[0][0][0].shape[1])
     sizes = np.array([len(train[1]) for train, *_ in parts])
