@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _BEGINS = re.compile(
     rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
 )
+_PLACE = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing")
 _FRAMES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _TAGS = (
     "SOPClassUID",
@@ -345,17 +346,33 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
 
 
 def _header(path: Path) -> _Slice:
-    tags = _tags(path, "SeriesInstanceUID")
+    names = ("SeriesInstanceUID", "ModalityLUTSequence", "RescaleSlope", *_PLACE, *_FRAMES)
+    tags = _tags(path, *names)
     syntax = getattr(getattr(tags, "file_meta", None), "TransferSyntaxUID", None)
-    if syntax is not None and any(word in syntax.name for word in _UNREAD):
+    if syntax is not None and (
+        syntax.name == str(syntax) or any(word in syntax.name for word in _UNREAD)
+    ):
         raise DataError(
             f"{path} is compressed as {syntax.name}, which is not read; decompress it, such as by "
             "gdcmconv --raw, or leave the patient out."
+        )
+    if "ModalityLUTSequence" in tags:
+        raise DataError(
+            f"{path} has a look-up table of its values (Modality LUT Sequence), which is not "
+            "applied; convert it to NIfTI, or leave the patient out."
         )
     reader = itk_header(path, _FORMAT)
     size = (*reader.GetSize(), 1)[:3]
     if reader.GetDimension() != 3:
         raise DataError(f"{path} has {reader.GetDimension()} dimensions; a slice has three.")
+    if getattr(tags, "RescaleSlope", None) == 0:
+        raise DataError(f"{path} has a slope of 0, so its values are lost; export it again.")
+    lacking = [name for name in _PLACE if not getattr(tags, name, None)]
+    if lacking and size[2] == 1 and _FRAMES[0] not in tags:
+        raise DataError(
+            f"{path} does not say where it lies: it lacks {' and '.join(lacking)}; export the "
+            "series again, or convert it to NIfTI."
+        )
     uid = str(getattr(tags, "SeriesInstanceUID", None) or "")
     return _Slice(path, uid.strip(), size, reader.GetNumberOfComponents(), affine_of(reader))
 

@@ -6,9 +6,12 @@ checksum. So this module first checks the header's text, the file's length and t
 
 from __future__ import annotations
 
+import gzip
+import logging
 import math
 import re
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,11 @@ _UNITS = {  # by the names that NRRD files have
     **dict.fromkeys(("m", "meter", "metre"), "meter"),
     **dict.fromkeys(("um", "µm", "μm", "micron", "micrometer", "micrometre"), "micron"),
 }
+_SIDES = re.compile(r"(l|r|left|right)(-?(a|p)|-(anterior|posterior))", re.IGNORECASE)
+SIDE = (
+    "does not say which side is left; its axes are taken in the usual order: compare a picture of "
+    "it with the original"
+)
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
 
 
@@ -64,6 +72,17 @@ class Source(NamedTuple):
     plain: bool
 
 
+log = logging.getLogger(__name__)
+_SAID: set[tuple[Path, str]] = set()
+
+
+def say_once(path: Path, what: str) -> None:
+    """Says what is odd about a file, and nothing of its like in the same folder."""
+    if (key := (path.parent, what)) not in _SAID:
+        _SAID.add(key)
+        log.warning("%s %s.", path, what)
+
+
 def source_of(path: Path) -> Source:
     """Reads a header, and checks the length of the file with the voxels.
 
@@ -73,7 +92,7 @@ def source_of(path: Path) -> Source:
     Raises:
         DataError: If the header cannot be used, or voxels are missing, too few or too many.
     """
-    nrrd = path.suffix.lower() == ".nrrd"
+    nrrd = path.suffix.lower() in (".nrrd", ".nhdr")
     file, start, packed, plain = (_nrrd if nrrd else _metaimage)(path)
     reader = itk_header(path, "NrrdImageIO" if nrrd else "MetaImageIO")
     if len(shape := reader.GetSize()) != 3 or min(shape) < 1:
@@ -118,6 +137,9 @@ def _millimetres(path: Path) -> float:
         return 1.0
     head = _head(path).split(b"\n\n")[0].decode("utf-8", "replace")
     line = re.search(r"^space units: *(.*?)\s*$", head, re.MULTILINE | re.IGNORECASE)
+    space = re.search(r"^space: *(.*?)\s*$", head, re.MULTILINE | re.IGNORECASE)
+    if not space or not _SIDES.match(space[1]):
+        say_once(path, SIDE)
     units = {name.strip().lower() for name in re.findall(r'"(.*?)"', line[1])} if line else {"mm"}
     if len(units) != 1 or not units <= {*_UNITS, "cm"}:
         raise DataError(
@@ -256,6 +278,8 @@ def _nrrd(path: Path) -> tuple[Path, int, bool, bool]:
             raise corrupt(path, ValueError(f"a header line has {len(line)} characters"))
     if re.search(r"^data ?file:", head, re.MULTILINE | re.IGNORECASE):
         raise DataError(f"{path} names voxels in other files; write the volume as one .nrrd file.")
+    if re.search(r"^encoding: *bz", head, re.MULTILINE | re.IGNORECASE):
+        raise DataError(f"{path} is packed by bzip2, which is not read; write it with gzip.")
     packed = re.search(r"^encoding: *gz", head, re.MULTILINE | re.IGNORECASE) is not None
     return path, end.end() if end else len(text), packed, False
 
@@ -299,6 +323,7 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
     return file, end if local else start, packed, not (packed or any(big))
 
 
+_GZIP = "a gzip file"
 _KINDS = (  # by their first bytes
     (rb"\x89PNG", "a PNG picture"),
     (rb"\xff\xd8\xff", "a JPEG picture"),
@@ -307,13 +332,23 @@ _KINDS = (  # by their first bytes
     (rb"version https://git-lfs", "a pointer of Git LFS, without the data"),
     (rb"NRRD\d", "a NRRD file"),
     (rb"ObjectType|NDims|Comment *=", "a MetaImage file"),
-    (rb"\x1f\x8b", "a gzip file"),
+    (rb"\x1f\x8b", _GZIP),
     (rb"PK\x03\x04", "a zip file"),
     (rb"(?s:.{128})DICM", "a DICOM file"),
     (rb"(?s:.{344})n[i+]1\0", "a NIfTI file that is not packed"),
     (rb"\x5c\x01\0\0|\0\0\x01\x5c", "a NIfTI file that is not packed"),
 )
-_MEANT = {".nrrd": "a NRRD", ".mha": "a MetaImage", ".mhd": "a MetaImage", ".gz": "a gzip"}
+_MEANT = {
+    ".nrrd": "a NRRD",
+    ".nhdr": "a NRRD",
+    ".mha": "a MetaImage",
+    ".mhd": "a MetaImage",
+    ".gz": "a gzip",
+}
+
+
+def _kind(head: bytes) -> str | None:
+    return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
 
 
 def _other_kind(file: Path) -> str | None:
@@ -323,8 +358,11 @@ def _other_kind(file: Path) -> str | None:
             head = opened.read(352)
     except OSError:
         return None
-    kind = next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
-    suffix = file.suffix.lower()
+    kind, suffix = _kind(head), file.suffix.lower()
+    if kind == _GZIP and suffix == ".gz":
+        with suppress(OSError, EOFError, zlib.error), gzip.open(file) as unpacked:
+            kind = _kind(unpacked.read(352))
+            return None if kind is None or kind.startswith("a NIfTI") else f"{kind} in a gzip file"
     meant = _MEANT.get(suffix, "a DICOM" if suffix in ("", ".dcm", ".ima") else "a NIfTI")
     return None if kind is None or kind.startswith(meant) else kind
 

@@ -24,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import dicom, itk
-from .errors import DataError
-from .itk import MILLIMETRES, corrupt, missing
+from .errors import DataError, first_line
+from .itk import SIDE, corrupt, missing, say_once
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+_PAIR = (".hdr", ".img")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
 _PADDING = 1 << 20  # zeros that may follow the voxels
@@ -123,7 +124,10 @@ def files_of(path: Path) -> list[Path]:
         return dicom.files(path)
     if path.suffix.lower() == ".mhd":
         return list(dict.fromkeys([path, itk.source_of(path).file]))
-    return [path]
+    return [
+        path,
+        *(path.with_suffix(s) for s in _PAIR if path.suffix in _PAIR and path.suffix != s),
+    ]
 
 
 def files_of_case(files: Iterable[Path]) -> list[Path]:
@@ -149,9 +153,10 @@ def read_geometry(path: Path, towards: str = "RAS") -> Geometry:
 
     module = _format(path)
     shape, channels, stored = module.header(path) if module else _nifti_header(path)
-    if not np.isfinite(stored).all() or abs(np.linalg.det(stored[:3, :3])) < 1e-9:
+    steps = np.linalg.norm(stored[:3, :3], axis=0)
+    if not np.isfinite(stored).all() or steps.min() < 1e-9:
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
-    axes = stored[:3, :3] / np.linalg.norm(stored[:3, :3], axis=0)
+    axes = stored[:3, :3] / steps
     if np.abs(axes.T @ axes - np.eye(3)).max() > _SHEAR:
         raise DataError(
             f"{path} is sheared (its axes are not at right angles); resample it to an upright grid "
@@ -312,7 +317,7 @@ def _format(path: Path) -> Any:
     """The module that reads a file by its ``header`` and ``voxels``; None for NIfTI, read here."""
     if path.is_dir():
         return dicom
-    return itk if suffix_of(path) in (".mha", ".mhd", ".nrrd") else None
+    return itk if path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr") else None
 
 
 def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
@@ -331,8 +336,18 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
     shape = image.shape
     if len(shape) not in (3, 4) or min(shape) < 1:
         raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
-    unit = image.header.get_xyzt_units()[0] if hasattr(image.header, "get_xyzt_units") else "mm"
-    affine = np.diag([*[MILLIMETRES.get(unit, 1.0)] * 3, 1.0]) @ image.affine
+    scale = 1.0
+    if hasattr(image, "get_sform"):
+        scale = {1: 1e3, 3: 1e-3}.get(int(image.header["xyzt_units"]) & 7, 1.0)  # metre, micron
+        if not image.header["sform_code"] and not image.header["qform_code"]:
+            say_once(path, SIDE)
+        elif image.header["sform_code"] and image.header["qform_code"]:
+            apart = np.abs(image.affine - image.get_qform()).max()
+            if apart > _APART * min(image.header.get_zooms()[:3]):
+                say_once(path, "has a sform and a qform that differ; the sform counts")
+    elif hasattr(image.header, "default_x_flip"):  # Analyze
+        say_once(path, SIDE)
+    affine = np.diag([scale, scale, scale, 1.0]) @ image.affine
     return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
 
 
@@ -371,11 +386,24 @@ def _nifti_voxels(path: Path) -> NDArray[Any]:
 def _opened(path: Path) -> Any:
     """A file whose header has been read."""
     from nibabel import load  # imported here, as it takes a while
+    from nibabel.spatialimages import HeaderDataError
 
     try:
-        return load(path)
+        image = load(path)
+        if hasattr(image, "get_qform"):
+            image.get_qform()  # may have numbers of no turn
+        return image
     except FileNotFoundError:
+        if path.exists():
+            raise DataError(
+                f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
+            ) from None
         raise missing(path) from None
+    except HeaderDataError as error:
+        raise DataError(
+            f"{path} has a header that cannot be read ({first_line(error)}); convert it anew or "
+            "leave the patient out."
+        ) from error
     except Exception as error:  # all errors that a library raises on bad bytes
         raise corrupt(path, error) from error
 
