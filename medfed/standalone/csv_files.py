@@ -29,6 +29,9 @@ _MAGIC = {
     b"PAR1": "a Parquet file",
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
+    b"<!DOCTYPE html": "a web page",
+    b"<html": "a web page",
+    b"version https://git-lfs": "a pointer of Git LFS, without the data",
 }
 
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\x81\x8d\x8f\x90\x9d]")  # in no Latin-1 file
@@ -65,7 +68,7 @@ def _text(path: Path, absent: str) -> tuple[str, bool]:
     except OSError as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
     for magic, kind in _MAGIC.items():
-        if content.startswith(magic):
+        if content[:40].lower().startswith(magic.lower()):
             raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")
     try:
         text, latin = content.decode("utf-8-sig"), False
@@ -91,7 +94,8 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
     try:
         yield from ([original(cell) for cell in row] for row in rows if row)
     except csv.Error as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
+        why = str(error).replace("unexpected end of data", "a quote is not closed")
+        raise DataError(f"{path} cannot be read as CSV ({why}); save it as UTF-8 CSV.") from error
 
 
 def delimiter(text: str) -> str:

@@ -330,7 +330,7 @@ def read_image(
     """Reads one image.
 
     Args:
-        file: The file; of several pages or frames, the first is taken.
+        file: The file.
         size: Height and width.
         color: ``"grey"`` or ``"rgb"``.
         white: The white of grey values of 16 bits, see `white_of`.
@@ -339,11 +339,12 @@ def read_image(
         (C, height, width).
 
     Raises:
-        DataError: If it cannot be read.
+        DataError: If it cannot be read, has several pages, or is transparent anywhere.
     """
     from PIL import Image
 
     with opened(file) as picture:
+        _check_opaque(picture, file)
         plain = eight_bits(_shown(picture), white).convert("L" if color == "grey" else "RGB")
     height, width = size
     if plain.size != (width, height):

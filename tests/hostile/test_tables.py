@@ -51,7 +51,7 @@ FILES = {
         changed("ill", "ill,").replace(",41,0", ",41,0,x"),
         "data row 1: 4 cells, but 5 columns",
     ),
-    "open quote": (changed("p3", '"p3'), "cannot be read as CSV (unexpected end of data)"),
+    "open quote": (changed("p3", '"p3'), "cannot be read as CSV (a quote is not closed)"),
     "two open quotes": (
         changed("p3,Basel", 'p3,"Basel').replace("p9,Basel", 'p9,"Basel'),
         "cannot be read as CSV (',' expected after '\"')",
@@ -66,7 +66,7 @@ FILES = {
     "gzip": (b"\x1f\x8b\x08" + bytes(50), "is a gzip file"),
     "Parquet": (b"PAR1" + bytes(60), "is a Parquet file"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "is not UTF-8 (byte 0x89)"),
-    "page": ("<html>\n<body>404</body>\n</html>\n", "Unknown column"),
+    "page": ("<html>\n<body>404</body>\n</html>\n", "is a web page, not a CSV file"),
     "empty": ("", "has no data rows"),
     "blank": ("\n \n\n", "has no data rows"),
     "header alone": (HEADER + "\n", "has no data rows"),

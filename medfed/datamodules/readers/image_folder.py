@@ -30,6 +30,7 @@ from medfed.datamodules.readers.samples import (
 )
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ def read_image_folder(
     roots = [path / folder for folder in splits] or [path]
     every = sorted({name for root in roots for name in _folders(root)})
     names = tuple(every if classes is None else classes)
+    same(names, f"{path}, classes", lambda at: f"the folder {names[at]}")
     if len(names) < 2:
         existing = ", ".join(names) or "none"
         raise DataError(
