@@ -207,7 +207,7 @@ PICTURES = {
     "alpha, opaque": Set(classes(saved(of=mode("RGBA"))), pictures("rgb"), by_pillow("rgb")),
     "grey and alpha, opaque": Set(classes(saved(of=mode("LA"))), pictures(), by_pillow()),
     "alpha, transparent": Set(classes(saved(of=mode("RGBA", alpha=9))), pictures("rgb"),
-                              refused="is transparent in places"),
+                              by_pillow("rgb")),
     "CMYK": Set(classes(saved("tif", of=mode("CMYK"))), pictures("rgb"), by_pillow("rgb")),
     "CMYK in JPEG": Set(classes(saved("jpg", of=mode("CMYK"))), pictures("rgb"), by_pillow("rgb")),
     "YCbCr": Set(classes(saved("jpg", of=mode("RGB"))), pictures("rgb"), by_pillow("rgb")),
@@ -455,7 +455,7 @@ def by_csv(
         features = [n for n in at if n not in ("patient", "hospital", "label", "", *out)]
 
         def cell(name: str, text: str) -> float | str | None:
-            return number(text) if name not in texts else text.strip() or None
+            return number(text) if name not in texts else " ".join(text.split()) or None
 
         values = {n: [cell(n, row[at[n]]) for row in taken] for n in features}
         known = sum(v is not None for column in values.values() for v in column)

@@ -385,12 +385,14 @@ NRRD = {
                            written(noise((3, *SHAPE)), first=1)),
     "four axes": Volume(nrrd(noise((*SHAPE, 2)), space="scanner-xyz-time", space_directions=(
         "(0.5,0,0,0) (0,0.75,0,0) (0,0,2,0) (0,0,0,1)"), space_origin="(0,0,0,0)"),
-        refused="a volume needs three dimensions"),
+        refused="but not three space directions"),
     "big endian": Volume(nrrd(noise().astype(">i2")), written()),
     "float": Volume(nrrd((noise() / 8).astype("f4")), written((noise() / 8).astype("f4"))),
     "int64": Volume(nrrd(noise().astype("i8")), written()),
     "lines of Windows": Volume(nrrd(end="\r\n"), by_sitk),
-    "too few bytes": Volume(nrrd(sizes="6 5 40"), refused=CORRUPT),
+    "no directions": Volume(nrrd(spacings=True), refused="but not three space directions"),
+    "more bytes": Volume(nrrd(sizes="6 3 4"), refused="has 240 bytes, but a.nrrd says 144"),
+    "too few bytes": Volume(nrrd(sizes="6 5 40"), refused="has 240 bytes, but a.nrrd says 2400"),
     "PNG": Volume(damaged(lambda b: b"\x89PNG\r\n\x1a\n" + b, "a.nrrd"), refused="a PNG picture"),
     "empty": Volume(damaged(lambda b: b"", "a.nrrd"), refused=CORRUPT),
 }  # fmt: skip
@@ -472,6 +474,8 @@ METAIMAGE = {
     "detached, packed": Volume(metaimage(name="a.mhd", packed=True), by_sitk, taken=2),
     "ElementSpacing alone": Volume(spacing_only, known(noise(), np.diag([-0.5, -0.75, 2, 1]))),
     "ElementSize alone": Volume(size_only, by_sitk),
+    "no spacing": Volume(metaimage(change=renamed(b"ElementSpacing = 0.5 0.75 2\n", b"")), by_sitk,
+                         line="does not say the size of its voxels"),
     "behind a header": Volume(behind_a_header, known(noise(), np.diag([-0.5, -0.75, 2, 1]))),
     "big endian": Volume(msb, known(noise(), np.diag([-0.5, -0.75, 2, 1]))),
     "float": Volume(metaimage((noise() / 8).astype("f4")), by_sitk),
@@ -502,7 +506,9 @@ def by_pydicom(folder: Path) -> Truth:
     for one in every:
         if "TransferSyntaxUID" not in one.file_meta:  # no preamble
             one.file_meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian
-    slices = [d for d in every if "SOPClassUID" in d and kind in uid.UID(d.SOPClassUID).name]
+    names = [uid.UID(str(d.get("SOPClassUID") or "1.2")).name for d in every]
+    slices = [d for d, name in zip(every, names, strict=True) if kind in name or name[:2] == "1."]
+    slices = [d for d in slices if "Rows" in d]  # no list of files
     if len(slices) == 1:
         return _by_frames(slices[0])
     across = np.reshape([float(x) for x in slices[0].ImageOrientationPatient], (2, 3))
@@ -720,7 +726,7 @@ def emptied(folder: Path) -> None:
 
 
 UNLIKE = "has another size, spacing or direction"
-LIES = "does not say where"
+PLACE = ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient")
 ORDER = ([2, 0, 6, 4], [6, 4, 2, 0])
 DICOM = {
     "slices": Volume(slices(), by_pydicom, taken=4),
@@ -743,7 +749,7 @@ DICOM = {
     "broken slope": Volume(slices(put(RescaleSlope="0.123456", RescaleIntercept="-0.5")),
                            by_pydicom),
     "no slope": Volume(slices(put(RescaleSlope=None, RescaleIntercept=None)), by_pydicom),
-    "slope of 0": Volume(slices(put(RescaleSlope=0)), refused="slope of 0"),
+    "slope of 0": Volume(slices(put(RescaleSlope=0)), refused="no usable RescaleSlope"),
     "look-up table": Volume(slices(looked_up), refused="look-up table"),
     "MONOCHROME1": Volume(slices(put(PhotometricInterpretation="MONOCHROME1")), inverted,
                           line="MONOCHROME1"),
@@ -793,9 +799,12 @@ DICOM = {
     "only a mask": Volume(in_the_folder(lambda p: frames(p, kind=SEG)),
                           refused="no DICOM images but Segmentation"),
     "one slice": Volume(slices(heights=[0]), refused="a single slice"),
-    "no spacing": Volume(slices(put(PixelSpacing=None)), refused=LIES),
-    "no orientation": Volume(slices(put(ImageOrientationPatient=None)), refused=LIES),
-    "no position": Volume(slices(put(ImagePositionPatient=None)), refused=LIES),
+    **{f"no {name}": Volume(slices(put(**{name: None})), refused=f"no usable {name}, without")
+       for name in PLACE},
+    "too few voxels": Volume(slices(first(put(PixelData=b"0" * 40))), refused="do not fit its h"),
+    "too many rows": Volume(slices(put(Rows=800)), refused=r"less than expected \(96 vs 9600"),
+    "too few rows": Volume(slices(put(Rows=2)), refused="4 frames, instead of 1"),
+    "bits that contradict": Volume(slices(put(BitsAllocated=8)), refused="'Bits Stored' value"),
     "cut": Volume(slices(after=cut), refused=r"2\.dcm is truncated or corrupt"),
     "an empty file": Volume(slices(after=emptied), refused=r"2\.dcm is truncated or corrupt"),
     "a folder of notes": Volume(lambda f: ((f / "notes.txt").write_text("x"), None)[1],

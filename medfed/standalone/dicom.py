@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DataError, few
+from .errors import DataError, few, first_line
 from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 _BEGINS = re.compile(
     rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
 )
-_PLACE = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing")
+_SCALE = ("RescaleSlope", "RescaleIntercept")
+_PLACE = {"ImagePositionPatient": 3, "ImageOrientationPatient": 6, "PixelSpacing": 2}
 _FRAMES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _TAGS = (
     "SOPClassUID",
@@ -38,6 +40,7 @@ _TAGS = (
 _UNREAD = ("HTJ2K", "High-Throughput", "MPEG", "HEVC", "JPIP", "SMPTE")  # compressions, by name
 _UNEVEN = 0.05  # of the distance of two slices
 _FORMAT = "GDCMImageIO"
+_LARGEST = 1e9  # of a slope, or mm
 _TILT = 0.01  # tangent of the angle between the line through the slices and their normal
 
 
@@ -114,10 +117,14 @@ def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
 @lru_cache(maxsize=1 << 16)
 def _other_kind(path: Path, size: int, changed: int) -> str | None:
     """The kind of an object that is no image, such as RT Structure Set; kept for an equal file."""
+    from pydicom.config import IGNORE
+    from pydicom.uid import UID
+
     kind = getattr(_tags(path, "SOPClassUID"), "SOPClassUID", None)
-    if kind is None or "Image Storage" in kind.name or kind.name == str(kind):
+    name = UID(str(kind or ""), IGNORE).name
+    if "Image Storage" in name or name == str(kind or ""):
         return None  # an image, a damaged one, or of a vendor's own class
-    return str(kind.name).removesuffix(" Storage")
+    return name.removesuffix(" Storage")
 
 
 def _tags(path: Path, *names: str) -> Any:
@@ -126,9 +133,15 @@ def _tags(path: Path, *names: str) -> Any:
 
     try:
         with config.disable_value_validation():
-            return dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(names))
+            tags = dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(names))
     except Exception:  # all errors that a library raises on bad bytes
         return Dataset()
+    for name in names:
+        try:
+            tags.get(name)  # converts it
+        except Exception as error:  # as above
+            raise corrupt(path, ValueError(f"its {name} cannot be read")) from error
+    return tags
 
 
 def in_order(folder: Path) -> list[Path]:
@@ -182,6 +195,8 @@ def voxels(folder: Path) -> NDArray[Any]:
     import SimpleITK as sitk
 
     slices, _ = _checked(folder)
+    for path in {one.path for one in slices}:
+        _check_pixels(path)
     if slices[0].frame is None:
         reader = sitk.ImageSeriesReader()
         reader.SetFileNames([str(one.path) for one in slices])
@@ -195,6 +210,32 @@ def voxels(folder: Path) -> NDArray[Any]:
     if slices[0].frame is not None:
         array = array[[one.frame for one in slices]]
     return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))
+
+
+def _check_pixels(path: Path) -> None:
+    """Refuses voxels that contradict the header, which SimpleITK would cut or fill up."""
+    from pydicom import config, dcmread
+    from pydicom.pixels.decoders.base import DecodeRunner
+    from pydicom.uid import ExplicitVRLittleEndian
+
+    try:
+        with config.disable_value_validation(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of padding
+            one = dcmread(path, force=True)
+            meta = getattr(one, "file_meta", {})
+            runner = DecodeRunner(meta.get("TransferSyntaxUID", ExplicitVRLittleEndian))
+            runner.set_source(one)
+            frames = runner.number_of_frames
+            runner.set_option("allow_excess_frames", True)
+            runner.validate()
+            if runner.number_of_frames != frames:
+                raise ValueError(f"there are {runner.number_of_frames} frames, instead of {frames}")
+    except Exception as error:  # all errors that a library raises on bad bytes
+        why = first_line(error).partition(" - ")[0]
+        raise DataError(
+            f"{path} has voxels that do not fit its header ({why}); export the series again or "
+            "leave the patient out."
+        ) from error
 
 
 def _checked(folder: Path) -> tuple[list[_Slice], NDArray[np.float64]]:
@@ -346,8 +387,7 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
 
 
 def _header(path: Path) -> _Slice:
-    names = ("SeriesInstanceUID", "ModalityLUTSequence", "RescaleSlope", *_PLACE, *_FRAMES)
-    tags = _tags(path, *names)
+    tags = _tags(path, "SeriesInstanceUID", "ModalityLUTSequence", *_SCALE, *_PLACE, *_FRAMES)
     syntax = getattr(getattr(tags, "file_meta", None), "TransferSyntaxUID", None)
     if syntax is not None and (
         syntax.name == str(syntax) or any(word in syntax.name for word in _UNREAD)
@@ -365,16 +405,33 @@ def _header(path: Path) -> _Slice:
     size = (*reader.GetSize(), 1)[:3]
     if reader.GetDimension() != 3:
         raise DataError(f"{path} has {reader.GetDimension()} dimensions; a slice has three.")
-    if getattr(tags, "RescaleSlope", None) == 0:
-        raise DataError(f"{path} has a slope of 0, so its values are lost; export it again.")
-    lacking = [name for name in _PLACE if not getattr(tags, name, None)]
-    if lacking and size[2] == 1 and _FRAMES[0] not in tags:
+    counts = {n: 1 for n in _SCALE if n in tags} | ({} if _FRAMES[0] in tags else _PLACE)
+    if bad := [n for n, count in counts.items() if not _is_usable(n, _numbers(tags, n), count)]:
         raise DataError(
-            f"{path} does not say where it lies: it lacks {' and '.join(lacking)}; export the "
-            "series again, or convert it to NIfTI."
+            f"{path} has no usable {few(bad)}, without which its values or its place are unknown; "
+            "export the series again, or convert it to NIfTI."
         )
     uid = str(getattr(tags, "SeriesInstanceUID", None) or "")
     return _Slice(path, uid.strip(), size, reader.GetNumberOfComponents(), affine_of(reader))
+
+
+def _numbers(tags: Any, name: str) -> NDArray[np.float64]:
+    """The numbers of an element; none if one of them is no number."""
+    given = tags.get(name)
+    try:
+        values = np.ravel([] if given is None else given).astype(np.float64)
+    except ValueError:
+        return np.empty(0)
+    return values if (np.abs(values) < _LARGEST).all() else np.empty(0)
+
+
+def _is_usable(name: str, values: NDArray[np.float64], count: int) -> bool:
+    if len(values) != count:
+        return False
+    if name == "ImageOrientationPatient":
+        axes = values.reshape(2, 3)
+        return bool(np.abs(axes @ axes.T - np.eye(2)).max() < _TILT)
+    return name not in ("PixelSpacing", "RescaleSlope") or 0 not in values
 
 
 def _is_dicom(path: Path) -> bool:

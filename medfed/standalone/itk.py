@@ -34,6 +34,7 @@ SIDE = (
     "does not say which side is left; its axes are taken in the usual order: compare a picture of "
     "it with the original"
 )
+SIZE = "does not say the size of its voxels, which is taken as 1 mm"
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
 
 
@@ -51,6 +52,15 @@ _FORMS = {
     **dict.fromkeys(("Offset", "Position", "Origin"), _PLACE),
     "HeaderSize": (r"(-1|\d{1,9})?", "a whole number of at least -1"),
     "BinaryData": (r"([Tt1].*)?", "True: voxels written as text are not read"),
+}
+
+
+_VECTOR = r"\( *[^ ,()]+( *, *[^ ,()]+)* *\)"
+_NRRD_FORMS = {  # values in small letters
+    "dimension": (r"\d+", "a whole number"),
+    "sizes": (r"\d+( +\d+)*", "whole numbers"),
+    "space origin": (f"({_VECTOR})?", "a vector such as (0,0,0)"),
+    "space directions": (f"((none|{_VECTOR}) *)*", "vectors such as (1,0,0)"),
 }
 
 
@@ -93,7 +103,7 @@ def source_of(path: Path) -> Source:
         DataError: If the header cannot be used, or voxels are missing, too few or too many.
     """
     nrrd = path.suffix.lower() in (".nrrd", ".nhdr")
-    file, start, packed, plain = (_nrrd if nrrd else _metaimage)(path)
+    file, start, packed, plain, exact = (_nrrd if nrrd else _metaimage)(path)
     reader = itk_header(path, "NrrdImageIO" if nrrd else "MetaImageIO")
     if len(shape := reader.GetSize()) != 3 or min(shape) < 1:
         raise DataError(
@@ -107,7 +117,6 @@ def source_of(path: Path) -> Source:
     size, wanted = file.stat().st_size, _length(reader)
     if start == -1:  # the voxels are the end of the file
         start = max(size - wanted, 0)
-    exact = not nrrd and not packed
     if size - start != wanted if exact else wanted > _INFLATION * (size - start):
         raise DataError(
             f"{file} has {size - start} bytes, but {path.name} says {wanted}; copy it again or "
@@ -268,9 +277,14 @@ def _head(path: Path) -> bytes:
         raise corrupt(path, error) from error
 
 
-def _nrrd(path: Path) -> tuple[Path, int, bool, bool]:
-    """File, start, whether packed and whether plain, see `Source`; checks the header's text."""
+def _nrrd(path: Path) -> tuple[Path, int, bool, bool, bool]:
+    """File, start, whether packed and plain, see `Source`; and whether nothing else is in the file.
+
+    Checks the header's text.
+    """
     text = _head(path)
+    if not text.startswith(b"NRRD"):
+        raise corrupt(path, ValueError("it has no header of NRRD"))
     end = re.search(rb"\r?\n\r?\n", text)
     head = text[: end.start() if end else None].decode("latin-1")
     for line in head.splitlines():
@@ -278,13 +292,30 @@ def _nrrd(path: Path) -> tuple[Path, int, bool, bool]:
             raise corrupt(path, ValueError(f"a header line has {len(line)} characters"))
     if re.search(r"^data ?file:", head, re.MULTILINE | re.IGNORECASE):
         raise DataError(f"{path} names voxels in other files; write the volume as one .nrrd file.")
-    if re.search(r"^encoding: *bz", head, re.MULTILINE | re.IGNORECASE):
+    fields = dict(re.findall(r"^([a-z ]+): *(.*?) *\r?$", head.lower(), re.MULTILINE))
+    for key, (form, words) in _NRRD_FORMS.items():
+        if not re.fullmatch(form, value := fields.get(key, "")):
+            raise _wrong_field(path, key, value, words)
+    directions = fields.get("space directions", "")
+    if "space" in fields and directions.count("(") != 3:
+        raise DataError(f"{path} has a space, but not three space directions; mend the header.")
+    if not directions and "spacings" not in fields:
+        say_once(path, SIZE)
+    how = fields.get("encoding", "")[:2]
+    if how == "bz":
         raise DataError(f"{path} is packed by bzip2, which is not read; write it with gzip.")
-    packed = re.search(r"^encoding: *gz", head, re.MULTILINE | re.IGNORECASE) is not None
-    return path, end.end() if end else len(text), packed, False
+    exact = how == "ra" and not fields.keys() & {"byte skip", "line skip"}
+    return path, end.end() if end else len(text), how == "gz", False, exact
 
 
-def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
+def _wrong_field(path: Path, key: str, value: str, words: str) -> DataError:
+    return DataError(
+        f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or leave the "
+        "scan out."
+    )
+
+
+def _metaimage(path: Path) -> tuple[Path, int, bool, bool, bool]:
     """As `_nrrd`."""
     fields: dict[str, str] = {}
     end, name = 0, ""
@@ -302,10 +333,9 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
         raise DataError(f"{path} is no MetaImage header; copy it again or leave the scan out.")
     for key, (form, words) in _FORMS.items():
         if not re.fullmatch(form, value := fields.get(key, "")):
-            raise DataError(
-                f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or "
-                "leave the scan out."
-            )
+            raise _wrong_field(path, key, value, words)
+    if not fields.keys() & {"ElementSpacing", "ElementSize"}:
+        say_once(path, SIZE)
     if name.split()[0] == "LIST" or "%" in name:
         raise DataError(
             f"{path} keeps its voxels in several files ({name[:60]}); write the scan as one "
@@ -320,7 +350,7 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
     packed, *big = (fields.get(key, "")[:1] in ("T", "t", "1") for key in switches)
     local, start = name == "LOCAL", int(fields.get("HeaderSize") or 0)
     file = path if local else path.parent / name
-    return file, end if local else start, packed, not (packed or any(big))
+    return file, end if local else start, packed, not (packed or any(big)), not packed
 
 
 _GZIP = "a gzip file"

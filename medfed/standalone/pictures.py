@@ -339,12 +339,11 @@ def read_image(
         (C, height, width).
 
     Raises:
-        DataError: If it cannot be read, has several pages, or is transparent anywhere.
+        DataError: If it cannot be read, or has several pages.
     """
     from PIL import Image
 
     with opened(file) as picture:
-        _check_opaque(picture, file)
         plain = eight_bits(_shown(picture), white).convert("L" if color == "grey" else "RGB")
     height, width = size
     if plain.size != (width, height):

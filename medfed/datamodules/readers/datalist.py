@@ -283,8 +283,9 @@ class DatalistReader(CaseReader):
             channels = [str(name) for _, name in sorted((int(k), v) for k, v in names.items())]
             # MSD's prostate and others repeat a name.
             twice = {name for name, count in Counter(channels).items() if count > 1}
+            assert channels
             return [f"{name}_{n}" if name in twice else name for n, name in enumerate(channels)]
-        except (AttributeError, ValueError):
+        except (AssertionError, AttributeError, ValueError):
             raise DataError(
                 f"{self._file} has no usable channel names ({str(names)[:80]}); write "
                 '{"modality": {"0": "CT"}}.'
@@ -298,7 +299,7 @@ class DatalistReader(CaseReader):
 
     def _images(self, entry: Mapping[str, Any]) -> list[Path | None]:
         given = entry["image"]
-        if not isinstance(given, list):
+        if not isinstance(given, list) or not given:
             return [self._place(given)]
         return [None if one is None else self._place(one) for one in given]
 
