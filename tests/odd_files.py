@@ -164,3 +164,10 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(other, np.ndarray):
         return one.shape == other.shape and bool(np.abs(one.astype(float) - other).max() <= 0.501)
     return bool(one == other)
+
+
+def verdicts_of(row: Volume | Set, folder: Path) -> dict[str, str]:
+    """Makes the files of a row in a folder of their own, and returns the verdict of every check."""
+    place = folder / "set"
+    place.mkdir()
+    return (volume_verdicts if isinstance(row, Volume) else set_verdicts)(row, place)  # type: ignore[operator]

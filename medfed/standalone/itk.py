@@ -377,22 +377,24 @@ _MEANT = {
 }
 
 
-def _kind(head: bytes) -> str | None:
-    return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
+def _open(file: Path, unpacked: bool) -> Any:
+    return gzip.open(file) if unpacked else file.open("rb")
+
+
+def kind_of(file: Path, unpacked: bool = False) -> str | None:
+    """What a file is by its first bytes."""
+    with suppress(OSError, EOFError, zlib.error), _open(file, unpacked) as opened:
+        head = opened.read(352)
+        return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
+    return None
 
 
 def _other_kind(file: Path) -> str | None:
     """What a file is by its first bytes, if its name says something else."""
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(352)
-    except OSError:
-        return None
-    kind, suffix = _kind(head), file.suffix.lower()
+    kind, suffix = kind_of(file), file.suffix.lower()
     if kind == _GZIP and suffix == ".gz":
-        with suppress(OSError, EOFError, zlib.error), gzip.open(file) as unpacked:
-            kind = _kind(unpacked.read(352))
-            return None if kind is None or kind.startswith("a NIfTI") else f"{kind} in a gzip file"
+        kind = kind_of(file, unpacked=True)
+        return None if kind is None or kind.startswith("a NIfTI") else f"{kind} in a gzip file"
     meant = _MEANT.get(suffix, "a DICOM" if suffix in ("", ".dcm", ".ima") else "a NIfTI")
     return None if kind is None or kind.startswith(meant) else kind
 
@@ -405,6 +407,11 @@ def corrupt(file: Path, error: Exception) -> DataError:
         'a.nii is truncated or corrupt (it ends too early); copy it again or leave the patient out.'
     """
     if file.is_file() and (kind := _other_kind(file)):
+        if kind.startswith(("a web page", "a pointer")):
+            return DataError(
+                f"{file} is {kind}; download the data themselves, such as by git lfs pull, or "
+                "leave the patient out."
+            )
         return DataError(
             f"{file} is {kind}, which its name does not say; name it by its format, convert it, or "
             "leave the patient out."

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, MedfedError, first_line
+from .itk import kind_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -188,7 +189,8 @@ def opened(file: Path) -> Iterator[Image.Image]:
     except MedfedError:
         raise
     except Exception as error:  # every error of Pillow's plugins, such as SyntaxError
-        why = first_line(error)
+        what = kind_of(file)
+        why = first_line(error) if what is None or "picture" in what else f"it is {what}"
         raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
 
 
@@ -411,7 +413,9 @@ def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
         DataError: If it cannot be read.
     """
     if path.exists() and not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is no whole .npz file; download or write it again.")
+        kind = kind_of(path)
+        what = "no whole .npz file" if kind in (None, "a zip file") else kind
+        raise DataError(f"{path} is {what}; download or write it again.")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays

@@ -14,7 +14,7 @@ import numpy as np
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.table import Table, join_tables, read_csv
+from medfed.datamodules.readers.table import Table, counted, join_tables, read_csv
 from medfed.standalone.csv_files import as_number, csv_rows
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ def read_heart(
             missing[:, FEATURES.index(never)] |= table.features[:, FEATURES.index(never)] == 0
         cells = np.where(missing, np.nan, table.features)[:, taken]
         kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)
+        gone = (1 + np.flatnonzero(~kept)).tolist()
+        left_out = {"incomplete": (len(gone), f"data row {gone[0]}")} if gone else {}
         parts[name] = Table(
             tuple(FEATURES[at] for at in taken),
             cells[kept],
@@ -86,6 +88,7 @@ def read_heart(
             ("no disease", "disease"),
             patients=[f"{name}_{row}" for row in (1 + np.flatnonzero(kept)).tolist()],
             files=[file] * int(kept.sum()),
+            accounts=counted(file, cells[kept], left_out),
         )
     return join_tables(parts)
 

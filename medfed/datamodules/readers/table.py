@@ -371,6 +371,24 @@ def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
     )
 
 
+def counted(
+    path: Path, features: NDArray[np.float64], left_out: Mapping[str, tuple[int, str]] | None = None
+) -> tuple[Account, Account]:
+    """Returns what was taken of a file of which only the values are known; see `accounts_of`.
+
+    Example:
+        >>> rows, cells = counted(Path("a.csv"), np.array([[1.0, np.nan]]), {"incomplete": (2, "")})
+        >>> rows.seen, rows.taken, cells.seen, cells.taken
+        (3, 1, 2, 1)
+    """
+    gone = int(np.isnan(features).sum())
+    missing = {"missing": (gone, "")} if gone else {}
+    return (
+        Account(str(path), "rows", len(features), left_out or {}),
+        Account(str(path), f"cells of {features.shape[1]} features", features.size - gone, missing),
+    )
+
+
 def join_tables(tables: Mapping[str, Table]) -> Table:
     """Puts the tables of several hospitals below each other.
 
@@ -417,6 +435,7 @@ def join_tables(tables: Mapping[str, Table]) -> Table:
         centres=[name for name, t in tables.items() for _ in t.patients],
         files=[file for t in tables.values() for file in t.files],
         categories=union,
+        accounts=[account for t in tables.values() for account in t.accounts],
     )
 
 
