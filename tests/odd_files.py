@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,14 +34,16 @@ class Heard(logging.Handler):
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """The lines that medfed says meanwhile."""
+    """The lines that medfed says meanwhile; a warning of a library is an error."""
     logger, handler = logging.getLogger("medfed"), Heard()
     level, spread = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
-        yield handler.lines
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield handler.lines
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -50,7 +53,7 @@ def heard() -> Iterator[list[str]]:
 def sentence_of(error: MedfedError, path: Path) -> str | None:
     """What is wrong with a refusal, which must be one sentence that names the file."""
     text = str(error)
-    names = {path.name, path.parent.name, *(f.name for f in path.parent.glob("*"))}
+    names = {"/nowhere", path.name, path.parent.name, *(f.name for f in path.parent.glob("*"))}
     if path.is_dir():
         names |= {f.name for f in path.rglob("*")}
     if "\n" in text or not text.endswith(".") or "unexpected" in text or "Traceback" in text:

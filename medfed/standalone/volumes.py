@@ -342,12 +342,13 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
         if not image.header["sform_code"] and not image.header["qform_code"]:
             say_once(path, SIDE)
         elif image.header["sform_code"] and image.header["qform_code"]:
-            apart = np.abs(image.affine - image.get_qform()).max()
+            with np.errstate(invalid="ignore"):  # infinite ones are refused later
+                apart = np.abs(image.affine - image.get_qform()).max()
             if apart > _APART * min(image.header.get_zooms()[:3]):
                 say_once(path, "has a sform and a qform that differ; the sform counts")
     elif hasattr(image.header, "default_x_flip"):  # Analyze
         say_once(path, SIDE)
-    affine = np.diag([scale, scale, scale, 1.0]) @ image.affine
+    affine = image.affine * np.array([scale, scale, scale, 1.0])[:, None]
     return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
 
 
