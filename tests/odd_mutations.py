@@ -7,6 +7,7 @@ one sentence that names the file. Mutation n depends on the seed and n alone.
 from __future__ import annotations
 
 import copy
+import csv
 import io
 import json
 import random
@@ -24,12 +25,13 @@ import pydicom
 
 from medfed.common.errors import MedfedError
 from medfed.datamodules.plans import by_id
+from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.standalone.csv_files import MISSING
 from medfed.standalone.volumes import check_finite, read_volume
 from tests.datamodules.test_dicom import plain, save
 from tests.odd_files import compared, heard, sentence_of
-from tests.odd_sets import HEADER, ROWS, a_list, read_table, text_of
+from tests.odd_sets import HEADER, ROWS, a_list, folders, read_table, text_of
 from tests.odd_volumes import LPS, Truth, by_pydicom, metaimage, noise, nrrd, straight
 
 
@@ -389,8 +391,6 @@ def _folded(text: str) -> str:
 
 
 def table_verdict(path: Path) -> str:
-    import csv
-
     try:
         with heard():
             found = read_table()(path)
@@ -498,6 +498,51 @@ def list_verdict(path: Path) -> str:
     return ""
 
 
+# Hospitals of cases
+
+CASES = ("a", "b", "c", "d")
+
+
+def odd_centres(folder: Path, rng: random.Random) -> tuple[Path, str]:
+    (folder / "cases").mkdir()
+    folders(CASES)(folder / "cases")
+    rows = [["case", "hospital"], *([name, f"h{n % 2}"] for n, name in enumerate(CASES))]
+    said = []
+    for _ in range(rng.choice((1, 2))):
+        at, how, cell = rng.randrange(len(rows)), rng.random(), rng.choice((*CELLS, "H0", "h1 "))
+        if how < 0.8:
+            rows[at][column := rng.randrange(len(rows[at]))] = cell
+            said.append(f"row {at}, {column}: {cell[:20]!r}")
+        elif how < 0.9:
+            rows.insert(at, list(rows[at]))
+            said.append(f"row {at} twice")
+        else:
+            said.append(f"without row {at}: {rows.pop(at)}")
+    path = folder / "cases" / "centres.csv"
+    path.write_text(text_of(rows), "utf-8", newline="")
+    return path, ", ".join(said)
+
+
+def centres_verdict(path: Path) -> str:
+    try:
+        with heard():
+            reader = FolderReader(path.parent, {"CT": "ct.nii.gz"}, "m.nii.gz", None)
+            found = {p.id: p.centre for p in by_id(reader.patients()).values()}
+    except MedfedError as error:
+        return sentence_of(error, path) or ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = [[_bare(_folded(cell)) for cell in row] for row in csv.reader(file)]
+    named: dict[str, set[str]] = {}
+    for case, hospital in rows[1:]:
+        named.setdefault(case, set()).add(hospital)
+    for case, centre in found.items():
+        if {_bare(str(centre))} != named.get(case):
+            return f"case {case} is at {centre!r}, but at {named.get(case)}"
+    return "" if sorted(found) == sorted(CASES) else f"cases {sorted(found)}"
+
+
 KINDS: Mapping[str, Kind] = {
     "NIfTI": Kind(odd_nifti, nifti_verdict),
     "table": Kind(odd_table, table_verdict),
@@ -505,4 +550,5 @@ KINDS: Mapping[str, Kind] = {
     "MetaImage": Kind(odd_metaimage, volume_verdict(by_metaimage)),
     "DICOM": Kind(odd_dicom, volume_verdict(dicom_other)),
     "list": Kind(odd_list, list_verdict),
+    "centres.csv": Kind(odd_centres, centres_verdict),
 }
