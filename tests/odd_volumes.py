@@ -801,7 +801,7 @@ DICOM = {
     "one slice": Volume(slices(heights=[0]), refused="a single slice"),
     **{f"no {name}": Volume(slices(put(**{name: None})), refused=f"no usable {name}, without")
        for name in PLACE},
-    "too few voxels": Volume(slices(first(put(PixelData=b"0" * 40))), refused="do not fit its h"),
+    "too few voxels": Volume(slices(first(put(PixelData=b"0" * 40))), refused=CORRUPT),
     "too many rows": Volume(slices(put(Rows=800)), refused=r"less than expected \(96 vs 9600"),
     "too few rows": Volume(slices(put(Rows=2)), refused="4 frames, instead of 1"),
     "bits that contradict": Volume(slices(put(BitsAllocated=8)), refused="'Bits Stored' value"),

@@ -117,14 +117,11 @@ def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
 @lru_cache(maxsize=1 << 16)
 def _other_kind(path: Path, size: int, changed: int) -> str | None:
     """The kind of an object that is no image, such as RT Structure Set; kept for an equal file."""
-    from pydicom.config import IGNORE
-    from pydicom.uid import UID
-
     kind = getattr(_tags(path, "SOPClassUID"), "SOPClassUID", None)
-    name = UID(str(kind or ""), IGNORE).name
-    if "Image Storage" in name or name == str(kind or ""):
+    name = getattr(kind, "name", "")
+    if "Image Storage" in name or name in ("", kind):
         return None  # an image, a damaged one, or of a vendor's own class
-    return name.removesuffix(" Storage")
+    return str(name.removesuffix(" Storage"))
 
 
 def _tags(path: Path, *names: str) -> Any:
@@ -227,11 +224,7 @@ def _check_pixels(path: Path) -> None:
             if runner.number_of_frames != frames:
                 raise ValueError(f"there are {runner.number_of_frames} frames, instead of {frames}")
     except Exception as error:  # all errors that a library raises on bad bytes
-        why = first_line(error).partition(" - ")[0]
-        raise DataError(
-            f"{path} has voxels that do not fit its header ({why}); export the series again or "
-            "leave the patient out."
-        ) from error
+        raise corrupt(path, ValueError(first_line(error).partition(" - ")[0])) from error
 
 
 def _checked(folder: Path) -> tuple[list[_Slice], NDArray[np.float64]]:
@@ -402,7 +395,7 @@ def _header(path: Path) -> _Slice:
     if reader.GetDimension() != 3:
         raise DataError(f"{path} has {reader.GetDimension()} dimensions; a slice has three.")
     counts = {n: 1 for n in _SCALE if n in tags} | ({} if _FRAMES[0] in tags else _PLACE)
-    if bad := [n for n, count in counts.items() if not _is_usable(n, _numbers(tags, n), count)]:
+    if bad := [name for name, count in counts.items() if not _is_usable(tags, name, count)]:
         raise DataError(
             f"{path} has no usable {few(bad)}, without which its values or its place are unknown; "
             "export the series again, or convert it to NIfTI."
@@ -411,22 +404,17 @@ def _header(path: Path) -> _Slice:
     return _Slice(path, uid.strip(), size, reader.GetNumberOfComponents(), affine_of(reader))
 
 
-def _numbers(tags: Any, name: str) -> NDArray[np.float64]:
-    """The numbers of an element; none if one of them is no number."""
-    given = tags.get(name)
+def _is_usable(tags: Any, name: str, count: int) -> bool:
+    """Says whether an element has as many numbers as it must, and none that is absurd."""
     try:
-        values = np.ravel([] if given is None else given).astype(np.float64)
+        values = np.ravel(tags.get(name)).astype(np.float64)
     except ValueError:
-        return np.empty(0)
-    return values if (np.abs(values) < _LARGEST).all() else np.empty(0)
-
-
-def _is_usable(name: str, values: NDArray[np.float64], count: int) -> bool:
-    if len(values) != count:
+        return False
+    if len(values) != count or not (np.abs(values) < _LARGEST).all():
         return False
     if name == "ImageOrientationPatient":
         axes = values.reshape(2, 3)
-        return bool(np.abs(axes @ axes.T - np.eye(2)).max() < _TILT)
+        return np.allclose(axes @ axes.T, np.eye(2), atol=_TILT)
     return name not in ("PixelSpacing", "RescaleSlope") or 0 not in values
 
 

@@ -11,6 +11,7 @@ import logging
 import math
 import re
 import zlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +24,11 @@ from .errors import DataError, first_line
 _LINE = 256  # characters of a field; only NRRD's user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header, which the voxels may follow
 _INFLATION = 1032  # the most bytes that deflate unpacks from one
-MILLIMETRES = {"meter": 1e3, "mm": 1.0, "micron": 1e-3}  # by NIfTI's names of units
-_UNITS = {  # by the names that NRRD files have
-    **dict.fromkeys(("mm", "millimeter", "millimetre", ""), "mm"),
-    **dict.fromkeys(("m", "meter", "metre"), "meter"),
-    **dict.fromkeys(("um", "µm", "μm", "micron", "micrometer", "micrometre"), "micron"),
+_MILLIMETRES = {  # by NRRD's names of units
+    **dict.fromkeys(("mm", "millimeter", "millimetre", ""), 1.0),
+    **dict.fromkeys(("m", "meter", "metre"), 1e3),
+    **dict.fromkeys(("um", "µm", "μm", "micron", "micrometer", "micrometre"), 1e-3),
+    "cm": 10.0,
 }
 _SIDES = re.compile(r"(l|r|left|right)(-?(a|p)|-(anterior|posterior))", re.IGNORECASE)
 SIDE = (
@@ -73,6 +74,8 @@ class Source(NamedTuple):
         start: Bytes of `file` before the voxels.
         packed: Whether the voxels are one zlib or gzip stream.
         plain: Whether the voxels lie in `file` as a little-endian processor has them.
+        exact: Whether nothing follows them.
+        unit: The mm of the header's unit of length.
     """
 
     reader: Any
@@ -80,6 +83,8 @@ class Source(NamedTuple):
     start: int
     packed: bool
     plain: bool
+    exact: bool = True
+    unit: float = 1.0
 
 
 log = logging.getLogger(__name__)
@@ -103,8 +108,8 @@ def source_of(path: Path) -> Source:
         DataError: If the header cannot be used, or voxels are missing, too few or too many.
     """
     nrrd = path.suffix.lower() in (".nrrd", ".nhdr")
-    file, start, packed, plain, exact = (_nrrd if nrrd else _metaimage)(path)
-    reader = itk_header(path, "NrrdImageIO" if nrrd else "MetaImageIO")
+    layout = (_nrrd if nrrd else _metaimage)(path)
+    reader, file, start = itk_header(path, f"{'Nrrd' if nrrd else 'Meta'}ImageIO"), *layout[1:3]
     if len(shape := reader.GetSize()) != 3 or min(shape) < 1:
         raise DataError(
             f"{path} has shape {shape}; a volume needs three dimensions, and a separate file for "
@@ -117,12 +122,12 @@ def source_of(path: Path) -> Source:
     size, wanted = file.stat().st_size, _length(reader)
     if start == -1:  # the voxels are the end of the file
         start = max(size - wanted, 0)
-    if size - start != wanted if exact else wanted > _INFLATION * (size - start):
+    if size - start != wanted if layout.exact else wanted > _INFLATION * (size - start):
         raise DataError(
             f"{file} has {size - start} bytes, but {path.name} says {wanted}; copy it again or "
             "leave the patient out."
         )
-    return Source(reader, file, start, packed, plain)
+    return layout._replace(reader=reader, start=start)
 
 
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
@@ -135,28 +140,10 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     Raises:
         DataError: See :func:`source_of`.
     """
-    reader = source_of(path).reader
-    affine = np.diag([*[_millimetres(path)] * 3, 1.0]) @ affine_of(reader)
+    source = source_of(path)
+    reader, affine = source.reader, affine_of(source.reader)
+    affine[:3] *= source.unit
     return tuple(reader.GetSize()), reader.GetNumberOfComponents(), affine
-
-
-def _millimetres(path: Path) -> float:
-    """The mm of one unit of a NRRD file's space; MetaImage has no other unit."""
-    if path.suffix.lower() != ".nrrd":
-        return 1.0
-    head = _head(path).split(b"\n\n")[0].decode("utf-8", "replace")
-    line = re.search(r"^space units: *(.*?)\s*$", head, re.MULTILINE | re.IGNORECASE)
-    space = re.search(r"^space: *(.*?)\s*$", head, re.MULTILINE | re.IGNORECASE)
-    if not space or not _SIDES.match(space[1]):
-        say_once(path, SIDE)
-    units = {name.strip().lower() for name in re.findall(r'"(.*?)"', line[1])} if line else {"mm"}
-    if len(units) != 1 or not units <= {*_UNITS, "cm"}:
-        raise DataError(
-            f"{path} has the space units {line[1][:60] if line else ''}, which are not one of mm, "
-            "cm, um and m; mend the header."
-        )
-    unit = units.pop()
-    return 10.0 if unit == "cm" else MILLIMETRES[_UNITS[unit]]
 
 
 def voxels(path: Path) -> NDArray[Any]:
@@ -170,7 +157,7 @@ def voxels(path: Path) -> NDArray[Any]:
     """
     import SimpleITK as sitk
 
-    reader, file, start, packed, plain = source_of(path)
+    reader, file, start, packed, plain, *_ = source_of(path)
     if plain and reader.GetPixelID() == sitk.sitkInt16:
         # Of a checked length; a disk that fails meanwhile ends the process.
         mapped = np.memmap(file, "<i2", "r", offset=start, shape=reader.GetSize()[::-1])
@@ -277,11 +264,8 @@ def _head(path: Path) -> bytes:
         raise corrupt(path, error) from error
 
 
-def _nrrd(path: Path) -> tuple[Path, int, bool, bool, bool]:
-    """File, start, whether packed and plain, see `Source`; and whether nothing else is in the file.
-
-    Checks the header's text.
-    """
+def _nrrd(path: Path) -> Source:
+    """What the header's text says, without a reader."""
     text = _head(path)
     if not text.startswith(b"NRRD"):
         raise corrupt(path, ValueError("it has no header of NRRD"))
@@ -293,29 +277,41 @@ def _nrrd(path: Path) -> tuple[Path, int, bool, bool, bool]:
     if re.search(r"^data ?file:", head, re.MULTILINE | re.IGNORECASE):
         raise DataError(f"{path} names voxels in other files; write the volume as one .nrrd file.")
     fields = dict(re.findall(r"^([a-z ]+): *(.*?) *\r?$", head.lower(), re.MULTILINE))
-    for key, (form, words) in _NRRD_FORMS.items():
-        if not re.fullmatch(form, value := fields.get(key, "")):
-            raise _wrong_field(path, key, value, words)
+    _check_fields(path, fields, _NRRD_FORMS)
     directions = fields.get("space directions", "")
     if "space" in fields and directions.count("(") != 3:
         raise DataError(f"{path} has a space, but not three space directions; mend the header.")
     if not directions and "spacings" not in fields:
         say_once(path, SIZE)
+    if not _SIDES.match(fields.get("space", "")):
+        say_once(path, SIDE)
+    line = fields.get("space units", '""')
+    units = {name.strip() for name in re.findall(r'"(.*?)"', line)}
+    if len(units) != 1 or not units <= {*_MILLIMETRES}:
+        raise DataError(
+            f"{path} has the space units {line[:60]}, which are not one of mm, cm, um and m; mend "
+            "the header."
+        )
     how = fields.get("encoding", "")[:2]
     if how == "bz":
         raise DataError(f"{path} is packed by bzip2, which is not read; write it with gzip.")
     exact = how == "ra" and not fields.keys() & {"byte skip", "line skip"}
-    return path, end.end() if end else len(text), how == "gz", False, exact
+    start, unit = end.end() if end else len(text), _MILLIMETRES[units.pop()]
+    return Source(None, path, start, how == "gz", False, exact, unit)
 
 
-def _wrong_field(path: Path, key: str, value: str, words: str) -> DataError:
-    return DataError(
-        f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or leave the "
-        "scan out."
-    )
+def _check_fields(
+    path: Path, fields: Mapping[str, str], forms: Mapping[str, tuple[str, str]]
+) -> None:
+    for key, (form, words) in forms.items():
+        if not re.fullmatch(form, value := fields.get(key, "")):
+            raise DataError(
+                f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or "
+                "leave the scan out."
+            )
 
 
-def _metaimage(path: Path) -> tuple[Path, int, bool, bool, bool]:
+def _metaimage(path: Path) -> Source:
     """As `_nrrd`."""
     fields: dict[str, str] = {}
     end, name = 0, ""
@@ -331,9 +327,7 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool, bool]:
         if _other_kind(path):
             raise corrupt(path, ValueError("it has no ElementDataFile"))
         raise DataError(f"{path} is no MetaImage header; copy it again or leave the scan out.")
-    for key, (form, words) in _FORMS.items():
-        if not re.fullmatch(form, value := fields.get(key, "")):
-            raise _wrong_field(path, key, value, words)
+    _check_fields(path, fields, _FORMS)
     if not fields.keys() & {"ElementSpacing", "ElementSize"}:
         say_once(path, SIZE)
     if name.split()[0] == "LIST" or "%" in name:
@@ -350,7 +344,8 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool, bool]:
     packed, *big = (fields.get(key, "")[:1] in ("T", "t", "1") for key in switches)
     local, start = name == "LOCAL", int(fields.get("HeaderSize") or 0)
     file = path if local else path.parent / name
-    return file, end if local else start, packed, not (packed or any(big)), not packed
+    start = end if local else start
+    return Source(None, file, start, packed, not (packed or any(big)), not packed)
 
 
 _GZIP = "a gzip file"
@@ -368,22 +363,15 @@ _KINDS = (  # by their first bytes
     (rb"(?s:.{344})n[i+]1\0", "a NIfTI file that is not packed"),
     (rb"\x5c\x01\0\0|\0\0\x01\x5c", "a NIfTI file that is not packed"),
 )
-_MEANT = {
-    ".nrrd": "a NRRD",
-    ".nhdr": "a NRRD",
-    ".mha": "a MetaImage",
-    ".mhd": "a MetaImage",
-    ".gz": "a gzip",
-}
+_MEANT = dict.fromkeys((".nrrd", ".nhdr"), "a NRRD") | {".gz": _GZIP}
+_MEANT |= dict.fromkeys((".mha", ".mhd"), "a MetaImage") | dict.fromkeys(
+    ("", ".dcm", ".ima"), "a DICOM"
+)
 
 
-def _open(file: Path, unpacked: bool) -> Any:
-    return gzip.open(file) if unpacked else file.open("rb")
-
-
-def kind_of(file: Path, unpacked: bool = False) -> str | None:
+def kind_of(file: Path, opener: Callable[..., Any] = open) -> str | None:
     """What a file is by its first bytes."""
-    with suppress(OSError, EOFError, zlib.error), _open(file, unpacked) as opened:
+    with suppress(OSError, EOFError, zlib.error), opener(file, "rb") as opened:
         head = opened.read(352)
         return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
     return None
@@ -393,10 +381,9 @@ def _other_kind(file: Path) -> str | None:
     """What a file is by its first bytes, if its name says something else."""
     kind, suffix = kind_of(file), file.suffix.lower()
     if kind == _GZIP and suffix == ".gz":
-        kind = kind_of(file, unpacked=True)
+        kind = kind_of(file, gzip.open)
         return None if kind is None or kind.startswith("a NIfTI") else f"{kind} in a gzip file"
-    meant = _MEANT.get(suffix, "a DICOM" if suffix in ("", ".dcm", ".ima") else "a NIfTI")
-    return None if kind is None or kind.startswith(meant) else kind
+    return None if kind is None or kind.startswith(_MEANT.get(suffix, "a NIfTI")) else kind
 
 
 def corrupt(file: Path, error: Exception) -> DataError:

@@ -395,11 +395,8 @@ def _opened(path: Path) -> Any:
             image.get_qform()  # may have numbers of no turn
         return image
     except FileNotFoundError:
-        if path.exists():
-            raise DataError(
-                f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
-            ) from None
-        raise missing(path) from None
+        mixed = f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
+        raise (DataError(mixed) if path.exists() else missing(path)) from None
     except HeaderDataError as error:
         raise DataError(
             f"{path} has a header that cannot be read ({first_line(error)}); convert it anew or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,13 +76,8 @@ def visible_files(folder: Path) -> list[Path]:
         >>> [file.name for file in visible_files(folder)]
         ['b.png']
     """
-    return sorted(_walked(folder))
-
-
-def _walked(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if is_visible(name)]
-        yield from (Path(place, name) for name in names if is_visible(name))
+    files = (f for f in folder.rglob("*") if all(map(is_visible, f.relative_to(folder).parts)))
+    return sorted(file for file in files if not file.is_dir())
 
 
 def is_visible(name: str) -> bool:
