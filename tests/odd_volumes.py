@@ -754,7 +754,7 @@ DICOM = {
     "MONOCHROME1": Volume(slices(put(PhotometricInterpretation="MONOCHROME1")), inverted,
                           line="MONOCHROME1"),
     "MONOCHROME1 in one": Volume(slices(first(put(PhotometricInterpretation="MONOCHROME1"))),
-                                 one_inverted, line="1 of 4 files store white as 0"),
+                                 one_inverted, line="1 of 4 images store white as 0"),
     "deflated": Volume(slices(put(), syntax=uid.DeflatedExplicitVRLittleEndian), by_pydicom),
     "RLE": Volume(slices(compressed(uid.RLELossless)), by_pydicom),
     "JPEG-LS": Volume(slices(compressed(uid.JPEGLSLossless)), by_pydicom),

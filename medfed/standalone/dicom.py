@@ -11,7 +11,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,16 +27,10 @@ log = logging.getLogger(__name__)
 _BEGINS = re.compile(
     rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
 )
+_TAGS = ("SeriesInstanceUID", "ModalityLUTSequence", "PhotometricInterpretation")
 _SCALE = ("RescaleSlope", "RescaleIntercept")
 _PLACE = {"ImagePositionPatient": 3, "ImageOrientationPatient": 6, "PixelSpacing": 2}
 _FRAMES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_TAGS = (
-    "SOPClassUID",
-    "SeriesInstanceUID",
-    "NumberOfFrames",
-    "PhotometricInterpretation",
-    *_FRAMES,
-)
 _UNREAD = ("HTJ2K", "High-Throughput", "MPEG", "HEVC", "JPIP", "SMPTE")  # compressions, by name
 _UNEVEN = 0.05  # of the distance of two slices
 _FORMAT = "GDCMImageIO"
@@ -53,6 +47,7 @@ class _Slice(NamedTuple):
         size: (3,) voxels; the third is the number of frames.
         channels: Values per voxel.
         affine: (4, 4) to mm in RAS.
+        inverted: Whether white is 0.
         frame: The number of the frame from 0, where a file has several.
     """
 
@@ -61,6 +56,7 @@ class _Slice(NamedTuple):
     size: tuple[int, int, int]
     channels: int
     affine: NDArray[np.float64]
+    inverted: bool
     frame: int | None = None
 
     @property
@@ -256,11 +252,11 @@ def _compared(
         first = slices[0]
     if len(slices) == 1:
         raise DataError(f"{folder} holds a single slice; a volume needs several.")
-    if inverted := [path for path, _, _ in times if _is_inverted(path)]:
+    if inverted := [one for one in slices if one.inverted]:
         log.warning(
-            "%s: %d of %d files store white as 0 (MONOCHROME1); their values are turned round, so "
+            "%s: %d of %d images store white as 0 (MONOCHROME1); their values are turned round, so "
             "that white is high.",
-            *(folder, len(inverted), len(times)),
+            *(folder, len(inverted), len(slices)),
         )
     for one in slices[1:]:
         if one.size != first.size or not np.allclose(
@@ -273,45 +269,26 @@ def _compared(
     return _in_order(folder, slices)
 
 
-def _is_inverted(path: Path) -> bool:
-    tags = _tags(path, "PhotometricInterpretation")
-    return getattr(tags, "PhotometricInterpretation", "") == "MONOCHROME1"
-
-
 def _frames(file: _Slice) -> list[_Slice]:
     """The frames of a file, which must say where each one lies."""
-    tags = _tags(file.path, *_TAGS)
+    from pydicom import Dataset
+
+    tags = _tags(file.path, *_FRAMES)
     shared, each = (getattr(tags, name, None) or [] for name in _FRAMES)
     if len(each) != file.size[2]:
         raise DataError(
             f"{file.path} has {file.size[2]} frames and says of {len(each)} where they lie; "
             "convert it to NIfTI, such as by dcm2niix, or leave the patient out."
         )
-
-    def value(frame: Any, group: str, name: str) -> Any:
-        for of in (frame, *shared):
-            for item in getattr(of, group, None) or []:
-                if (found := getattr(item, name, None)) is not None:
-                    return np.atleast_1d(np.asarray(found, dtype=np.float64))
-        return None
-
     frames, scales = [], set()
     for number, frame in enumerate(each):
-        place = value(frame, "PlanePositionSequence", "ImagePositionPatient")
-        turn = value(frame, "PlaneOrientationSequence", "ImageOrientationPatient")
-        steps = value(frame, "PixelMeasuresSequence", "PixelSpacing")
-        if any(v is None or len(v) != n for v, n in ((place, 3), (turn, 6), (steps, 2))):
-            raise DataError(
-                f"{file.path} does not say where frame {number + 1} lies; convert it to NIfTI, "
-                "such as by dcm2niix, or leave the patient out."
-            )
-        scales.add(
-            tuple(
-                None if (v := value(frame, "PixelValueTransformationSequence", name)) is None
-                else float(v[0])
-                for name in ("RescaleSlope", "RescaleIntercept")
-            )
-        )  # fmt: skip
+        found = Dataset()
+        for group in (group for of in (*shared, frame) for group in of if group.VR == "SQ"):
+            for item in group.value:
+                found.update(item)
+        _check_usable(f"{file.path}, frame {number + 1},", found, _PLACE)
+        scales.add(tuple(found.get(name) for name in _SCALE))
+        place, turn, steps = (np.array(found[name].value, dtype=np.float64) for name in _PLACE)
         affine = np.eye(4)
         affine[:3, 0], affine[:3, 1] = turn[:3] * steps[1], turn[3:] * steps[0]
         affine[:3, 2] = np.cross(turn[:3], turn[3:])
@@ -376,7 +353,7 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
 
 
 def _header(path: Path) -> _Slice:
-    tags = _tags(path, "SeriesInstanceUID", "ModalityLUTSequence", *_SCALE, *_PLACE, *_FRAMES)
+    tags = _tags(path, *_TAGS, *_SCALE, *_PLACE, *_FRAMES)
     syntax = getattr(getattr(tags, "file_meta", None), "TransferSyntaxUID", None)
     if syntax is not None and (
         syntax.name == str(syntax) or any(word in syntax.name for word in _UNREAD)
@@ -395,13 +372,19 @@ def _header(path: Path) -> _Slice:
     if reader.GetDimension() != 3:
         raise DataError(f"{path} has {reader.GetDimension()} dimensions; a slice has three.")
     counts = {n: 1 for n in _SCALE if n in tags} | ({} if _FRAMES[0] in tags else _PLACE)
+    _check_usable(path, tags, counts)
+    uid, channels = str(tags.get(_TAGS[0]) or "").strip(), reader.GetNumberOfComponents()
+    inverted = tags.get("PhotometricInterpretation") == "MONOCHROME1"
+    return _Slice(path, uid, size, channels, affine_of(reader), inverted)
+
+
+def _check_usable(where: object, tags: Any, counts: Mapping[str, int]) -> None:
+    """Refuses elements that have not as many numbers as they must."""
     if bad := [name for name, count in counts.items() if not _is_usable(tags, name, count)]:
         raise DataError(
-            f"{path} has no usable {few(bad)}, without which its values or its place are unknown; "
-            "export the series again, or convert it to NIfTI."
+            f"{where} has no usable {few(bad)}, without which its values or its place are unknown; "
+            "export the series again, or convert it to NIfTI, such as by dcm2niix."
         )
-    uid = str(getattr(tags, "SeriesInstanceUID", None) or "")
-    return _Slice(path, uid.strip(), size, reader.GetNumberOfComponents(), affine_of(reader))
 
 
 def _is_usable(tags: Any, name: str, count: int) -> bool:

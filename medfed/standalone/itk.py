@@ -11,8 +11,7 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, first_line
+from .files import GZIP, kind_of
 
 _LINE = 256  # characters of a field; only NRRD's user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header, which the voxels may follow
@@ -348,39 +348,16 @@ def _metaimage(path: Path) -> Source:
     return Source(None, file, start, packed, not (packed or any(big)), not packed)
 
 
-_GZIP = "a gzip file"
-_KINDS = (  # by their first bytes
-    (rb"\x89PNG", "a PNG picture"),
-    (rb"\xff\xd8\xff", "a JPEG picture"),
-    (rb"II\*\0|MM\0\*", "a TIFF picture"),
-    (rb"\s*<(!doctype|html|\?xml)", "a web page or XML"),
-    (rb"version https://git-lfs", "a pointer of Git LFS, without the data"),
-    (rb"NRRD\d", "a NRRD file"),
-    (rb"ObjectType|NDims|Comment *=", "a MetaImage file"),
-    (rb"\x1f\x8b", _GZIP),
-    (rb"PK\x03\x04", "a zip file"),
-    (rb"(?s:.{128})DICM", "a DICOM file"),
-    (rb"(?s:.{344})n[i+]1\0", "a NIfTI file that is not packed"),
-    (rb"\x5c\x01\0\0|\0\0\x01\x5c", "a NIfTI file that is not packed"),
-)
-_MEANT = dict.fromkeys((".nrrd", ".nhdr"), "a NRRD") | {".gz": _GZIP}
+_MEANT = dict.fromkeys((".nrrd", ".nhdr"), "a NRRD") | {".gz": GZIP}
 _MEANT |= dict.fromkeys((".mha", ".mhd"), "a MetaImage") | dict.fromkeys(
     ("", ".dcm", ".ima"), "a DICOM"
 )
 
 
-def kind_of(file: Path, opener: Callable[..., Any] = open) -> str | None:
-    """What a file is by its first bytes."""
-    with suppress(OSError, EOFError, zlib.error), opener(file, "rb") as opened:
-        head = opened.read(352)
-        return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
-    return None
-
-
 def _other_kind(file: Path) -> str | None:
     """What a file is by its first bytes, if its name says something else."""
     kind, suffix = kind_of(file), file.suffix.lower()
-    if kind == _GZIP and suffix == ".gz":
+    if kind == GZIP and suffix == ".gz":
         kind = kind_of(file, gzip.open)
         return None if kind is None or kind.startswith("a NIfTI") else f"{kind} in a gzip file"
     return None if kind is None or kind.startswith(_MEANT.get(suffix, "a NIfTI")) else kind

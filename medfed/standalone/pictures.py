@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, MedfedError, first_line
-from .itk import kind_of
+from .files import kind_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -413,9 +413,7 @@ def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
         DataError: If it cannot be read.
     """
     if path.exists() and not zipfile.is_zipfile(path):
-        kind = kind_of(path)
-        what = "no whole .npz file" if kind in (None, "a zip file") else kind
-        raise DataError(f"{path} is {what}; download or write it again.")
+        raise DataError(f"{path} is no whole .npz file; download or write it again.")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays

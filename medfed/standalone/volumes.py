@@ -337,16 +337,16 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
     if len(shape) not in (3, 4) or min(shape) < 1:
         raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
     scale = 1.0
+    coded = [not hasattr(image.header, "default_x_flip")]  # but in Analyze
     if hasattr(image, "get_sform"):
         scale = {1: 1e3, 3: 1e-3}.get(int(image.header["xyzt_units"]) & 7, 1.0)  # metre, micron
-        if not image.header["sform_code"] and not image.header["qform_code"]:
-            say_once(path, SIDE)
-        elif image.header["sform_code"] and image.header["qform_code"]:
+        coded = [image.header[f"{form}_code"] > 0 for form in ("sform", "qform")]
+        if all(coded):
             with np.errstate(invalid="ignore"):  # infinite ones are refused later
                 apart = np.abs(image.affine - image.get_qform()).max()
             if apart > _APART * min(image.header.get_zooms()[:3]):
                 say_once(path, "has a sform and a qform that differ; the sform counts")
-    elif hasattr(image.header, "default_x_flip"):  # Analyze
+    if not any(coded):
         say_once(path, SIDE)
     affine = image.affine * np.array([scale, scale, scale, 1.0])[:, None]
     return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
