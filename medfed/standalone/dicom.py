@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, few, first_line
+from .files import is_visible
 from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
 
 log = logging.getLogger(__name__)
@@ -402,7 +403,7 @@ def _is_usable(tags: Any, name: str, count: int) -> bool:
 
 
 def _is_dicom(path: Path) -> bool:
-    if path.name.startswith(".") or path.name.upper() == "DICOMDIR" or not path.is_file():
+    if not is_visible(path.name) or path.name.upper() == "DICOMDIR" or not path.is_file():
         return False
     if path.suffix.lower() in (".dcm", ".ima"):
         return True

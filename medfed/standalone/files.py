@@ -47,6 +47,7 @@ ExistingPath = str
 """A user's file or folder that must exist; the check of the configuration looks for it."""
 
 
+_SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "lost+found"}
 GZIP = "a gzip file"
 _KINDS = (  # by their first bytes
     (rb"\x89PNG", "a PNG picture"),
@@ -73,6 +74,32 @@ def kind_of(file: Path, opener: Callable[..., Any] = open) -> str | None:
         head = opened.read(352)
         return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
     return None
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Lists the files below a folder, sorted; hidden files and folders do not count.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / ".git").mkdir()
+        >>> for name in (".git/a.png", "b.png", ".c.png"):
+        ...     (folder / name).touch()
+        >>> [file.name for file in visible_files(folder)]
+        ['b.png']
+    """
+    files = (f for f in folder.rglob("*") if all(map(is_visible, f.relative_to(folder).parts)))
+    return sorted(file for file in files if not file.is_dir())
+
+
+def is_visible(name: str) -> bool:
+    """Says whether a name is of no hidden file or folder, nor one of the system's.
+
+    Example:
+        >>> is_visible("a.png"), is_visible(".a.png"), is_visible("Thumbs.db")
+        (True, False, False)
+    """
+    return not name.startswith(".") and name.lower() not in _SYSTEM
 
 
 @contextmanager

@@ -270,7 +270,7 @@ def _nrrd(path: Path) -> Source:
     if not text.startswith(b"NRRD"):
         raise corrupt(path, ValueError("it has no header of NRRD"))
     end = re.search(rb"\r?\n\r?\n", text)
-    head = text[: end.start() if end else None].decode("latin-1")
+    head = text[: end.start() if end else None].decode("utf-8", "replace")
     for line in head.splitlines():
         if len(line) > _LINE and ":=" not in line:  # SimpleITK would crash on it
             raise corrupt(path, ValueError(f"a header line has {len(line)} characters"))

@@ -302,16 +302,6 @@ def _check_opaque(picture: Image.Image, file: Path) -> None:
         raise DataError(f"{file} is transparent in places; save it without an alpha channel.")
 
 
-def largest_value(file: Path) -> int | None:
-    """Returns the largest grey value of a picture of 16 bits; None for other pictures.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
-    with opened(file) as picture:
-        return int(np.asarray(picture).max()) if picture.mode.startswith("I;16") else None
-
-
 def white_of(files: Iterable[Path]) -> int:
     """Returns the white of pictures of 16 bits, of which cameras and scanners use fewer.
 
@@ -322,8 +312,12 @@ def white_of(files: Iterable[Path]) -> int:
     Raises:
         DataError: If one cannot be read.
     """
-    largest = max((value or 0 for value in map(largest_value, files)), default=0)
-    return int((1 << max(8, largest.bit_length())) - 1) if largest else 65535
+    largest = 0
+    for file in files:
+        with opened(file) as picture:
+            if picture.mode.startswith("I;16"):
+                largest = max(largest, int(np.asarray(picture).max()))
+    return (1 << max(8, largest.bit_length())) - 1 if largest else 65535
 
 
 def read_image(

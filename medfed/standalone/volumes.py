@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from . import dicom, itk
 from .errors import DataError, first_line
+from .files import is_visible
 from .itk import SIDE, corrupt, missing, say_once
 
 if TYPE_CHECKING:
@@ -430,7 +431,7 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
-    visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
+    visible = sorted(f for f in folder.iterdir() if is_visible(f.name))
     matches: list[Path] = []
     for one in patterns:
         inner = folder.glob("[!.]*/[!.]*") if "/" in one else visible

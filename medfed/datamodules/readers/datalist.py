@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
-from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.splits import Split
+from medfed.standalone.files import is_visible
 from medfed.standalone.names import fold as fold_name
 from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of
 

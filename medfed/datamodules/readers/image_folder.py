@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
-from medfed.datamodules.readers.account import is_visible, visible_files
 from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.readers.samples import (
@@ -30,6 +29,7 @@ from medfed.datamodules.readers.samples import (
 )
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.files import is_visible, visible_files
 from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
