@@ -18,6 +18,7 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import SimpleITK as sitk
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -27,6 +28,7 @@ from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.datamodules.readers.datalist import DatalistReader, MSDReader, NnunetReader
 from medfed.datamodules.readers.image_folder import read_image_folder, read_image_table
 from medfed.datamodules.readers.image_masks import ImageMasksReader
+from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.table import read_csv
 from medfed.standalone.pictures import read_mask, read_picture
@@ -966,6 +968,52 @@ LISTS = {
 }  # fmt: skip
 
 
+# LUNA16
+
+
+def luna16(places: Sequence[str]) -> Callable[[Path], Path]:
+    """Scans in subsets, with a shadow of each as a Mac makes them, and masks of lungs."""
+
+    def make(folder: Path) -> Path:
+        rows = ["seriesuid,coordX,coordY,coordZ,class"]
+        for n, place in enumerate(places):
+            voxels = noise((8, 8, 8), seed=n)
+            for where in (place, "seg-lungs-LUNA16"):
+                (folder / where).mkdir(parents=True, exist_ok=True)
+                sitk.WriteImage(sitk.GetImageFromArray(voxels), str(folder / where / f"1.{n}.mhd"))
+            (folder / place / f"._1.{n}.mhd").write_bytes(b"\0" * 99)
+            rows += [f"1.{n},3,3,3,1", f"1.{n} ,2,2,2,0"]
+        (folder / "candidates.csv").write_text("\n".join(rows))
+        return folder
+
+    return make
+
+
+def of_luna16(path: Path) -> Facts:
+    patients = Luna16Reader(path, negatives_per_positive=None).patients()
+    return {
+        "patients": [p.id for p in patients],
+        "count": [p.counts for p in patients],
+        "account": sorted(f.name for p in patients for f in p.files.values()),
+    }
+
+
+def three_scans(path: Path) -> Facts:
+    return {
+        "patients": ["1.0", "1.1", "1.2"],
+        "count": [(1, 1)] * 3,
+        "account": sorted(f"1.{n}.{ending}" for n in range(3) for ending in ("mhd", "raw")),
+    }
+
+
+LUNA16 = {
+    "one folder": Set(luna16(["."] * 3), of_luna16, three_scans),
+    "subsets": Set(luna16(["subset0", "subset0", "subset7"]), of_luna16, three_scans),
+    "nested subsets": Set(luna16(["subset0/subset0"] * 3), of_luna16, three_scans),
+    "no scans": Set(luna16(["scans"] * 3), of_luna16, refused=r"has no \.mhd scans"),
+}
+
+
 # What was seen and taken
 
 
@@ -1030,6 +1078,7 @@ SETS = {
         ("table", TABLES),
         ("name", NAMES),
         ("list", LISTS),
+        ("LUNA16", LUNA16),
         ("account", ACCOUNTS),
     )
     for name, one in rows.items()

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _BEGINS = re.compile(
     rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
 )
+_INVERTED = "MONOCHROME1"
 _TAGS = ("SeriesInstanceUID", "ModalityLUTSequence", "PhotometricInterpretation")
 _SCALE = ("RescaleSlope", "RescaleIntercept")
 _PLACE = {"ImagePositionPatient": 3, "ImageOrientationPatient": 6, "PixelSpacing": 2}
@@ -35,7 +36,6 @@ _FRAMES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _UNREAD = ("HTJ2K", "High-Throughput", "MPEG", "HEVC", "JPIP", "SMPTE")  # compressions, by name
 _UNEVEN = 0.05  # of the distance of two slices
 _FORMAT = "GDCMImageIO"
-_LARGEST = 1e9  # of a slope, or mm
 _TILT = 0.01  # tangent of the angle between the line through the slices and their normal
 
 
@@ -212,8 +212,7 @@ def _check_pixels(path: Path) -> None:
         with config.disable_value_validation(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of padding
             one = dcmread(path, force=True)
-            meta = getattr(one, "file_meta", {})
-            runner = DecodeRunner(meta.get("TransferSyntaxUID", ExplicitVRLittleEndian))
+            runner = DecodeRunner(one.file_meta.get("TransferSyntaxUID", ExplicitVRLittleEndian))
             runner.set_source(one)
             frames = runner.number_of_frames
             runner.set_option("allow_excess_frames", True)
@@ -255,9 +254,9 @@ def _compared(
         raise DataError(f"{folder} holds a single slice; a volume needs several.")
     if inverted := [one for one in slices if one.inverted]:
         log.warning(
-            "%s: %d of %d images store white as 0 (MONOCHROME1); their values are turned round, so "
+            "%s: %d of %d images store white as 0 (%s); their values are turned round, so "
             "that white is high.",
-            *(folder, len(inverted), len(slices)),
+            *(folder, len(inverted), len(slices), _INVERTED),
         )
     for one in slices[1:]:
         if one.size != first.size or not np.allclose(
@@ -277,10 +276,8 @@ def _frames(file: _Slice) -> list[_Slice]:
     tags = _tags(file.path, *_FRAMES)
     shared, each = (getattr(tags, name, None) or [] for name in _FRAMES)
     if len(each) != file.size[2]:
-        raise DataError(
-            f"{file.path} has {file.size[2]} frames and says of {len(each)} where they lie; "
-            "convert it to NIfTI, such as by dcm2niix, or leave the patient out."
-        )
+        why = f"has {file.size[2]} frames and says of {len(each)} where they lie"
+        raise _not_read(file.path, why)
     frames, scales = [], set()
     for number, frame in enumerate(each):
         found = Dataset()
@@ -296,21 +293,15 @@ def _frames(file: _Slice) -> list[_Slice]:
         affine[:3, 3] = place
         frames.append(file._replace(affine=LPS @ affine, frame=number))
     if len(scales) > 1:
-        raise DataError(
-            f"{file.path} has frames of {len(scales)} different slopes or intercepts, which are "
-            "not read; convert it to NIfTI, such as by dcm2niix, or leave the patient out."
-        )
+        raise _not_read(file.path, f"has frames of {len(scales)} different slopes or intercepts")
     return frames
 
 
 def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray[np.float64]]:
     normal = np.cross(slices[0].affine[:3, 0], slices[0].affine[:3, 1])
     normal /= np.linalg.norm(normal)
-    placed = sorted(
-        ((float(normal @ one.affine[:3, 3]), one) for one in slices), key=lambda of: of[0]
-    )
-    heights, slices = [height for height, _ in placed], [one for _, one in placed]
-    gaps = np.diff(heights)
+    slices = sorted(slices, key=lambda one: float(normal @ one.affine[:3, 3]))
+    gaps = np.diff([float(normal @ one.affine[:3, 3]) for one in slices])
     if gaps.max() <= 0.01:
         raise DataError(f"{folder}: all slices are at the same place; export the series again.")
     if (gaps <= 0.01).mean() > 0.4:  # volume upon volume: phases, echoes, directions
@@ -359,15 +350,9 @@ def _header(path: Path) -> _Slice:
     if syntax is not None and (
         syntax.name == str(syntax) or any(word in syntax.name for word in _UNREAD)
     ):
-        raise DataError(
-            f"{path} is compressed as {syntax.name}, which is not read; decompress it, such as by "
-            "gdcmconv --raw, or leave the patient out."
-        )
+        raise _not_read(path, f"is compressed as {syntax.name}, which is not read")
     if "ModalityLUTSequence" in tags:
-        raise DataError(
-            f"{path} has a look-up table of its values (Modality LUT Sequence), which is not "
-            "applied; convert it to NIfTI, or leave the patient out."
-        )
+        raise _not_read(path, "has a look-up table of its values (Modality LUT Sequence)")
     reader = itk_header(path, _FORMAT)
     size = (*reader.GetSize(), 1)[:3]
     if reader.GetDimension() != 3:
@@ -375,17 +360,17 @@ def _header(path: Path) -> _Slice:
     counts = {n: 1 for n in _SCALE if n in tags} | ({} if _FRAMES[0] in tags else _PLACE)
     _check_usable(path, tags, counts)
     uid, channels = str(tags.get(_TAGS[0]) or "").strip(), reader.GetNumberOfComponents()
-    inverted = tags.get("PhotometricInterpretation") == "MONOCHROME1"
-    return _Slice(path, uid, size, channels, affine_of(reader), inverted)
+    return _Slice(path, uid, size, channels, affine_of(reader), tags.get(_TAGS[2]) == _INVERTED)
+
+
+def _not_read(where: object, why: str) -> DataError:
+    return DataError(f"{where} {why}; convert it to NIfTI, such as by dcm2niix, or leave it out.")
 
 
 def _check_usable(where: object, tags: Any, counts: Mapping[str, int]) -> None:
     """Refuses elements that have not as many numbers as they must."""
     if bad := [name for name, count in counts.items() if not _is_usable(tags, name, count)]:
-        raise DataError(
-            f"{where} has no usable {few(bad)}, without which its values or its place are unknown; "
-            "export the series again, or convert it to NIfTI, such as by dcm2niix."
-        )
+        raise _not_read(where, f"has no usable {few(bad)}, without which value or place is unknown")
 
 
 def _is_usable(tags: Any, name: str, count: int) -> bool:
@@ -394,7 +379,7 @@ def _is_usable(tags: Any, name: str, count: int) -> bool:
         values = np.ravel(tags.get(name)).astype(np.float64)
     except ValueError:
         return False
-    if len(values) != count or not (np.abs(values) < _LARGEST).all():
+    if len(values) != count or not (np.abs(values) < 1e9).all():
         return False
     if name == "ImageOrientationPatient":
         axes = values.reshape(2, 3)

@@ -31,10 +31,7 @@ _MILLIMETRES = {  # by NRRD's names of units
     "cm": 10.0,
 }
 _SIDES = re.compile(r"(l|r|left|right)(-?(a|p)|-(anterior|posterior))", re.IGNORECASE)
-SIDE = (
-    "does not say which side is left; its axes are taken in the usual order: compare a picture of "
-    "it with the original"
-)
+SIDE = "does not say which side is left, which is guessed; compare a picture with the original"
 SIZE = "does not say the size of its voxels, which is taken as 1 mm"
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
 
@@ -59,6 +56,7 @@ _FORMS = {
 _VECTOR = r"\( *[^ ,()]+( *, *[^ ,()]+)* *\)"
 _NRRD_FORMS = {  # values in small letters
     "dimension": (r"\d+", "a whole number"),
+    "encoding": ("raw|ascii|text|txt|hex|gz|gzip", "raw, ascii, hex or gzip"),
     "sizes": (r"\d+( +\d+)*", "whole numbers"),
     "space origin": (f"({_VECTOR})?", "a vector such as (0,0,0)"),
     "space directions": (f"((none|{_VECTOR}) *)*", "vectors such as (1,0,0)"),
@@ -293,8 +291,6 @@ def _nrrd(path: Path) -> Source:
             "the header."
         )
     how = fields.get("encoding", "")[:2]
-    if how == "bz":
-        raise DataError(f"{path} is packed by bzip2, which is not read; write it with gzip.")
     exact = how == "ra" and not fields.keys() & {"byte skip", "line skip"}
     start, unit = end.end() if end else len(text), _MILLIMETRES[units.pop()]
     return Source(None, path, start, how == "gz", False, exact, unit)
@@ -342,16 +338,13 @@ def _metaimage(path: Path) -> Source:
         )
     switches = ("CompressedData", "BinaryDataByteOrderMSB", "ElementByteOrderMSB")
     packed, *big = (fields.get(key, "")[:1] in ("T", "t", "1") for key in switches)
-    local, start = name == "LOCAL", int(fields.get("HeaderSize") or 0)
-    file = path if local else path.parent / name
-    start = end if local else start
+    start = end if name == "LOCAL" else int(fields.get("HeaderSize") or 0)
+    file = path if name == "LOCAL" else path.parent / name
     return Source(None, file, start, packed, not (packed or any(big)), not packed)
 
 
-_MEANT = dict.fromkeys((".nrrd", ".nhdr"), "a NRRD") | {".gz": GZIP}
-_MEANT |= dict.fromkeys((".mha", ".mhd"), "a MetaImage") | dict.fromkeys(
-    ("", ".dcm", ".ima"), "a DICOM"
-)
+_MEANT = {".nrrd": "a NRRD", ".nhdr": "a NRRD", ".mha": "a MetaImage", ".mhd": "a MetaImage"}
+_MEANT |= {".gz": GZIP, **dict.fromkeys(("", ".dcm", ".ima"), "a DICOM")}
 
 
 def _other_kind(file: Path) -> str | None:
@@ -371,15 +364,9 @@ def corrupt(file: Path, error: Exception) -> DataError:
         'a.nii is truncated or corrupt (it ends too early); copy it again or leave the patient out.'
     """
     if file.is_file() and (kind := _other_kind(file)):
-        if kind.startswith(("a web page", "a pointer")):
-            return DataError(
-                f"{file} is {kind}; download the data themselves, such as by git lfs pull, or "
-                "leave the patient out."
-            )
-        return DataError(
-            f"{file} is {kind}, which its name does not say; name it by its format, convert it, or "
-            "leave the patient out."
-        )
+        absent = kind.startswith(("a web page", "a pointer"))
+        what = "download the data themselves" if absent else "name it by its format, convert it,"
+        return DataError(f"{file} is {kind}; {what} or leave the patient out.")
     return DataError(
         f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the patient "
         "out."

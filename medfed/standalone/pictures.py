@@ -189,8 +189,8 @@ def opened(file: Path) -> Iterator[Image.Image]:
     except MedfedError:
         raise
     except Exception as error:  # every error of Pillow's plugins, such as SyntaxError
-        what = kind_of(file)
-        why = first_line(error) if what is None or "picture" in what else f"it is {what}"
+        kind = kind_of(file) or "a picture"
+        why = first_line(error) if kind.endswith("picture") else f"it is {kind}"
         raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
 
 

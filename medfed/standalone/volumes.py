@@ -399,10 +399,8 @@ def _opened(path: Path) -> Any:
         mixed = f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
         raise (DataError(mixed) if path.exists() else missing(path)) from None
     except HeaderDataError as error:
-        raise DataError(
-            f"{path} has a header that cannot be read ({first_line(error)}); convert it anew or "
-            "leave the patient out."
-        ) from error
+        why = first_line(error)
+        raise DataError(f"{path} has an unusable header ({why}); convert it anew.") from error
     except Exception as error:  # all errors that a library raises on bad bytes
         raise corrupt(path, error) from error
 

@@ -58,7 +58,7 @@ def test_names(name, tmp_path):
     check(name, tmp_path)
 
 
-@sweep("name", of("list"))
+@sweep("name", of("list", "LUNA16"))
 def test_lists(name, tmp_path):
     check(name, tmp_path)
 
@@ -81,5 +81,5 @@ def test_odd_headers_and_cells(kind, tmp_path):
 
 def test_every_row_is_in_a_test():
     kinds = ("NIfTI", "NRRD", "MetaImage", "DICOM", "picture", "mask", "npz", "table", "name")
-    assert of(*kinds, "list", "account") == [*ROWS]
+    assert of(*kinds, "list", "LUNA16", "account") == [*ROWS]
     assert len(ROWS) > 300

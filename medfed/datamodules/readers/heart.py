@@ -79,8 +79,6 @@ def read_heart(
             missing[:, FEATURES.index(never)] |= table.features[:, FEATURES.index(never)] == 0
         cells = np.where(missing, np.nan, table.features)[:, taken]
         kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)
-        gone = (1 + np.flatnonzero(~kept)).tolist()
-        left_out = {"incomplete": (len(gone), f"data row {gone[0]}")} if gone else {}
         parts[name] = Table(
             tuple(FEATURES[at] for at in taken),
             cells[kept],
@@ -88,7 +86,7 @@ def read_heart(
             ("no disease", "disease"),
             patients=[f"{name}_{row}" for row in (1 + np.flatnonzero(kept)).tolist()],
             files=[file] * int(kept.sum()),
-            accounts=counted(file, cells[kept], left_out),
+            accounts=counted(file, cells[kept], int((~kept).sum())),
         )
     return join_tables(parts)
 

@@ -371,22 +371,18 @@ def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
     )
 
 
-def counted(
-    path: Path, features: NDArray[np.float64], left_out: Mapping[str, tuple[int, str]] | None = None
-) -> tuple[Account, Account]:
+def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
     """Returns what was taken of a file of which only the values are known; see `accounts_of`.
 
     Example:
-        >>> rows, cells = counted(Path("a.csv"), np.array([[1.0, np.nan]]), {"incomplete": (2, "")})
+        >>> rows, cells = counted(Path("a.csv"), np.array([[1.0, np.nan]]), 2)
         >>> rows.seen, rows.taken, cells.seen, cells.taken
         (3, 1, 2, 1)
     """
-    gone = int(np.isnan(features).sum())
+    gone, cells = int(np.isnan(features).sum()), f"cells of {features.shape[1]} features"
+    rows = Account(str(path), "rows", len(features), {"incomplete": (left, "")} if left else {})
     missing = {"missing": (gone, "")} if gone else {}
-    return (
-        Account(str(path), "rows", len(features), left_out or {}),
-        Account(str(path), f"cells of {features.shape[1]} features", features.size - gone, missing),
-    )
+    return rows, Account(str(path), cells, features.size - gone, missing)
 
 
 def join_tables(tables: Mapping[str, Table]) -> Table:
