@@ -791,6 +791,8 @@ DICOM = {
     "two sizes": Volume(slices(first(of_another_size)), refused=UNLIKE),
     "a scout": Volume(slices(after=scout), refused=UNLIKE),
     "a slice twice": Volume(slices(after=copied), refused="keep each slice once"),
+    "a slice beside the others": Volume(slices(first(put(ImagePositionPatient=[1, 0, 2]))),
+                                        refused=r"1\.dcm lies beside the other slices"),
     "tilted gantry": Volume(slices(lambda one, k: put(
         ImagePositionPatient=[0, 0.6 * k, 2.0 * k])(one, k)), refused="gantry tilted by 16.7"),
     "colours": Volume(slices(coloured), refused="colour images"),

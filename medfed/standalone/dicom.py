@@ -301,14 +301,14 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
     normal = np.cross(slices[0].affine[:3, 0], slices[0].affine[:3, 1])
     normal /= np.linalg.norm(normal)
     slices = sorted(slices, key=lambda one: float(normal @ one.affine[:3, 3]))
-    gaps = np.diff([float(normal @ one.affine[:3, 3]) for one in slices])
+    ways = np.array([one.affine[:3, 3] - slices[0].affine[:3, 3] for one in slices])
+    gaps = np.diff(heights := ways @ normal)
     if gaps.max() <= 0.01:
         raise DataError(f"{folder}: all slices are at the same place; export the series again.")
     if (gaps <= 0.01).mean() > 0.4:  # volume upon volume: phases, echoes, directions
-        places = 1 + int((gaps > 0.01).sum())
         raise DataError(
-            f"{folder} holds {len(slices)} slices at {places} places, as of several phases, echoes "
-            "or repetitions; keep one image per place in the folder."
+            f"{folder} holds {len(slices)} slices at {1 + int((gaps > 0.01).sum())} places, as of "
+            "several phases, echoes or repetitions; keep one image per place in the folder."
         )
     usual = float(np.median(gaps))
     odd = np.abs(gaps - usual) > max(_UNEVEN * usual, 0.01)
@@ -333,15 +333,17 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
             f"{names} ({gap:.3g} mm apart, the others {usual:.3g} mm); export the series again or "
             "leave the patient out."
         )
-    way = slices[-1].affine[:3, 3] - slices[0].affine[:3, 3]
-    along = float(normal @ way)
-    tilt = float(np.linalg.norm(way - along * normal)) / along
+    aside = np.linalg.norm(ways - np.outer(heights, normal), axis=1)
+    tilt = aside[-1] / heights[-1]
+    if (bent := np.abs(aside - tilt * heights)).max() > 0.2:  # mm
+        name = slices[int(bent.argmax())].name
+        raise DataError(f"{folder}: {name} lies beside the other slices; export the series again.")
     if tilt > _TILT:
         raise DataError(
             f"{folder} is sheared (a gantry tilted by {np.degrees(np.arctan(tilt)):.3g} degrees); "
             "convert it to an upright volume, such as by dcm2niix, or leave the patient out."
         )
-    return slices, way / (len(slices) - 1)
+    return slices, ways[-1] / (len(slices) - 1)
 
 
 def _header(path: Path) -> _Slice:

@@ -354,17 +354,15 @@ def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
         for why, numbers in sheet.left_out.items()
     }
     lacking: dict[str, tuple[int, str]] = {}
-    known = 0
     for name in names:
         for number, text in sheet.cells(name):
-            if not sheet.lacks(text):
-                known += 1
-            else:
+            if sheet.lacks(text):
                 why = f"missing ({text})" if text else "empty"
                 first = f"{name[:60]} in data row {sheet.number(number)}"
                 count, example = lacking.get(why, (0, first))
                 lacking[why] = (count + 1, example)
-    path = str(sheet.path)
+    path, known = str(sheet.path), len(names) * len(sheet.rows)
+    known -= sum(count for count, _ in lacking.values())
     return (
         Account(path, "rows", len(sheet.rows), rows),
         Account(path, f"cells of {len(names)} features", known, lacking),
