@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.odd_files import CHECKS, verdicts_of  # noqa: E402
 from tests.odd_mutations import KINDS, mutated  # noqa: E402
-from tests.odd_sets import SETS  # noqa: E402
-from tests.odd_volumes import VOLUMES  # noqa: E402
+from tests.odd_sets import SETS, Set  # noqa: E402
+from tests.odd_volumes import VOLUMES, Volume  # noqa: E402
 
 
 def table(rows: Mapping[str, Mapping[str, str]]) -> str:
@@ -73,8 +73,9 @@ def main() -> int:
     asked = parser.parse_args()
     for library in ("nibabel.global", "pydicom"):
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
+    every: dict[str, Volume | Set] = {**VOLUMES, **SETS}
     rows: dict[str, dict[str, str]] = {}
-    for name, row in {**VOLUMES, **SETS}.items():
+    for name, row in every.items():
         if asked.k.lower() in name.lower():
             with tempfile.TemporaryDirectory() as folder:
                 rows[name] = verdicts_of(row, Path(folder))
