@@ -137,7 +137,7 @@ def by_standard(path: Path) -> Truth:
     if code not in TYPES or min(shape) < 1:
         raise RefusedError(f"type {code}, shape {shape}")
     kind = np.dtype(f"<{TYPES[code]}")
-    start, length = float(head["vox_offset"]) or 352.0, int(np.prod(shape)) * kind.itemsize
+    start, length = float(head["vox_offset"]), int(np.prod(shape)) * kind.itemsize
     if not 352 <= start < 1e9 or start % 1 or len(content) < start + length:
         raise RefusedError(f"voxels from {start}")
     voxels = np.frombuffer(content[int(start) :][:length], kind).reshape(shape, order="F")

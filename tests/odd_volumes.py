@@ -192,6 +192,17 @@ def colours(folder: Path) -> Path:
     return folder / "a.nii.gz"
 
 
+def offset(start: int) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = nifti(name="a.nii")(folder)
+        content = bytearray(path.read_bytes())
+        content[108:112] = struct.pack("<f", start)
+        path.write_bytes(content + bytes(max(start - 352, 0)))
+        return path
+
+    return make
+
+
 def type_code(code: int) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         path = nifti(name="a.nii")(folder)
@@ -253,8 +264,8 @@ NIFTI = {
     "uint16": Volume(nifti(noise().astype(np.uint16) + np.uint16(40000)), by_nibabel()),
     "int64": Volume(nifti(noise().astype(np.int64)), by_nibabel()),
     "float64": Volume(nifti(noise() / 7), by_nibabel()),
-    "float of 128 bits": Volume(type_code(1536), refused="an unusable header"),
-    "type of 16-bit floats": Volume(type_code(16384), refused="an unusable header"),
+    "float of 128 bits": Volume(type_code(1536), refused="a bad header"),
+    "type of 16-bit floats": Volume(type_code(16384), refused="a bad header"),
     "big endian": Volume(big_endian, by_nibabel()),
     "axes L P I": Volume(nifti(affine=straight() @ np.diag([-1, -1, -1, 1])), by_nibabel()),
     "axes S L A": Volume(nifti(affine=straight()[:, [1, 2, 0, 3]]), by_nibabel()),
@@ -264,6 +275,8 @@ NIFTI = {
     "affine of zeros": Volume(nifti(change=forms(np.diag([0, 0, 0, 1]), None, (1, 0))),
                               refused="no valid affine"),
     "NIfTI-2": Volume(nifti(kind=nib.Nifti2Image), by_nibabel()),
+    "voxels in the header": Volume(offset(0), refused="the voxels begin within it"),
+    "voxels behind a gap": Volume(offset(368), by_nibabel()),
     "pair .hdr, .img": Volume(pair(nib.Nifti1Pair), by_nibabel(), taken=2),
     "Analyze": Volume(pair(nib.AnalyzeImage), by_nibabel(), taken=2,
                       line="does not say which side is left"),

@@ -337,8 +337,7 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
     shape = image.shape
     if len(shape) not in (3, 4) or min(shape) < 1:
         raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
-    scale = 1.0
-    coded = [not hasattr(image.header, "default_x_flip")]  # but in Analyze
+    scale, coded = 1.0, [not hasattr(image.header, "default_x_flip")]  # but in Analyze
     if hasattr(image, "get_sform"):
         scale = {1: 1e3, 3: 1e-3}.get(int(image.header["xyzt_units"]) & 7, 1.0)  # metre, micron
         coded = [image.header[f"{form}_code"] > 0 for form in ("sform", "qform")]
@@ -394,13 +393,14 @@ def _opened(path: Path) -> Any:
         image = load(path)
         if hasattr(image, "get_qform"):
             image.get_qform()  # may have numbers of no turn
+            if image.header.is_single and image.dataobj.offset < image.header.single_vox_offset:
+                raise HeaderDataError("it says that the voxels begin within it")
         return image
     except FileNotFoundError:
         mixed = f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
         raise (DataError(mixed) if path.exists() else missing(path)) from None
     except HeaderDataError as error:
-        why = first_line(error)
-        raise DataError(f"{path} has an unusable header ({why}); convert it anew.") from error
+        raise DataError(f"{path} has a bad header ({first_line(error)}); convert it.") from error
     except Exception as error:  # all errors that a library raises on bad bytes
         raise corrupt(path, error) from error
 
