@@ -69,6 +69,7 @@ NOT_HERE = {
         ("trust/attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
         ("trust/masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
         ("trust/networks_of_others.py --only recurrent", "| recurrent | "),
+        ("trust/files_of_others.py -k nrrd --mutations 12", "12 mutations (NIfTI, table, "),
         (
             "trust/frontier.py digits --methods fedavg --seeds 1 --rounds 1 --steps 1 "
             "--shadows 4 --figure FOLDER/frontier.png",

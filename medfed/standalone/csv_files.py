@@ -18,19 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, did_you_mean, few
-from .files import original
+from .files import kind_of, original
 from .names import fold, same, tidy
 
 Categories = Mapping[str, Sequence[str]]
-_MAGIC = {
-    b"PK\x03\x04": "an Excel or zip file",
-    b"\xd0\xcf\x11\xe0": "an old Excel file",
-    b"\x1f\x8b": "a gzip file",
-    b"PAR1": "a Parquet file",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
-}
-
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\x81\x8d\x8f\x90\x9d]")  # in no Latin-1 file
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?[,;\t ]*(?:\r?\n|\r|$)', re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
@@ -64,9 +55,8 @@ def _text(path: Path, absent: str) -> tuple[str, bool]:
         raise DataError(f"{path} does not exist; {absent}.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
-    for magic, kind in _MAGIC.items():
-        if content.startswith(magic):
-            raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")
+    if kind := kind_of(path):
+        raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")
     try:
         text, latin = content.decode("utf-8-sig"), False
     except UnicodeDecodeError as error:
@@ -91,7 +81,8 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
     try:
         yield from ([original(cell) for cell in row] for row in rows if row)
     except csv.Error as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
+        why = str(error).replace("unexpected end of data", "a quote is not closed")
+        raise DataError(f"{path} cannot be read as CSV ({why}); save it as UTF-8 CSV.") from error
 
 
 def delimiter(text: str) -> str:

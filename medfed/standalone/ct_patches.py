@@ -22,6 +22,7 @@ from . import itk
 from .checks import check_fields, check_positive
 from .csv_files import csv_rows
 from .errors import ConfigError, DataError
+from .files import visible_files
 from .volumes import Geometry, read_geometry, stored_voxels
 
 Patches = NDArray[np.int16]
@@ -400,7 +401,7 @@ def read_points(path: Path, last: str | None) -> Points:
 
 
 def find_scans(path: Path) -> dict[str, Path]:
-    """Finds the headers in a folder, its subfolders ``subset*``, and such folders in these.
+    """Finds the headers in a folder and in its subfolders ``subset*``, also in one another.
 
     Args:
         path: The folder.
@@ -412,8 +413,10 @@ def find_scans(path: Path) -> dict[str, Path]:
         DataError: If there is no scan, or one series twice.
     """
     scans: dict[str, Path] = {}
-    folders = [path, *sorted(path.glob("subset*")), *sorted(path.glob("subset*/subset*"))]
-    for header in (f for folder in folders for f in sorted(folder.glob("*.mh[ad]"))):
+    for header in visible_files(path):
+        places = header.relative_to(path).parts[:-1]
+        if header.suffix.lower() not in (".mhd", ".mha") or any(p[:6] != "subset" for p in places):
+            continue  # others are masks of lungs, and the like
         series = header.name[: -len(".mhd")]  # series ids contain dots
         if series in scans:
             raise DataError(f"{header} and {scans[series]} are the same series; remove one.")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DataError, few
+from .errors import DataError, few, first_line
+from .files import is_visible
 from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
 
 log = logging.getLogger(__name__)
@@ -26,14 +28,11 @@ log = logging.getLogger(__name__)
 _BEGINS = re.compile(
     rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
 )
+_INVERTED = "MONOCHROME1"
+_TAGS = ("SeriesInstanceUID", "ModalityLUTSequence", "PhotometricInterpretation")
+_SCALE = ("RescaleSlope", "RescaleIntercept")
+_PLACE = {"ImagePositionPatient": 3, "ImageOrientationPatient": 6, "PixelSpacing": 2}
 _FRAMES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_TAGS = (
-    "SOPClassUID",
-    "SeriesInstanceUID",
-    "NumberOfFrames",
-    "PhotometricInterpretation",
-    *_FRAMES,
-)
 _UNREAD = ("HTJ2K", "High-Throughput", "MPEG", "HEVC", "JPIP", "SMPTE")  # compressions, by name
 _UNEVEN = 0.05  # of the distance of two slices
 _FORMAT = "GDCMImageIO"
@@ -49,6 +48,7 @@ class _Slice(NamedTuple):
         size: (3,) voxels; the third is the number of frames.
         channels: Values per voxel.
         affine: (4, 4) to mm in RAS.
+        inverted: Whether white is 0.
         frame: The number of the frame from 0, where a file has several.
     """
 
@@ -57,6 +57,7 @@ class _Slice(NamedTuple):
     size: tuple[int, int, int]
     channels: int
     affine: NDArray[np.float64]
+    inverted: bool
     frame: int | None = None
 
     @property
@@ -114,9 +115,10 @@ def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
 def _other_kind(path: Path, size: int, changed: int) -> str | None:
     """The kind of an object that is no image, such as RT Structure Set; kept for an equal file."""
     kind = getattr(_tags(path, "SOPClassUID"), "SOPClassUID", None)
-    if kind is None or "Image Storage" in kind.name or kind.name == str(kind):
+    name = getattr(kind, "name", "")
+    if "Image Storage" in name or name in ("", kind):
         return None  # an image, a damaged one, or of a vendor's own class
-    return str(kind.name).removesuffix(" Storage")
+    return str(name.removesuffix(" Storage"))
 
 
 def _tags(path: Path, *names: str) -> Any:
@@ -125,7 +127,9 @@ def _tags(path: Path, *names: str) -> Any:
 
     try:
         with config.disable_value_validation():
-            return dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(names))
+            tags = dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(names))
+            [*tags.iterall()]  # converts the elements
+            return tags
     except Exception:  # all errors that a library raises on bad bytes
         return Dataset()
 
@@ -181,6 +185,8 @@ def voxels(folder: Path) -> NDArray[Any]:
     import SimpleITK as sitk
 
     slices, _ = _checked(folder)
+    for path in {one.path for one in slices}:
+        _check_pixels(path)
     if slices[0].frame is None:
         reader = sitk.ImageSeriesReader()
         reader.SetFileNames([str(one.path) for one in slices])
@@ -194,6 +200,27 @@ def voxels(folder: Path) -> NDArray[Any]:
     if slices[0].frame is not None:
         array = array[[one.frame for one in slices]]
     return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))
+
+
+def _check_pixels(path: Path) -> None:
+    """Refuses voxels that contradict the header, which SimpleITK would cut or fill up."""
+    from pydicom import config, dcmread
+    from pydicom.pixels.decoders.base import DecodeRunner
+    from pydicom.uid import ExplicitVRLittleEndian
+
+    try:
+        with config.disable_value_validation(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of padding
+            one = dcmread(path, force=True)
+            runner = DecodeRunner(one.file_meta.get("TransferSyntaxUID", ExplicitVRLittleEndian))
+            runner.set_source(one)
+            frames = runner.number_of_frames
+            runner.set_option("allow_excess_frames", True)
+            runner.validate()
+            if runner.number_of_frames != frames:
+                raise ValueError(f"there are {runner.number_of_frames} frames, instead of {frames}")
+    except Exception as error:  # all errors that a library raises on bad bytes
+        raise corrupt(path, ValueError(first_line(error).partition(" - ")[0])) from error
 
 
 def _checked(folder: Path) -> tuple[list[_Slice], NDArray[np.float64]]:
@@ -225,11 +252,11 @@ def _compared(
         first = slices[0]
     if len(slices) == 1:
         raise DataError(f"{folder} holds a single slice; a volume needs several.")
-    if inverted := [path for path, _, _ in times if _is_inverted(path)]:
+    if inverted := [one for one in slices if one.inverted]:
         log.warning(
-            "%s: %d of %d files store white as 0 (MONOCHROME1); their values are turned round, so "
+            "%s: %d of %d images store white as 0 (%s); their values are turned round, so "
             "that white is high.",
-            *(folder, len(inverted), len(times)),
+            *(folder, len(inverted), len(slices), _INVERTED),
         )
     for one in slices[1:]:
         if one.size != first.size or not np.allclose(
@@ -242,73 +269,46 @@ def _compared(
     return _in_order(folder, slices)
 
 
-def _is_inverted(path: Path) -> bool:
-    tags = _tags(path, "PhotometricInterpretation")
-    return getattr(tags, "PhotometricInterpretation", "") == "MONOCHROME1"
-
-
 def _frames(file: _Slice) -> list[_Slice]:
     """The frames of a file, which must say where each one lies."""
-    tags = _tags(file.path, *_TAGS)
+    from pydicom import Dataset
+
+    tags = _tags(file.path, *_FRAMES)
     shared, each = (getattr(tags, name, None) or [] for name in _FRAMES)
     if len(each) != file.size[2]:
-        raise DataError(
-            f"{file.path} has {file.size[2]} frames and says of {len(each)} where they lie; "
-            "convert it to NIfTI, such as by dcm2niix, or leave the patient out."
-        )
-
-    def value(frame: Any, group: str, name: str) -> Any:
-        for of in (frame, *shared):
-            for item in getattr(of, group, None) or []:
-                if (found := getattr(item, name, None)) is not None:
-                    return np.atleast_1d(np.asarray(found, dtype=np.float64))
-        return None
-
+        why = f"has {file.size[2]} frames and says of {len(each)} where they lie"
+        raise _not_read(file.path, why)
     frames, scales = [], set()
     for number, frame in enumerate(each):
-        place = value(frame, "PlanePositionSequence", "ImagePositionPatient")
-        turn = value(frame, "PlaneOrientationSequence", "ImageOrientationPatient")
-        steps = value(frame, "PixelMeasuresSequence", "PixelSpacing")
-        if any(v is None or len(v) != n for v, n in ((place, 3), (turn, 6), (steps, 2))):
-            raise DataError(
-                f"{file.path} does not say where frame {number + 1} lies; convert it to NIfTI, "
-                "such as by dcm2niix, or leave the patient out."
-            )
-        scales.add(
-            tuple(
-                None if (v := value(frame, "PixelValueTransformationSequence", name)) is None
-                else float(v[0])
-                for name in ("RescaleSlope", "RescaleIntercept")
-            )
-        )  # fmt: skip
+        found = Dataset()
+        for group in (group for of in (*shared, frame) for group in of if group.VR == "SQ"):
+            for item in group.value:
+                found.update(item)
+        _check_usable(f"{file.path}, frame {number + 1},", found, _PLACE)
+        scales.add(tuple(found.get(name) for name in _SCALE))
+        place, turn, steps = (np.array(found[name].value, dtype=np.float64) for name in _PLACE)
         affine = np.eye(4)
         affine[:3, 0], affine[:3, 1] = turn[:3] * steps[1], turn[3:] * steps[0]
         affine[:3, 2] = np.cross(turn[:3], turn[3:])
         affine[:3, 3] = place
         frames.append(file._replace(affine=LPS @ affine, frame=number))
     if len(scales) > 1:
-        raise DataError(
-            f"{file.path} has frames of {len(scales)} different slopes or intercepts, which are "
-            "not read; convert it to NIfTI, such as by dcm2niix, or leave the patient out."
-        )
+        raise _not_read(file.path, f"has frames of {len(scales)} different slopes or intercepts")
     return frames
 
 
 def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray[np.float64]]:
     normal = np.cross(slices[0].affine[:3, 0], slices[0].affine[:3, 1])
     normal /= np.linalg.norm(normal)
-    placed = sorted(
-        ((float(normal @ one.affine[:3, 3]), one) for one in slices), key=lambda of: of[0]
-    )
-    heights, slices = [height for height, _ in placed], [one for _, one in placed]
-    gaps = np.diff(heights)
+    slices = sorted(slices, key=lambda one: float(normal @ one.affine[:3, 3]))
+    ways = np.array([one.affine[:3, 3] - slices[0].affine[:3, 3] for one in slices])
+    gaps = np.diff(heights := ways @ normal)
     if gaps.max() <= 0.01:
         raise DataError(f"{folder}: all slices are at the same place; export the series again.")
     if (gaps <= 0.01).mean() > 0.4:  # volume upon volume: phases, echoes, directions
-        places = 1 + int((gaps > 0.01).sum())
         raise DataError(
-            f"{folder} holds {len(slices)} slices at {places} places, as of several phases, echoes "
-            "or repetitions; keep one image per place in the folder."
+            f"{folder} holds {len(slices)} slices at {1 + int((gaps > 0.01).sum())} places, as of "
+            "several phases, echoes or repetitions; keep one image per place in the folder."
         )
     usual = float(np.median(gaps))
     odd = np.abs(gaps - usual) > max(_UNEVEN * usual, 0.01)
@@ -333,35 +333,64 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
             f"{names} ({gap:.3g} mm apart, the others {usual:.3g} mm); export the series again or "
             "leave the patient out."
         )
-    way = slices[-1].affine[:3, 3] - slices[0].affine[:3, 3]
-    along = float(normal @ way)
-    tilt = float(np.linalg.norm(way - along * normal)) / along
+    aside = np.linalg.norm(ways - np.outer(heights, normal), axis=1)
+    tilt = aside[-1] / heights[-1]
+    if (bent := np.abs(aside - tilt * heights)).max() > 0.2:  # mm
+        name = slices[int(bent.argmax())].name
+        raise DataError(f"{folder}: {name} lies beside the other slices; export the series again.")
     if tilt > _TILT:
         raise DataError(
             f"{folder} is sheared (a gantry tilted by {np.degrees(np.arctan(tilt)):.3g} degrees); "
             "convert it to an upright volume, such as by dcm2niix, or leave the patient out."
         )
-    return slices, way / (len(slices) - 1)
+    return slices, ways[-1] / (len(slices) - 1)
 
 
 def _header(path: Path) -> _Slice:
-    tags = _tags(path, "SeriesInstanceUID")
+    tags = _tags(path, *_TAGS, *_SCALE, *_PLACE, *_FRAMES)
     syntax = getattr(getattr(tags, "file_meta", None), "TransferSyntaxUID", None)
-    if syntax is not None and any(word in syntax.name for word in _UNREAD):
-        raise DataError(
-            f"{path} is compressed as {syntax.name}, which is not read; decompress it, such as by "
-            "gdcmconv --raw, or leave the patient out."
-        )
+    if syntax is not None and (
+        syntax.name == str(syntax) or any(word in syntax.name for word in _UNREAD)
+    ):
+        raise _not_read(path, f"is compressed as {syntax.name}, which is not read")
+    if "ModalityLUTSequence" in tags:
+        raise _not_read(path, "has a look-up table of its values (Modality LUT Sequence)")
     reader = itk_header(path, _FORMAT)
     size = (*reader.GetSize(), 1)[:3]
     if reader.GetDimension() != 3:
         raise DataError(f"{path} has {reader.GetDimension()} dimensions; a slice has three.")
-    uid = str(getattr(tags, "SeriesInstanceUID", None) or "")
-    return _Slice(path, uid.strip(), size, reader.GetNumberOfComponents(), affine_of(reader))
+    counts = {n: 1 for n in _SCALE if n in tags} | ({} if _FRAMES[0] in tags else _PLACE)
+    _check_usable(path, tags, counts)
+    uid, channels = str(tags.get(_TAGS[0]) or "").strip(), reader.GetNumberOfComponents()
+    return _Slice(path, uid, size, channels, affine_of(reader), tags.get(_TAGS[2]) == _INVERTED)
+
+
+def _not_read(where: object, why: str) -> DataError:
+    return DataError(f"{where} {why}; convert it to NIfTI, such as by dcm2niix, or leave it out.")
+
+
+def _check_usable(where: object, tags: Any, counts: Mapping[str, int]) -> None:
+    """Refuses elements that have not as many numbers as they must."""
+    if bad := [name for name, count in counts.items() if not _is_usable(tags, name, count)]:
+        raise _not_read(where, f"has no usable {few(bad)}, without which value or place is unknown")
+
+
+def _is_usable(tags: Any, name: str, count: int) -> bool:
+    """Says whether an element has as many numbers as it must, and none that is absurd."""
+    try:
+        values = np.ravel(tags.get(name)).astype(np.float64)
+    except ValueError:
+        return False
+    if len(values) != count or not (np.abs(values) < 1e9).all():
+        return False
+    if name == "ImageOrientationPatient":
+        axes = values.reshape(2, 3)
+        return np.allclose(axes @ axes.T, np.eye(2), atol=_TILT)
+    return name not in ("PixelSpacing", "RescaleSlope") or 0 not in values
 
 
 def _is_dicom(path: Path) -> bool:
-    if path.name.startswith(".") or path.name.upper() == "DICOMDIR" or not path.is_file():
+    if not is_visible(path.name) or path.name.upper() == "DICOMDIR" or not path.is_file():
         return False
     if path.suffix.lower() in (".dcm", ".ima"):
         return True

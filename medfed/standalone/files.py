@@ -28,7 +28,7 @@ import platform
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -45,6 +45,61 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
 ExistingPath = str
 """A user's file or folder that must exist; the check of the configuration looks for it."""
+
+
+_SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "lost+found"}
+GZIP = "a gzip file"
+_KINDS = (  # by their first bytes
+    (rb"\x89PNG", "a PNG picture"),
+    (rb"\xff\xd8\xff", "a JPEG picture"),
+    (rb"II\*\0|MM\0\*", "a TIFF picture"),
+    (rb"\s*<(!doctype|html|\?xml)", "a web page or XML"),
+    (rb"version https://git-lfs", "a pointer of Git LFS, without the data"),
+    (rb"NRRD\d", "a NRRD file"),
+    (rb"(ObjectType|NDims|Comment) *=", "a MetaImage file"),
+    (rb"\x1f\x8b", GZIP),
+    (rb"PK\x03\x04", "an Excel or zip file"),
+    (rb"\xd0\xcf\x11\xe0", "an old Excel file"),
+    (rb"PAR1", "a Parquet file"),
+    (rb"\xff\xfe|\xfe\xff", "UTF-16 text"),
+    (rb"(?s:.{128})DICM", "a DICOM file"),
+    (rb"(?s:.{344})n[i+]1\0", "a NIfTI file that is not packed"),
+    (rb"\x5c\x01\0\0|\0\0\x01\x5c", "a NIfTI file that is not packed"),
+)
+
+
+def kind_of(file: Path, opener: Callable[..., Any] = open) -> str | None:
+    """What a file is by its first bytes."""
+    with suppress(OSError, EOFError, zlib.error), opener(file, "rb") as opened:
+        head = opened.read(352)
+        return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
+    return None
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Lists the files below a folder, sorted; hidden files and folders do not count.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / ".git").mkdir()
+        >>> for name in (".git/a.png", "b.png", ".c.png"):
+        ...     (folder / name).touch()
+        >>> [file.name for file in visible_files(folder)]
+        ['b.png']
+    """
+    files = (f for f in folder.rglob("*") if all(map(is_visible, f.relative_to(folder).parts)))
+    return sorted(file for file in files if not file.is_dir())
+
+
+def is_visible(name: str) -> bool:
+    """Says whether a name is of no hidden file or folder, nor one of the system's.
+
+    Example:
+        >>> is_visible("a.png"), is_visible(".a.png"), is_visible("Thumbs.db")
+        (True, False, False)
+    """
+    return not name.startswith(".") and name.lower() not in _SYSTEM
 
 
 @contextmanager

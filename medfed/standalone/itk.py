@@ -6,9 +6,12 @@ checksum. So this module first checks the header's text, the file's length and t
 
 from __future__ import annotations
 
+import gzip
+import logging
 import math
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, first_line
+from .files import GZIP, kind_of
 
 _LINE = 256  # characters of a field; only NRRD's user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header, which the voxels may follow
 _INFLATION = 1032  # the most bytes that deflate unpacks from one
-MILLIMETRES = {"meter": 1e3, "mm": 1.0, "micron": 1e-3}  # by NIfTI's names of units
-_UNITS = {  # by the names that NRRD files have
-    **dict.fromkeys(("mm", "millimeter", "millimetre", ""), "mm"),
-    **dict.fromkeys(("m", "meter", "metre"), "meter"),
-    **dict.fromkeys(("um", "µm", "μm", "micron", "micrometer", "micrometre"), "micron"),
+_MILLIMETRES = {  # by NRRD's names of units
+    **dict.fromkeys(("mm", "millimeter", "millimetre", ""), 1.0),
+    **dict.fromkeys(("m", "meter", "metre"), 1e3),
+    **dict.fromkeys(("um", "µm", "μm", "micron", "micrometer", "micrometre"), 1e-3),
+    "cm": 10.0,
 }
+_SIDES = re.compile(r"(l|r|left|right)(-?(a|p)|-(anterior|posterior))", re.IGNORECASE)
+SIDE = "does not say which side is left, which is guessed; compare a picture with the original"
+SIZE = "does not say the size of its voxels, which is taken as 1 mm"
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
 
 
@@ -46,6 +53,16 @@ _FORMS = {
 }
 
 
+_VECTOR = r"\( *[^ ,()]+( *, *[^ ,()]+)* *\)"
+_NRRD_FORMS = {  # values in small letters
+    "dimension": (r"\d+", "a whole number"),
+    "encoding": ("raw|ascii|text|txt|hex|gz|gzip", "raw, ascii, hex or gzip"),
+    "sizes": (r"\d+( +\d+)*", "whole numbers"),
+    "space origin": (f"({_VECTOR})?", "a vector such as (0,0,0)"),
+    "space directions": (f"((none|{_VECTOR}) *)*", "vectors such as (1,0,0)"),
+}
+
+
 class Source(NamedTuple):
     """The voxels of a file that nobody has read yet.
 
@@ -55,6 +72,8 @@ class Source(NamedTuple):
         start: Bytes of `file` before the voxels.
         packed: Whether the voxels are one zlib or gzip stream.
         plain: Whether the voxels lie in `file` as a little-endian processor has them.
+        exact: Whether nothing follows them.
+        unit: The mm of the header's unit of length.
     """
 
     reader: Any
@@ -62,6 +81,19 @@ class Source(NamedTuple):
     start: int
     packed: bool
     plain: bool
+    exact: bool = True
+    unit: float = 1.0
+
+
+log = logging.getLogger(__name__)
+_SAID: set[tuple[Path, str]] = set()
+
+
+def say_once(path: Path, what: str) -> None:
+    """Says what is odd about a file, and nothing of its like in the same folder."""
+    if (key := (path.parent, what)) not in _SAID:
+        _SAID.add(key)
+        log.warning("%s %s.", path, what)
 
 
 def source_of(path: Path) -> Source:
@@ -73,9 +105,9 @@ def source_of(path: Path) -> Source:
     Raises:
         DataError: If the header cannot be used, or voxels are missing, too few or too many.
     """
-    nrrd = path.suffix.lower() == ".nrrd"
-    file, start, packed, plain = (_nrrd if nrrd else _metaimage)(path)
-    reader = itk_header(path, "NrrdImageIO" if nrrd else "MetaImageIO")
+    nrrd = path.suffix.lower() in (".nrrd", ".nhdr")
+    layout = (_nrrd if nrrd else _metaimage)(path)
+    reader, file, start = itk_header(path, f"{'Nrrd' if nrrd else 'Meta'}ImageIO"), *layout[1:3]
     if len(shape := reader.GetSize()) != 3 or min(shape) < 1:
         raise DataError(
             f"{path} has shape {shape}; a volume needs three dimensions, and a separate file for "
@@ -88,13 +120,12 @@ def source_of(path: Path) -> Source:
     size, wanted = file.stat().st_size, _length(reader)
     if start == -1:  # the voxels are the end of the file
         start = max(size - wanted, 0)
-    exact = not nrrd and not packed
-    if size - start != wanted if exact else wanted > _INFLATION * (size - start):
+    if size - start != wanted if layout.exact else wanted > _INFLATION * (size - start):
         raise DataError(
             f"{file} has {size - start} bytes, but {path.name} says {wanted}; copy it again or "
             "leave the patient out."
         )
-    return Source(reader, file, start, packed, plain)
+    return layout._replace(reader=reader, start=start)
 
 
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
@@ -107,25 +138,10 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     Raises:
         DataError: See :func:`source_of`.
     """
-    reader = source_of(path).reader
-    affine = np.diag([*[_millimetres(path)] * 3, 1.0]) @ affine_of(reader)
+    source = source_of(path)
+    reader, affine = source.reader, affine_of(source.reader)
+    affine[:3] *= source.unit
     return tuple(reader.GetSize()), reader.GetNumberOfComponents(), affine
-
-
-def _millimetres(path: Path) -> float:
-    """The mm of one unit of a NRRD file's space; MetaImage has no other unit."""
-    if path.suffix.lower() != ".nrrd":
-        return 1.0
-    head = _head(path).split(b"\n\n")[0].decode("utf-8", "replace")
-    line = re.search(r"^space units: *(.*?)\s*$", head, re.MULTILINE | re.IGNORECASE)
-    units = {name.strip().lower() for name in re.findall(r'"(.*?)"', line[1])} if line else {"mm"}
-    if len(units) != 1 or not units <= {*_UNITS, "cm"}:
-        raise DataError(
-            f"{path} has the space units {line[1][:60] if line else ''}, which are not one of mm, "
-            "cm, um and m; mend the header."
-        )
-    unit = units.pop()
-    return 10.0 if unit == "cm" else MILLIMETRES[_UNITS[unit]]
 
 
 def voxels(path: Path) -> NDArray[Any]:
@@ -139,7 +155,7 @@ def voxels(path: Path) -> NDArray[Any]:
     """
     import SimpleITK as sitk
 
-    reader, file, start, packed, plain = source_of(path)
+    reader, file, start, packed, plain, *_ = source_of(path)
     if plain and reader.GetPixelID() == sitk.sitkInt16:
         # Of a checked length; a disk that fails meanwhile ends the process.
         mapped = np.memmap(file, "<i2", "r", offset=start, shape=reader.GetSize()[::-1])
@@ -246,21 +262,52 @@ def _head(path: Path) -> bytes:
         raise corrupt(path, error) from error
 
 
-def _nrrd(path: Path) -> tuple[Path, int, bool, bool]:
-    """File, start, whether packed and whether plain, see `Source`; checks the header's text."""
+def _nrrd(path: Path) -> Source:
+    """What the header's text says, without a reader."""
     text = _head(path)
+    if not text.startswith(b"NRRD"):
+        raise corrupt(path, ValueError("it has no header of NRRD"))
     end = re.search(rb"\r?\n\r?\n", text)
-    head = text[: end.start() if end else None].decode("latin-1")
+    head = text[: end.start() if end else None].decode("utf-8", "replace")
     for line in head.splitlines():
         if len(line) > _LINE and ":=" not in line:  # SimpleITK would crash on it
             raise corrupt(path, ValueError(f"a header line has {len(line)} characters"))
     if re.search(r"^data ?file:", head, re.MULTILINE | re.IGNORECASE):
         raise DataError(f"{path} names voxels in other files; write the volume as one .nrrd file.")
-    packed = re.search(r"^encoding: *gz", head, re.MULTILINE | re.IGNORECASE) is not None
-    return path, end.end() if end else len(text), packed, False
+    fields = dict(re.findall(r"^([a-z ]+): *(.*?) *\r?$", head.lower(), re.MULTILINE))
+    _check_fields(path, fields, _NRRD_FORMS)
+    directions = fields.get("space directions", "")
+    if "space" in fields and directions.count("(") != 3:
+        raise DataError(f"{path} has a space, but not three space directions; mend the header.")
+    if not directions and "spacings" not in fields:
+        say_once(path, SIZE)
+    if not _SIDES.match(fields.get("space", "")):
+        say_once(path, SIDE)
+    line = fields.get("space units", '""')
+    units = {name.strip() for name in re.findall(r'"(.*?)"', line)}
+    if len(units) != 1 or not units <= {*_MILLIMETRES}:
+        raise DataError(
+            f"{path} has the space units {line[:60]}, which are not one of mm, cm, um and m; mend "
+            "the header."
+        )
+    how = fields.get("encoding", "")[:2]
+    exact = how == "ra" and not fields.keys() & {"byte skip", "line skip"}
+    start, unit = end.end() if end else len(text), _MILLIMETRES[units.pop()]
+    return Source(None, path, start, how == "gz", False, exact, unit)
 
 
-def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
+def _check_fields(
+    path: Path, fields: Mapping[str, str], forms: Mapping[str, tuple[str, str]]
+) -> None:
+    for key, (form, words) in forms.items():
+        if not re.fullmatch(form, value := fields.get(key, "")):
+            raise DataError(
+                f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or "
+                "leave the scan out."
+            )
+
+
+def _metaimage(path: Path) -> Source:
     """As `_nrrd`."""
     fields: dict[str, str] = {}
     end, name = 0, ""
@@ -276,12 +323,9 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
         if _other_kind(path):
             raise corrupt(path, ValueError("it has no ElementDataFile"))
         raise DataError(f"{path} is no MetaImage header; copy it again or leave the scan out.")
-    for key, (form, words) in _FORMS.items():
-        if not re.fullmatch(form, value := fields.get(key, "")):
-            raise DataError(
-                f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or "
-                "leave the scan out."
-            )
+    _check_fields(path, fields, _FORMS)
+    if not fields.keys() & {"ElementSpacing", "ElementSize"}:
+        say_once(path, SIZE)
     if name.split()[0] == "LIST" or "%" in name:
         raise DataError(
             f"{path} keeps its voxels in several files ({name[:60]}); write the scan as one "
@@ -294,39 +338,22 @@ def _metaimage(path: Path) -> tuple[Path, int, bool, bool]:
         )
     switches = ("CompressedData", "BinaryDataByteOrderMSB", "ElementByteOrderMSB")
     packed, *big = (fields.get(key, "")[:1] in ("T", "t", "1") for key in switches)
-    local, start = name == "LOCAL", int(fields.get("HeaderSize") or 0)
-    file = path if local else path.parent / name
-    return file, end if local else start, packed, not (packed or any(big))
+    start = end if name == "LOCAL" else int(fields.get("HeaderSize") or 0)
+    file = path if name == "LOCAL" else path.parent / name
+    return Source(None, file, start, packed, not (packed or any(big)), not packed)
 
 
-_KINDS = (  # by their first bytes
-    (rb"\x89PNG", "a PNG picture"),
-    (rb"\xff\xd8\xff", "a JPEG picture"),
-    (rb"II\*\0|MM\0\*", "a TIFF picture"),
-    (rb"\s*<(!doctype|html|\?xml)", "a web page or XML"),
-    (rb"version https://git-lfs", "a pointer of Git LFS, without the data"),
-    (rb"NRRD\d", "a NRRD file"),
-    (rb"ObjectType|NDims|Comment *=", "a MetaImage file"),
-    (rb"\x1f\x8b", "a gzip file"),
-    (rb"PK\x03\x04", "a zip file"),
-    (rb"(?s:.{128})DICM", "a DICOM file"),
-    (rb"(?s:.{344})n[i+]1\0", "a NIfTI file that is not packed"),
-    (rb"\x5c\x01\0\0|\0\0\x01\x5c", "a NIfTI file that is not packed"),
-)
-_MEANT = {".nrrd": "a NRRD", ".mha": "a MetaImage", ".mhd": "a MetaImage", ".gz": "a gzip"}
+_MEANT = {".nrrd": "a NRRD", ".nhdr": "a NRRD", ".mha": "a MetaImage", ".mhd": "a MetaImage"}
+_MEANT |= {".gz": GZIP, **dict.fromkeys(("", ".dcm", ".ima"), "a DICOM")}
 
 
 def _other_kind(file: Path) -> str | None:
     """What a file is by its first bytes, if its name says something else."""
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(352)
-    except OSError:
-        return None
-    kind = next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
-    suffix = file.suffix.lower()
-    meant = _MEANT.get(suffix, "a DICOM" if suffix in ("", ".dcm", ".ima") else "a NIfTI")
-    return None if kind is None or kind.startswith(meant) else kind
+    kind, suffix = kind_of(file), file.suffix.lower()
+    if kind == GZIP and suffix == ".gz":
+        kind = kind_of(file, gzip.open)
+        return None if kind is None or kind.startswith("a NIfTI") else f"{kind} in a gzip file"
+    return None if kind is None or kind.startswith(_MEANT.get(suffix, "a NIfTI")) else kind
 
 
 def corrupt(file: Path, error: Exception) -> DataError:
@@ -337,10 +364,9 @@ def corrupt(file: Path, error: Exception) -> DataError:
         'a.nii is truncated or corrupt (it ends too early); copy it again or leave the patient out.'
     """
     if file.is_file() and (kind := _other_kind(file)):
-        return DataError(
-            f"{file} is {kind}, which its name does not say; name it by its format, convert it, or "
-            "leave the patient out."
-        )
+        absent = kind.startswith(("a web page", "a pointer"))
+        what = "download the data themselves" if absent else "name it by its format, convert it,"
+        return DataError(f"{file} is {kind}; {what} or leave the patient out.")
     return DataError(
         f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the patient "
         "out."

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, MedfedError, first_line
+from .files import kind_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -188,7 +189,8 @@ def opened(file: Path) -> Iterator[Image.Image]:
     except MedfedError:
         raise
     except Exception as error:  # every error of Pillow's plugins, such as SyntaxError
-        why = first_line(error)
+        kind = kind_of(file) or "a picture"
+        why = first_line(error) if kind.endswith("picture") else f"it is {kind}"
         raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
 
 
@@ -300,16 +302,6 @@ def _check_opaque(picture: Image.Image, file: Path) -> None:
         raise DataError(f"{file} is transparent in places; save it without an alpha channel.")
 
 
-def largest_value(file: Path) -> int | None:
-    """Returns the largest grey value of a picture of 16 bits; None for other pictures.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
-    with opened(file) as picture:
-        return int(np.asarray(picture).max()) if picture.mode.startswith("I;16") else None
-
-
 def white_of(files: Iterable[Path]) -> int:
     """Returns the white of pictures of 16 bits, of which cameras and scanners use fewer.
 
@@ -320,8 +312,12 @@ def white_of(files: Iterable[Path]) -> int:
     Raises:
         DataError: If one cannot be read.
     """
-    largest = max((value or 0 for value in map(largest_value, files)), default=0)
-    return int((1 << max(8, largest.bit_length())) - 1) if largest else 65535
+    largest = 0
+    for file in files:
+        with opened(file) as picture:
+            if picture.mode.startswith("I;16"):
+                largest = max(largest, int(np.asarray(picture).max()))
+    return (1 << max(8, largest.bit_length())) - 1 if largest else 65535
 
 
 def read_image(
@@ -330,7 +326,7 @@ def read_image(
     """Reads one image.
 
     Args:
-        file: The file; of several pages or frames, the first is taken.
+        file: The file.
         size: Height and width.
         color: ``"grey"`` or ``"rgb"``.
         white: The white of grey values of 16 bits, see `white_of`.
@@ -339,7 +335,7 @@ def read_image(
         (C, height, width).
 
     Raises:
-        DataError: If it cannot be read.
+        DataError: If it cannot be read, or has several pages.
     """
     from PIL import Image
 

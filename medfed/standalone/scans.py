@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import dicom, pictures, volumes
 from .errors import DataError
+from .files import is_visible
 from .masks import SEG, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import Preparation, one_thread
@@ -45,7 +46,7 @@ def walk(
             return
         seen.add(folder.resolve())
         for path in sorted(folder.iterdir()):
-            if path.name.startswith("."):
+            if not is_visible(path.name):
                 continue
             try:
                 if not path.is_dir():
@@ -107,7 +108,7 @@ class ScanFiles:
         """Its files, and folders of DICOM series."""
         if not self.path.is_dir() or dicom.is_series(self.path):
             return [self.path]
-        return self.contrasts or [p for p in self.path.iterdir() if volumes.is_volume(p)]
+        return self.contrasts or _volumes_in(self.path)
 
     def files(self) -> list[Path]:
         """Lists the files that it is made of."""
@@ -486,9 +487,12 @@ def _is_case(folder: Path, facts: Mapping[str, Any]) -> bool:
     """Whether a folder holds the volumes of one scan: any contrast's pattern matches."""
     if not folder.is_dir():
         return False
-    files = [p for p in folder.iterdir() if volumes.is_volume(p) and not p.name.startswith(".")]
     patterns = [p for alternatives in _patterns(facts).values() for p in alternatives]
-    return any(file.match(pattern) for file in files for pattern in patterns)
+    return any(file.match(pattern) for file in _volumes_in(folder) for pattern in patterns)
+
+
+def _volumes_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if is_visible(p.name) and volumes.is_volume(p))
 
 
 def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
@@ -508,10 +512,7 @@ def _flat(folder: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Path]]:
     scans: dict[str, dict[str, Path]] = {}
     if not folder.is_dir() or dicom.is_series(folder):
         return scans
-    there = sorted(
-        p for p in folder.iterdir() if volumes.is_volume(p) and not p.name.startswith(".")
-    )
-    most = 0
+    there, most = _volumes_in(folder), 0
     for contrast, patterns in _patterns(facts).items():
         ends = tuple(p[1:] for p in patterns if p.startswith("*"))
         files = [(p, end) for p in there for end in ends if p.name.endswith(end)]

@@ -24,13 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import dicom, itk
-from .errors import DataError
-from .itk import MILLIMETRES, corrupt, missing
+from .errors import DataError, first_line
+from .files import is_visible
+from .itk import SIDE, corrupt, missing, say_once
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+_PAIR = (".hdr", ".img")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
 _PADDING = 1 << 20  # zeros that may follow the voxels
@@ -123,7 +125,10 @@ def files_of(path: Path) -> list[Path]:
         return dicom.files(path)
     if path.suffix.lower() == ".mhd":
         return list(dict.fromkeys([path, itk.source_of(path).file]))
-    return [path]
+    return [
+        path,
+        *(path.with_suffix(s) for s in _PAIR if path.suffix in _PAIR and path.suffix != s),
+    ]
 
 
 def files_of_case(files: Iterable[Path]) -> list[Path]:
@@ -149,9 +154,10 @@ def read_geometry(path: Path, towards: str = "RAS") -> Geometry:
 
     module = _format(path)
     shape, channels, stored = module.header(path) if module else _nifti_header(path)
-    if not np.isfinite(stored).all() or abs(np.linalg.det(stored[:3, :3])) < 1e-9:
+    steps = np.linalg.norm(stored[:3, :3], axis=0)
+    if not np.isfinite(stored).all() or steps.min() < 1e-9:
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
-    axes = stored[:3, :3] / np.linalg.norm(stored[:3, :3], axis=0)
+    axes = stored[:3, :3] / steps
     if np.abs(axes.T @ axes - np.eye(3)).max() > _SHEAR:
         raise DataError(
             f"{path} is sheared (its axes are not at right angles); resample it to an upright grid "
@@ -312,7 +318,7 @@ def _format(path: Path) -> Any:
     """The module that reads a file by its ``header`` and ``voxels``; None for NIfTI, read here."""
     if path.is_dir():
         return dicom
-    return itk if suffix_of(path) in (".mha", ".mhd", ".nrrd") else None
+    return itk if path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr") else None
 
 
 def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
@@ -331,8 +337,18 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
     shape = image.shape
     if len(shape) not in (3, 4) or min(shape) < 1:
         raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
-    unit = image.header.get_xyzt_units()[0] if hasattr(image.header, "get_xyzt_units") else "mm"
-    affine = np.diag([*[MILLIMETRES.get(unit, 1.0)] * 3, 1.0]) @ image.affine
+    scale, coded = 1.0, [not hasattr(image.header, "default_x_flip")]  # but in Analyze
+    if hasattr(image, "get_sform"):
+        scale = {1: 1e3, 3: 1e-3}.get(int(image.header["xyzt_units"]) & 7, 1.0)  # metre, micron
+        coded = [image.header[f"{form}_code"] > 0 for form in ("sform", "qform")]
+        if all(coded):
+            with np.errstate(invalid="ignore"):  # infinite ones are refused later
+                apart = np.abs(image.affine - image.get_qform()).max()
+            if apart > _APART * min(image.header.get_zooms()[:3]):
+                say_once(path, "has a sform and a qform that differ; the sform counts")
+    if not any(coded):
+        say_once(path, SIDE)
+    affine = image.affine * np.array([scale, scale, scale, 1.0])[:, None]
     return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
 
 
@@ -371,11 +387,20 @@ def _nifti_voxels(path: Path) -> NDArray[Any]:
 def _opened(path: Path) -> Any:
     """A file whose header has been read."""
     from nibabel import load  # imported here, as it takes a while
+    from nibabel.spatialimages import HeaderDataError
 
     try:
-        return load(path)
+        image = load(path)
+        if hasattr(image, "get_qform"):
+            image.get_qform()  # may have numbers of no turn
+            if image.header.is_single and image.dataobj.offset < image.header.single_vox_offset:
+                raise HeaderDataError("it says that the voxels begin within it")
+        return image
     except FileNotFoundError:
-        raise missing(path) from None
+        mixed = f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
+        raise (DataError(mixed) if path.exists() else missing(path)) from None
+    except HeaderDataError as error:
+        raise DataError(f"{path} has a bad header ({first_line(error)}); convert it.") from error
     except Exception as error:  # all errors that a library raises on bad bytes
         raise corrupt(path, error) from error
 
@@ -404,7 +429,7 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
-    visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
+    visible = sorted(f for f in folder.iterdir() if is_visible(f.name))
     matches: list[Path] = []
     for one in patterns:
         inner = folder.glob("[!.]*/[!.]*") if "/" in one else visible

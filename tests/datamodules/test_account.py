@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -171,3 +172,39 @@ def test_what_is_seen_is_taken_or_left_out(layout, tmp_path):
     if layout in (classes, image_table):
         module.setup()
         assert cohort_record(module).record()["read"] == [account.record()]
+
+
+def csv(root):
+    rows = [f"p{n},h{n % 2},{'' if n == 3 else 40 + n},{n % 2}" for n in range(12)]
+    write(root / "t.csv", "\n".join(["patient,hospital,age,ill", *rows, ",,,", ""]))
+    keys = ["data=csv", "data.label=ill", "data.centre=hospital", "data.patient=patient"]
+    return root / "t.csv", keys, [(12, 13), (11, 12)]
+
+
+def heart(root):
+    for centre in ("cleveland", "hungarian", "switzerland", "va"):
+        rows = [[40 + k, *["?" if k == 0 else 1.0] * 12, k % 2] for k in range(8)]
+        lines = [",".join(map(str, row)) for row in rows]
+        write(root / f"processed.{centre}.data", "\n".join(lines))
+    keys = ["data=heart", "data.reader.complete=true"]
+    return root, keys, [(7, 8), (7 * 13, 7 * 13)] * 4
+
+
+def medmnist(root):
+    splits = ("train", "val", "test")
+    arrays = {f"{split}_images": np.zeros((6, 8, 8), np.uint8) for split in splits}
+    np.savez(root / "a.npz", **arrays, **{f"{s}_labels": np.arange(6)[:, None] % 2 for s in splits})
+    return root / "a.npz", ["data=medmnist"], [(1, 1)]
+
+
+@pytest.mark.parametrize("layout", [csv, heart, medmnist], ids=lambda layout: layout.__name__)
+def test_rows_and_cells_are_taken_or_left_out(layout, tmp_path):
+    path, keys, counts = layout(tmp_path)
+    run = ["partition=round_robin", "partition.num_clients=2", f"data.path={path}", *keys]
+    module = build(described(run).data)
+    module.plan()
+    assert [(account.taken, account.seen) for account in module.accounts] == counts
+    for account in module.accounts:
+        assert account.seen == account.taken + sum(n for n, _ in account.left_out.values())
+        assert account.sentence().startswith(account.where)
+        assert path == Path(account.where) or Path(account.where).parent == path

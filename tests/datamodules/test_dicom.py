@@ -143,7 +143,10 @@ UNREAD = {
         "8 slices at 4 places, as of several phases",
     ),
     "slopes": (lambda p: frames(p / "a.dcm", slopes=[1, 2, 3, 4, 5]), "5 different slopes"),
-    "no places": (lambda p: frames(p / "a.dcm", [0, 2, None, 6, 8]), "where frame 3 lies"),
+    "no places": (
+        lambda p: frames(p / "a.dcm", [0, 2, None, 6, 8]),
+        "frame 3, has no usable ImagePositionPatient",
+    ),
     "no groups": (lambda p: frames(p / "a.dcm", shared=False), "5 frames and says of 0"),
     "two files": (beside, "keep one volume per folder"),
     "beside a slice": (with_a_slice, "keep one volume per folder"),
@@ -238,4 +241,4 @@ def test_inverted_values_are_turned_round_and_said(tmp_path, caplog):
         save(one, file)
     volume = read_volume(tmp_path).voxels[0].numpy()[::-1, ::-1].T
     assert (volume == 65535 - pixels.astype(float) - 1024).all()
-    assert "5 of 5 files store white as 0 (MONOCHROME1)" in caplog.text
+    assert "5 of 5 images store white as 0 (MONOCHROME1)" in caplog.text

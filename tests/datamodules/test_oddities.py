@@ -99,7 +99,7 @@ OTHERS = {
     "plain.nii.gz": (nifti, "a NIfTI file that is not packed"),
     "page.nii.gz": (text(b"<!DOCTYPE html><html>Log in</html>"), "a web page"),
     "lfs.nii.gz": (text(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n"), "Git LFS"),
-    "zip.mha": (text(b"PK\x03\x04" + bytes(30)), "a zip file"),
+    "zip.mha": (text(b"PK\x03\x04" + bytes(30)), "an Excel or zip file"),
 }
 
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +137,8 @@ def test_a_partition(table):
     assert data.splits()["partition"]["late"]["channels"] == ["y"]
     assert len(plain.clients) == 2
     json.dumps(data.splits())
+    rows, cells = data.accounts
+    assert (rows.where, rows.taken, rows.seen, cells.taken, cells.seen) == (table, 60, 60, 120, 120)
 
 
 def test_a_partition_that_deals(table):
@@ -161,6 +164,8 @@ def test_a_reader_of_images(tmp_path):
     assert (data.num_classes, data.spatial_dims, data.in_channels) == (3, 2, 1)
     whole = torch.cat([b["image"] for c in data.clients.values() for b in c.eval_batches("train")])
     assert whole.shape[1:] == (1, 8, 8)
+    (account,) = data.accounts
+    assert (account.where, account.taken, account.seen) == (path, 1, 1)
 
 
 @pytest.fixture
@@ -183,6 +188,11 @@ def test_a_reader_of_volumes(volumes, tmp_path):
     data = module("brats", None, reader, **settings)
     assert data.channel_names == ("one", "two")
     assert data.splits()["files"].keys() == {f"{volumes}/p{n}.npz" for n in range(6)}
+    Path(volumes, "notes.txt").touch()
+    Path(volumes, ".hidden.txt").touch()
+    (account,) = data.accounts
+    assert (account.taken, account.seen) == (6, 7)
+    assert account.left_out == {".txt: another kind of file": (1, "notes.txt")}
     facts = data.preprocessing("hospital_0")
     assert facts["spacing"] == [1.0, 1.0, 2.0]
     assert facts["input"]["regions"] == {"lesion": [1]}

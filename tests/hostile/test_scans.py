@@ -286,7 +286,7 @@ NIFTI = {
     "nine axes": (".nii", dims(9, 6, 5, 4), "t1.nii"),
     "five axes": (".nii", dims(5, 6, 5, 2, 2, 1), "a volume has three axes, or four"),
     "colours": (".nii", code(128), "voxels of type"),
-    "type unknown": (".nii", code(9999), "is truncated or corrupt"),
+    "type unknown": (".nii", code(9999), "has a bad header (data code 9999"),
 }
 
 

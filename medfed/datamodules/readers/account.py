@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import few
-
-_SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "lost+found"}
+from medfed.standalone.files import is_visible as is_visible
+from medfed.standalone.files import visible_files as visible_files
 
 
 @dataclass(frozen=True)
@@ -62,37 +62,6 @@ class Account:
             "taken": self.taken,
             "left_out": left_out,
         }
-
-
-def visible_files(folder: Path) -> list[Path]:
-    """Lists the files below a folder, sorted; hidden files and folders do not count.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> (folder / ".git").mkdir()
-        >>> for name in (".git/a.png", "b.png", ".c.png"):
-        ...     (folder / name).touch()
-        >>> [file.name for file in visible_files(folder)]
-        ['b.png']
-    """
-    return sorted(_walked(folder))
-
-
-def _walked(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if is_visible(name)]
-        yield from (Path(place, name) for name in names if is_visible(name))
-
-
-def is_visible(name: str) -> bool:
-    """Says whether a name is of no hidden file or folder, nor one of the system's.
-
-    Example:
-        >>> is_visible("a.png"), is_visible(".a.png"), is_visible("Thumbs.db")
-        (True, False, False)
-    """
-    return not name.startswith(".") and name.lower() not in _SYSTEM
 
 
 def account_of(

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, institutions
 from medfed.datamodules.readers.persons import search_name
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
+from medfed.standalone.files import is_visible
 from medfed.standalone.names import fold
 from medfed.standalone.volumes import (
     FILES,

@@ -350,7 +350,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content: Any = parse_json(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
+        raise DataError(f"{path} is not readable JSON ({error}); save it as UTF-8.") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} must hold a JSON object.")
     return content

@@ -17,11 +17,12 @@ from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, read_json
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
+from medfed.standalone.files import is_visible
+from medfed.standalone.names import fold as fold_name
 from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of, suffix_of
 
 Regions = dict[str, tuple[int, ...]]
@@ -201,13 +202,13 @@ class DatalistReader(CaseReader):
             }
             if whole and there:
                 there = {"image": there[self.channels[0]]}
-            centre = None if (at := entry.get(self._centre)) is None else str(at)
+            centre = None if (at := entry.get(self._centre)) is None else fold_name(str(at))
             files = {**there, "label": label}
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
             patients.append(Patient(name, files, centre, split=split, lacks=lacks, annotated=done))
         if self._pattern is None:
             named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
-            self._person = {n: str(patient) for n, patient in named if patient is not None}
+            self._person = {n: fold_name(str(p)) for n, p in named if p is not None}
         return patients
 
     def indices(self) -> list[Path]:
@@ -243,8 +244,9 @@ class DatalistReader(CaseReader):
                         f"{self._file}: the training case {str(entry)[:80]} is no pair of image "
                         "and label."
                     )
-        if not any(split == "train" for _, split in listed):
+        if not (trained := sum(split == "train" for _, split in listed)):
             raise DataError(f"{self._file} lists no training cases.")
+        self._check_count(trained, "it lists")
         if fold is not None:
             if not any(entry.get("fold") == fold for entry, _ in listed):
                 folds = sorted({str(entry["fold"]) for entry, _ in listed if "fold" in entry})
@@ -257,6 +259,16 @@ class DatalistReader(CaseReader):
             # Splits without cases in the list get training cases.
             listed = [(entry, None if split == "train" else split) for entry, split in listed]
         return listed
+
+    def _check_count(self, there: int, where: str) -> None:
+        if (count := self._index.get("numTraining")) not in (None, there):
+            log.warning(
+                "%s says numTraining %s, but %s %d masks.",
+                self._file,
+                str(count)[:20],
+                where,
+                there,
+            )
 
     def _channel_names(self) -> list[str]:
         names = self._index.get("modality", self._index.get("channel_names"))
@@ -273,8 +285,9 @@ class DatalistReader(CaseReader):
             channels = [str(name) for _, name in sorted((int(k), v) for k, v in names.items())]
             # MSD's prostate and others repeat a name.
             twice = {name for name, count in Counter(channels).items() if count > 1}
+            assert channels
             return [f"{name}_{n}" if name in twice else name for n, name in enumerate(channels)]
-        except (AttributeError, ValueError):
+        except (AssertionError, AttributeError, ValueError):
             raise DataError(
                 f"{self._file} has no usable channel names ({str(names)[:80]}); write "
                 '{"modality": {"0": "CT"}}.'
@@ -288,7 +301,7 @@ class DatalistReader(CaseReader):
 
     def _images(self, entry: Mapping[str, Any]) -> list[Path | None]:
         given = entry["image"]
-        if not isinstance(given, list):
+        if not isinstance(given, list) or not given:
             return [self._place(given)]
         return [None if one is None else self._place(one) for one in given]
 
@@ -371,11 +384,7 @@ class NnunetReader(DatalistReader):
                 "%s: %d cases have no mask in labelsTr and are left out: %s.",
                 *(self._folder, len(idle), few(idle, 4)),
             )
-        if (count := self._index.get("numTraining")) not in (None, len(masked)):
-            log.warning(
-                "%s says numTraining %s, but labelsTr has %d masks.",
-                *(self._file, count, len(masked)),
-            )
+        self._check_count(len(masked), "labelsTr has")
 
     def left(self) -> Mapping[Path, str]:
         """See `Reader.left`."""

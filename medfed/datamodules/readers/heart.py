@@ -15,7 +15,7 @@ import numpy as np
 from medfed.common.errors import DataError
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.table import Table, join_tables, read_csv
+from medfed.datamodules.readers.table import Table, counted, join_tables, read_csv
 from medfed.standalone.csv_files import as_number, csv_rows
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ def read_heart(
             ("no disease", "disease"),
             patients=[f"{name}_{row}" for row in (1 + np.flatnonzero(kept)).tolist()],
             files=[file] * int(kept.sum()),
+            accounts=counted(file, cells[kept], int((~kept).sum())),
         )
     return join_tables(parts)
 

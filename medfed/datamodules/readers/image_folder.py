@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from medfed.common.checks import checked
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.account import is_visible, visible_files
 from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.readers.samples import (
@@ -31,6 +30,8 @@ from medfed.datamodules.readers.samples import (
 )
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.files import is_visible, visible_files
+from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def read_image_folder(
     roots = [path / folder for folder in splits] or [path]
     every = sorted({name for root in roots for name in _folders(root)})
     names = joined_classes(path, joined, every if classes is None else classes)
+    same(names, f"{path}, classes", lambda at: f"the folder {names[at]}")
     if len(names) < 2:
         existing = ", ".join(names) or "none"
         raise DataError(

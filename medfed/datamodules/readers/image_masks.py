@@ -25,6 +25,7 @@ from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.files import is_visible
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
@@ -182,7 +183,7 @@ def _by_stem(folder: Path) -> dict[str, Path]:
     """The pictures of a folder, by their names without the ending and nnU-Net's ``_0000``."""
     by_stem: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
-        if file.name.startswith(".") or file.suffix.lower() not in SUFFIXES:
+        if not is_visible(file.name) or file.suffix.lower() not in SUFFIXES:
             continue
         stem = file.stem.removesuffix("_0000") if folder.name == "imagesTr" else file.stem
         if (twin := by_stem.setdefault(stem, file)) != file:

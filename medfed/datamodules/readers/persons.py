@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from medfed.common.errors import ConfigError, DataError
+from medfed.standalone.names import fold
 
 log = logging.getLogger(__name__)
 # Patients in the names of public data sets, by what tells their cases apart.
@@ -49,19 +50,19 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[s
     files = [PurePosixPath(name) for name in names]
     if pattern is not None:
         return [
-            search_name("patient", pattern, f.name, Path(n))
+            fold(search_name("patient", pattern, f.name, Path(n)))
             for f, n in zip(files, names, strict=True)
         ]
-    persons, kinds = list(names), Counter[str]()
+    persons, kinds = list(map(fold, names)), Counter[str]()
     for kind, known in KNOWN.items():
         for n, file in enumerate(files):
             if match := re.match(known, file.name, re.IGNORECASE):
-                persons[n] = match[1]
-        if persons != list(names):
+                persons[n] = fold(match[1])
+        if persons != list(map(fold, names)):
             kinds[kind] += 1
             break
     else:
-        persons = _pairs(files, list(names))
+        persons = _pairs(files, persons)
         kinds["left and right"] += 1
     if len(set(persons)) < len(names):
         twice = next(person for person, count in Counter(persons).items() if count > 1)
@@ -86,7 +87,7 @@ def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
         there = {side for _, side in held}
         if any(_OTHER[side] in there for side in there):
             for n, _ in held:
-                persons[n] = f"{folder}{name}"
+                persons[n] = fold(f"{folder}{name}")
     return persons
 
 

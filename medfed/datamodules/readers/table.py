@@ -357,21 +357,33 @@ def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
         for why, numbers in sheet.left_out.items()
     }
     lacking: dict[str, tuple[int, str]] = {}
-    known = 0
     for name in names:
         for number, text in sheet.cells(name):
-            if not sheet.lacks(text):
-                known += 1
-            else:
+            if sheet.lacks(text):
                 why = f"missing ({text})" if text else "empty"
                 first = f"{name[:60]} in data row {sheet.number(number)}"
                 count, example = lacking.get(why, (0, first))
                 lacking[why] = (count + 1, example)
-    path = str(sheet.path)
+    path, known = str(sheet.path), len(names) * len(sheet.rows)
+    known -= sum(count for count, _ in lacking.values())
     return (
         Account(path, "rows", len(sheet.rows), rows),
         Account(path, f"cells of {len(names)} features", known, lacking),
     )
+
+
+def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
+    """Returns what was taken of a file of which only the values are known; see `accounts_of`.
+
+    Example:
+        >>> rows, cells = counted(Path("a.csv"), np.array([[1.0, np.nan]]), 2)
+        >>> rows.seen, rows.taken, cells.seen, cells.taken
+        (3, 1, 2, 1)
+    """
+    gone, cells = int(np.isnan(features).sum()), f"cells of {features.shape[1]} features"
+    rows = Account(str(path), "rows", len(features), {"incomplete": (left, "")} if left else {})
+    missing = {"missing": (gone, "")} if gone else {}
+    return rows, Account(str(path), cells, features.size - gone, missing)
 
 
 def join_tables(tables: Mapping[str, Table]) -> Table:
@@ -420,6 +432,7 @@ def join_tables(tables: Mapping[str, Table]) -> Table:
         centres=[name for name, t in tables.items() for _ in t.patients],
         files=[file for t in tables.values() for file in t.files],
         categories=union,
+        accounts=[account for t in tables.values() for account in t.accounts],
     )
 
 

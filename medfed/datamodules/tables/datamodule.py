@@ -34,6 +34,7 @@ from medfed.datamodules.readers.table import (
     Outcome,
     Table,
     Unlabelled,
+    counted,
     read_csv,
     recode,
     with_categories,
@@ -243,7 +244,8 @@ class TabularDataModule(FederatedDataModule):
     @property
     def accounts(self) -> Sequence[Account]:
         """See the base class."""
-        return self.table.accounts
+        path = expanded(self.path)
+        return self.table.accounts or (counted(path, self.table.features) if path else ())
 
     def data_remarks(self) -> list[str]:
         """See the base class: columns that are perhaps not features."""
