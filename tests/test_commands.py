@@ -27,7 +27,6 @@ finally:
 EARLY = {
     "train roundz=3": "Unknown key 'roundz' (did you mean rounds",
     "train algorithm=fedavgg": "Unknown algorithm 'fedavgg' (did you mean fedavg",
-    "train local.steps=many": "local.steps must be a whole number or null, not 'many'",
     "train data.path=/no/such": "/no/such does not exist; set data.path to",
     "train plugins=/no/such": "plugins names /no/such, which is no folder",
     "train --cfg job roundz=3": "Unknown key 'roundz' (did you mean rounds",
@@ -78,7 +77,7 @@ HOSTILE = {
     "evaluate +splitt=val": "Unknown key 'splitt' (did you mean split?)",
     "train +canonical=[null]": "+canonical=[null] names a list; choose one option, or",
     "train codec.down=${nothing}": "codec.down cannot be resolved: Interpolation key 'nothing'",
-    "train experiment=clinical_pfednet data.categorical=[[1],[2]]": "Unknown column [1]; known:",
+    "train experiment=clinical_pfednet data.categorical=[[1],[2]]": "data.categorical[0] must be",
     "train ~rounds": "~rounds would leave out a key; set it by rounds=VALUE.",
     "train ~local.steps": "~local.steps would leave out a key; set it by local.steps=VALUE.",
     "train scheduler=-1": "scheduler=-1 is no option; choose one by scheduler=NAME.",
@@ -87,7 +86,7 @@ HOSTILE = {
     f"compare runs={'x' * 300}": "is no folder; name one that holds finished runs.",
     f"train data.path={'x' * 300}": "does not exist; set data.path to a file or",
     "train init.weights=. init.rename=3": "init.rename must be a map, not 3.",
-    "train cohort.clients=a": "must be null or a list, not 'a'; write cohort.clients=[a].",
+    "train cohort.clients=a": "must be a list or null, not 'a'; write cohort.clients=[a].",
     "train algorithm.tolerance={a:1}": "algorithm.tolerance must be a number, not {'a': 1}.",
     "train seed=${seed}": "seed cannot be resolved: Recursive interpolation detected.",
     "train =1": "'=1' is no override; write key=value.",
@@ -137,7 +136,7 @@ HOSTILE |= {
     },
     "benchmark suite=digits methods=[]": "methods must be a list with at least one entry, not []",
     "benchmark suite=[]": "suite must be a list with at least one entry, not [].",
-    "benchmark suite=digits figures=maybe": "figures must be true or false, not maybe.",
+    "benchmark suite=digits figures=maybe": "figures must be true or false, not 'maybe'.",
     "look of=[]": "of must be a list with at least one entry, not [].",
     "look data=breast_cancer least=-1": "least must be a whole number of at least 0, not -1.",
 }
@@ -145,15 +144,16 @@ HOSTILE |= {
 OF_A_RUN = {
     "k=1": "k changes nothing without onboard; set onboard, too.",
     "onboard=a k=-1": "k must be a whole number of at least 1, not -1.",
-    "onboard=a k=[a]": "k must be a whole number, not [a].",
+    "onboard=a k=[a]": "k[0] must be a whole number of at least 1, not 'a'.",
     "onboard=a onboard_steps=0": "onboard_steps must be a whole number of at least 1, not 0.",
-    "across=maybe": "across must be true or false, not maybe.",
+    "across=maybe": "across must be true or false, not 'maybe'.",
     "bands=[40]": "bands changes nothing without by; set by, too.",
-    "by=age bands=[b]": "bands must be a number, not [b].",
+    "by=age bands=[b]": "bands[0] must be a number, not 'b'.",
     "by=age least=0": "least must be a whole number of at least 1, not 0.",
 }
 # What an algorithm's class checks needs torch, and nothing else of this size; others are above.
 LATER = {
+    "train local.steps=many": "local.steps must be a whole number or null, not 'many'",
     "train cohort.fraction=2": "cohort.fraction must be in",
     "train -m seed=0,1 algorithm=fedprox algorithm.mu=-1": "mu",
 }

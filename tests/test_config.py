@@ -80,7 +80,7 @@ COHORT = {"_target_": "medfed.federation.algorithm.Cohort"}
         ({**COHORT, "fraction": "x"}, r"part\.fraction must be a number, not 'x'\."),
         ({**COHORT, "fraction": True}, r"part\.fraction must be a number, not True\."),
         ({**COHORT, "fraction": None}, r"part\.fraction must be a number, not None\."),
-        ({**COHORT, "fraction": 2}, r"cohort\.fraction must be in"),
+        ({**COHORT, "fraction": 2}, r"part\.fraction must be in"),
         ({**COHORT, "share": 1}, r"part cannot be used as it is: .*unexpected keyword .*'share'"),
         (
             {"_target_": "medfed.nothing.Here"},

@@ -1,45 +1,34 @@
-"""Checks a composed configuration before any constructor or library gets its values.
+"""Checks a composed configuration before any large library gets its values.
 
-The accepted arguments of constructors are read from their source. Nothing is imported, so an error
-appears fast. The files of a package lead to ``torch.optim.SGD``; the fields of dataclasses, or
-``__init__`` of other classes, give the arguments, including inherited ones. An annotation other
-than plain types is not checked here; the constructor itself checks the value.
+Values next to a ``_target_`` are compared with the annotations of what it names, which must be
+imported for that. So only what the user has set is compared at once, and all else when its section
+is built. Keys that no constructor takes have their types here.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
-import importlib.util
+import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, MutableSequence
-from functools import lru_cache
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, NamedTuple
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from hydra._internal.utils import _locate
+from msgspec import Meta
 
-from medfed.common.checks import check_known
-from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean, first_line
+from medfed.common.checks import checks_of
+from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.processes import Launched, launched
-from medfed.common.schemas import fit
-from medfed.config.paths import is_path_key
-from medfed.config.sections import select, walk
+from medfed.config.paths import EXISTING, is_path_key
+from medfed.config.sections import has, select, targets, walk
 
-_KINDS: dict[str, frozenset[type]] = {
-    **{kind.__name__: frozenset({kind}) for kind in (int, float, bool, str)},
-    "ExistingPath": frozenset({str}),  # of medfed.common.files: plain text to type checkers
-    "Tensor": frozenset(),  # no value of a configuration is one
-    # Some take pairs for a map; one name for a list would be read letter by letter.
-    "Mapping": frozenset({dict, MutableSequence}),  # type: ignore[type-abstract]
-    "Sequence": frozenset({list}),
-}
-
-
-_WORDS: dict[type, str] = {
+_WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -48,32 +37,26 @@ _WORDS: dict[type, str] = {
     list: "a list",
     dict: "a map",
 }
+# What annotations name, and what of it a configuration holds. Some take pairs for a map.
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    **dict.fromkeys((list, tuple, Sequence), (list, tuple)),
+    **dict.fromkeys((dict, Mapping), (dict, list)),
+    float: (float, int),
+}
+_KINDS = {tuple: list, Sequence: list, Mapping: dict}
 
 
-class Accepts(NamedTuple):
-    """The values that an argument accepts.
-
-    Attributes:
-        kinds: The accepted plain types.
-        existing: Whether text must name an existing file or folder.
-    """
-
-    kinds: frozenset[type]
-    existing: bool = False
-
-
-def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "") -> None:
+def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str] = ("",)) -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
     Args:
-        source: A section as it is written; the arguments next to each ``_target_``, at any depth,
-            are checked.
-        paths: Whether to check that files and folders exist, too.
+        plain: A section; the arguments next to each ``_target_``, at any depth, are checked.
         place: The key of the section.
+        keys: Nothing but the arguments at, above or below these keys is checked, so nothing else
+            is imported; an empty key stands for all.
 
     Raises:
         ConfigError: If a value has another type; the error names the key.
-        DataError: If a value names a file or folder that must exist but does not.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
@@ -82,22 +65,160 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
-    hints = accepted(str(source["_target_"])) if "_target_" in source else {}
-    for key, value in source.items():
-        where = f"{place}.{key}" if place else str(key)
-        if isinstance(value, str) and "${" in value:
-            continue  # checked where it is defined
-        hint = hints.get(str(key))
-        if isinstance(value, Mapping) and (hint is None or "_target_" in value):
-            check_types(value, paths, where)
-        elif hint is not None:
-            if not _is_any_of(value, hint.kinds):
-                words = " or ".join(word for kind, word in _WORDS.items() if kind in hint.kinds)
-                listed = list in hint.kinds and int not in hint.kinds and type(value) is str
-                named = f"; write {where}=[{value}]" * listed
-                raise ConfigError(f"{where} must be {words}, not {value!r}{named}.")
-            if paths and hint.existing and isinstance(value, str):
-                check_exists(where, value)
+    for target, node in targets(plain, place):
+        arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
+        for key, name in arguments.items():
+            if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
+                check_value(key, node[name], _hints(str(node["_target_"])).get(name, Any))
+
+
+def check_value(key: str, value: Any, hint: Any) -> None:
+    """Compares a plain value with an annotation, of which it may use any kind that is plain.
+
+    Args:
+        key: The key of the value.
+        value: The value; an interpolation, and what is yet to be built, are not checked.
+        hint: The annotation; one that names anything but plain types is left to the constructor.
+
+    Raises:
+        ConfigError: If the value does not fit.
+
+    Example:
+        >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
+        >>> check_value("k", [1, "a"], list[int])
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
+    """
+    if any("_target_" in v or "${" in v for _, v in walk(value) if isinstance(v, str | Mapping)):
+        return
+    sides = _sides(hint)
+    words, kinds = [side.words() for side in sides], {side.kind for side in sides}
+    # Where only names are accepted, checks_of lists them.
+    if all(words) and not (Literal in kinds and kinds <= {Literal, bool, NoneType}):
+        near = [side for side in sides if side.is_of(value)]
+        if not (fitting := [side for side in near if side.takes(value)]):
+            what = " or ".join(side.words() for side in near or sides)
+            write = f"; write {key}=[{value}]" * (list in kinds and type(value) is str)
+            raise ConfigError(f"{key} must be {what}, not {value!r}{write * (int not in kinds)}.")
+        if len(fitting) == 1:
+            for inner, each, kind in fitting[0].inside(key, value):
+                check_value(inner, each, kind)
+    for check in checks_of(hint):
+        check(key, value)
+
+
+class _Side(NamedTuple):
+    """One part of a union.
+
+    Attributes:
+        hint: It without its limits.
+        kind: What it is called without its content.
+        limits: Of its value.
+    """
+
+    hint: Any
+    kind: Any
+    limits: tuple[Meta, ...]
+
+    def words(self) -> str:
+        """Says what it accepts; empty if it is no plain type."""
+        if self.kind is Literal:
+            return " or ".join(map(str, get_args(self.hint)))
+        words = _WORDS.get(self.kind, "")
+        for limit in self.limits:
+            if limit.min_length:
+                words += " with at least one entry"
+            elif limit.gt is not None:
+                words = words.replace("a number", f"a number above {limit.gt}")
+            elif limit.le is not None:
+                words += f" from {limit.ge} to {limit.le}"
+            else:
+                words += f" of at least {limit.ge}"
+        return words
+
+    def is_of(self, value: Any) -> bool:
+        """Says whether a value is of this type, whatever its limits."""
+        if self.kind is Literal:
+            return value in get_args(self.hint)
+        same = isinstance(value, _PLAIN.get(self.kind, self.kind))
+        return same and isinstance(value, bool) == (self.kind is bool)
+
+    def takes(self, value: Any) -> bool:
+        """Says whether a value of this type is within its limits."""
+        try:
+            return (
+                not self.limits or msgspec.convert(value, Annotated[self.kind, *self.limits]) != ...
+            )
+        except msgspec.ValidationError:
+            return False
+
+    def inside(self, key: str, value: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Yields the values in a list or map, with their keys and annotations."""
+        inner = [i for i in get_args(self.hint) if i is not ...]
+        if self.kind is dict and isinstance(value, Mapping) and len(inner) == 2:
+            yield from ((f"{key}.{name}", each, inner[1]) for name, each in value.items())
+        elif self.kind is list and inner:
+            inner = inner * len(value) if len(inner) == 1 else inner
+            if len(inner) == len(value):  # else the constructor says which length it needs
+                yield from ((f"{key}[{i}]", v, inner[i]) for i, v in enumerate(value))
+
+
+def _sides(hint: Any) -> list[_Side]:
+    """Divides a union; without tensors, as no value of a configuration is one."""
+    if get_origin(hint) is Annotated and get_origin(hint.__origin__) in (Union, UnionType):
+        hint = hint.__origin__
+    sides = []
+    for each in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        bare, limits = each, ()
+        if get_origin(each) is Annotated:
+            bare, limits = each.__origin__, tuple(m for m in each.__metadata__ if type(m) is Meta)
+        if getattr(bare, "__name__", "") != "Tensor":
+            kind = get_origin(bare) or bare
+            sides.append(_Side(bare, _KINDS.get(kind, kind), limits))
+    return sides
+
+
+@cache
+def _hints(target: str) -> dict[str, Any]:
+    """Returns the annotations of a constructor's or function's arguments, as far as they resolve.
+
+    Those of base classes count where the constructor hands on further arguments.
+    """
+    try:
+        thing = _locate(target)
+    except Exception:  # whoever builds it says why
+        return {}
+    hints: dict[str, Any] = {}
+    for each in thing.__mro__ if inspect.isclass(thing) else (thing,):
+        more = "__dataclass_params__" in vars(each)
+        if more and each.__dataclass_params__.init:
+            found, names = inspect.get_annotations(each), vars(sys.modules[each.__module__])
+        else:
+            call = vars(each).get("__init__") if inspect.isclass(each) else each
+            if not inspect.isfunction(call):
+                continue
+            call = inspect.unwrap(call)
+            parameters = inspect.signature(call).parameters.values()
+            found, names = {p.name: p.annotation for p in parameters}, call.__globals__
+            more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        hints = {name: _resolved(hint, names) for name, hint in found.items()} | hints
+        if not more:
+            break
+    return hints
+
+
+def _resolved(hint: Any, names: dict[str, Any]) -> Any:
+    if hint is inspect.Parameter.empty:
+        return Any
+    try:
+        holder = SimpleNamespace(__annotations__={"hint": hint})
+        return get_type_hints(holder, names, include_extras=True)["hint"]
+    except Exception:  # a name that exists for type checkers alone
+        return Any
 
 
 def check_exists(key: str, value: str) -> None:
@@ -122,177 +243,52 @@ file or folder that is there.
         )
 
 
-def _is_any_of(value: object, kinds: frozenset[type]) -> bool:
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, tuple(kinds)) or (isinstance(value, int) and float in kinds)
+def _whole(least: int, most: int | None = None) -> Any:
+    return Annotated[int, Meta(ge=least, le=most)]
 
 
-def accepted(target: str) -> dict[str, Accepts]:
-    """Returns the plain types that the arguments of a constructor or function accept.
-
-    Args:
-        target: The dotted name of the constructor or function.
-
-    Example:
-        >>> accepted("medfed.federation.algorithm.Cohort")["fraction"].kinds == {float}
-        True
-        >>> accepted("no.such.thing")
-        {}
-    """
-    module, _, name = target.rpartition(".")
-    definition = _definition(module, name)
-    if definition is None:
-        return {}
-    arguments = {}
-    for name, annotation in _arguments(*definition):
-        if (accepts := _accepts(annotation)) is not None:
-            arguments[name] = accepts
-    return arguments
-
-
-def _accepts(annotation: ast.expr | None) -> Accepts | None:
-    """Reads an annotation; ``None`` if it names anything but plain types."""
-    match annotation:
-        case ast.Constant(value=str(text)):
-            return _accepts(ast.parse(text, mode="eval").body)
-        case ast.Constant(value=None):
-            return Accepts(frozenset({NoneType}))
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            kinds = _KINDS.get(name)
-            return None if kinds is None else Accepts(kinds, name == "ExistingPath")
-        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
-            sides = [left, right]
-        case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=sides)):
-            pass
-        case ast.Subscript(value=ast.Name(id="Optional"), slice=inside):
-            sides = [inside, ast.Constant(None)]
-        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inside, *_])):
-            return _accepts(inside)
-        case ast.Subscript(value=ast.Name(id="Mapping" | "Sequence" as name)):
-            return Accepts(_KINDS[name])
-        case _:
-            return None
-    known = [side for each in sides if (side := _accepts(each)) is not None]
-    if len(known) < len(sides):
-        return None
-    kinds = frozenset[type]().union(*(side.kinds for side in known))
-    return Accepts(kinds, any(side.existing for side in known))
-
-
-class _Module(NamedTuple):
-    """A source file with its definitions and imports."""
-
-    name: str
-    definitions: dict[str, ast.ClassDef | ast.FunctionDef]
-    imports: dict[str, tuple[str, str]]
-
-
-Definition = tuple[_Module, ast.ClassDef | ast.FunctionDef]
-
-
-def _definition(module: str, name: str) -> Definition | None:
-    """Finds a class or function, also if its module only re-exports it."""
-    for _ in range(8):
-        source = _read(module)
-        if source is None:
-            return None
-        if name in source.definitions:
-            return source, source.definitions[name]
-        if name not in source.imports:
-            return None
-        module, name = source.imports[name]
-    return None
-
-
-def _arguments(
-    source: _Module, node: ast.ClassDef | ast.FunctionDef
-) -> Iterator[tuple[str, ast.expr | None]]:
-    """Yields arguments with their annotations; those of base classes come first."""
-    body = [node] if isinstance(node, ast.FunctionDef) else node.body
-    functions = [n for n in body if isinstance(n, ast.FunctionDef)]
-    constructor = next((n for n in functions if n is node or n.name == "__init__"), None)
-    if isinstance(node, ast.ClassDef) and (constructor is None or constructor.args.kwarg):
-        for base in node.bases:
-            base = base.value if isinstance(base, ast.Subscript) else base  # a generic class
-            module, name = source.name, getattr(base, "id", "")
-            if isinstance(base, ast.Attribute):  # base.Dealt, of an imported module
-                module = ".".join(source.imports.get(ast.unparse(base.value), ()))
-                name = base.attr
-            if inner := _definition(module, name):
-                yield from _arguments(*inner)
-    if constructor is not None:
-        of = constructor.args
-        yield from ((a.arg, a.annotation) for a in (*of.posonlyargs, *of.args, *of.kwonlyargs))
-    elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        for field in body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                yield field.target.id, field.annotation
-
-
-@lru_cache(maxsize=256)
-def _read(module: str) -> _Module | None:
-    path = module_file(module)
-    if path is None:
-        return None
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    definitions, imports = {}, dict[str, tuple[str, str]]()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            definitions[node.name] = node
-        elif isinstance(node, ast.ImportFrom):
-            origin = "." * node.level + (node.module or "")
-            origin = importlib.util.resolve_name(origin, package)
-            imports |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names}
-    return _Module(module, definitions, imports)
-
-
-def module_file(module: str) -> Path | None:
-    """Returns the file of a module without importing it: only its package is looked up.
-
-    Example:
-        >>> module_file("medfed.config.check").name, module_file("medfed.config").name
-        ('check.py', '__init__.py')
-    """
-    top, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    if spec is None or spec.origin is None:
-        return None
-    origin = Path(spec.origin)
-    if not rest:
-        return origin
-    base = origin.parent.joinpath(*rest)
-    candidates = (base.with_suffix(".py"), base / "__init__.py")
-    return next((p for p in candidates if p.is_file()), None)
-
-
-# Keys outside of any constructor: the smallest whole number, and whether null is allowed.
-WHOLE_NUMBERS = {
-    "rounds": (1, False),
-    "seed": (0, False),
-    "threads": (1, False),
-    "workers": (1, True),
-    "evaluation.every": (1, False),
-    "evaluation.patience": (1, True),
-    "checkpoint.keep": (1, False),
-    "checkpoint.every": (1, False),
-    "onboard_steps": (1, False),
-    "finetune_steps": (0, False),
+COUNT = _whole(1)
+_NAMES = Annotated[list[str | int | float], Meta(min_length=1)] | str | int | float | None
+# Keys outside of any constructor. Of the largest values, larger ones would break down a machine
+# without an error. They do not depend on this machine's cores: the bits of a run depend on its
+# threads, so any machine must accept them.
+KEYS: dict[str, Any] = {
+    "rounds": _whole(1, 10**6),
+    "seed": _whole(0),
+    "threads": _whole(1, 256),
+    "workers": _whole(1, 64) | None,
+    "buffers": Literal["averaged", "local", "frozen"],
+    "keep_out": list,
+    "progress": bool,
+    "evaluation.every": COUNT,
+    "evaluation.patience": COUNT | None,
+    "evaluation.calibration": Literal["temperature", "platt"] | None,
+    "checkpoint.keep": COUNT,
+    "checkpoint.every": COUNT,
+    "pictures.format": Literal["png", "pdf", "svg", "none"],
+    "onboard_steps": COUNT,
+    "finetune_steps": _whole(0),
+    # Of single commands.
+    "split": Literal["test", "val", "train"],
+    "k": Annotated[list[COUNT], Meta(min_length=1)] | COUNT,
+    "across": bool,
+    "bands": list[float] | None,
+    "least": _whole(0),
+    "of": Annotated[list[str], Meta(min_length=1)] | str | None,
+    "show": bool,
+    **dict.fromkeys(("suite", "methods", "variants"), _NAMES),
+    "arms": _NAMES | bool,
+    "size": Literal["smoke", "small", "full"],
+    "report_only": bool,
+    "figures": bool,
+    "target": Annotated[float, Meta(gt=0)] | None,
+    "folds": _whole(2, 1000),  # with more, no pilot would end
+    "repeats": _whole(1, 1000),
+    "pilot_rounds": _whole(1, 10**6) | None,
 }
-# The largest values; with larger ones a machine breaks down without an error. They do not depend on
-# this machine's cores: the bits of a run depend on its threads, so any machine must accept them.
-LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
 # In bytes: what file systems take, with room for the files in a run folder.
 LONGEST_NAME, LONGEST_PATH = 255, 3000
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
-PICTURES = ("png", "pdf", "svg", "none")
 _RULES = r"None|youden|\{'(sensitivity|specificity)': (0\.\d+|1(\.0)?)\}"
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16", "64")
 
@@ -333,67 +329,15 @@ def check_values(values: Mapping[str, Any]) -> None:
         >>> check_values({"rounds": 0})
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
+        medfed.standalone.errors.ConfigError: rounds must be a whole number from 1 to 1000000, not \
+0.
     """
-    for key, (least, optional) in WHOLE_NUMBERS.items():
-        value = select(values, key, least)
-        if value is None and optional:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(
-                f"{key} must be a whole number of at least {least}{' or null' * optional}, "
-                f"not {value}."
-            )
-        if value > (most := LARGEST.get(key, value)):
-            raise ConfigError(f"{key} must be a whole number of at most {most}, not {value}.")
+    for key, hint in KEYS.items():
+        if has(values, key):
+            check_value(key, select(values, key), hint)
     _check_names(values)
-    check_known("pictures.format", select(values, "pictures.format", "png"), PICTURES)
-    keep_out = values.get("keep_out", [])
-    if not isinstance(keep_out, list):
-        raise ConfigError(f"keep_out must be a list of clients; write keep_out=[{keep_out}].")
     check_folders(values)
     check_runtime(values)
-
-
-def check_keys(values: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    """Checks the keys of a command that no constructor takes.
-
-    Args:
-        values: The configuration.
-        kind: The keys with their types and limits; others are left alone.
-
-    Raises:
-        ConfigError: If a value does not fit; the error names the key.
-
-    Example:
-        >>> from typing import Annotated
-        >>> Keys = msgspec.defstruct("Keys", [("least", Annotated[int, msgspec.Meta(ge=1)], 20)])
-        >>> check_keys({"least": 0}, Keys)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: least must be a whole number of at least 1, not 0.
-    """
-    for key in (key for key in kind.__struct_fields__ if key in values):
-        try:
-            fit({key: values[key]}, kind)
-        except ValueError as error:
-            why = re.sub(r"^.*: expected |, got .*", "", first_line(error))
-            for theirs, ours in _IN_WORDS.items():
-                why = why.replace(theirs, ours)
-            shown = str(values[key]).replace("'", "")
-            raise ConfigError(f"{key} must be {why}, not {shown}.") from error
-
-
-# How msgspec names what it expects.
-_IN_WORDS = {
-    "array of length >= 1": "a list with at least one entry",
-    "int >= ": "a whole number of at least ",
-    "float > ": "a number above ",
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-}
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
@@ -416,10 +360,11 @@ def _check_names(values: Mapping[str, Any]) -> None:
 
 
 def check_folders(values: Mapping[str, Any]) -> None:
-    """Checks that folders of runs and of initial weights exist, before Hydra makes a folder.
+    """Checks that data and folders of runs and of weights exist, before Hydra makes a folder.
 
     Raises:
-        CheckpointError: If a folder does not; the error names the key.
+        CheckpointError: If a folder of runs does not; the error names the key.
+        DataError: If another path does not.
 
     Example:
         >>> check_folders({"runs": "/no/such/folder"})
@@ -436,6 +381,10 @@ holds finished runs.
         )
     if start is not None and values.get("resume") is None:  # a resumed run has a copy of its start
         check_exists("init.weights", str(start))
+    for key in EXISTING:
+        place, ours = select(values, key), str(select(values, f"{key.split('.')[0]}._target_"))
+        if isinstance(place, str) and ours.startswith("medfed."):  # a plugin's may be any text
+            check_exists(key, place)
     runs = values.get("runs", ["."])
     names = list(runs) if isinstance(runs, list) else [runs]
     if not names or None in names:
@@ -478,14 +427,12 @@ def check_runtime(values: Mapping[str, Any]) -> None:
                 f"cohort.absent names round {number}, but the last of rounds={rounds} is "
                 f"{rounds - 1}, as they are counted from 0."
             )
-    rule, method = (select(values, f"evaluation.{n}") for n in ("operating_point", "calibration"))
+    rule = select(values, "evaluation.operating_point")
     if not re.fullmatch(_RULES, str(rule)):
         raise ConfigError(
             f"evaluation.operating_point={rule} is unknown; write youden, null, "
             "{sensitivity: 0.9} or {specificity: 0.9}."
         )
-    if method is not None:
-        check_known("evaluation.calibration", method, ("temperature", "platt"))
 
 
 def check_gpu(accelerator: str) -> None:

@@ -311,7 +311,6 @@ def build(node: Any, **kwargs: Any) -> Any:
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
-    source = node
     if isinstance(node, DictConfig):
         node = Section(resolved(node), node._get_full_key(None))
     if not isinstance(node, Section):
@@ -319,7 +318,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     values = node.plain()
     if not node.checked:
         check_targets(values, node.place, found=True)
-        check_types(written(source), place=node.place)
+    check_types(values, node.place)
     try:
         return instantiate(with_custom_parts(values), **kwargs)
     except InstantiationException as error:
