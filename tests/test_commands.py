@@ -42,7 +42,7 @@ EARLY = {
     "benchmark suite=digits shard=5/4": "shard=5/4 must be i/n, the i-th of n jobs",
     "advise methods=dito": "Unknown method 'dito' (did you mean ditto",
     "advise algorithm=ditto": "algorithm chooses a method, but medfed advise compares methods",
-    "advise folds=1": "folds must be a whole number from 2 to 1000, not 1",
+    "advise folds=1": "folds must be a whole number of at least 2, not 1",
     "advise -m seed=0,1": "-m runs a sweep, but medfed advise answers one question",
     "advise data=csv data.path=/no/such": "/no/such does not exist; set data.path to",
     "export run=/no/such": "run=/no/such is no run folder",
@@ -134,10 +134,10 @@ HOSTILE |= {
         f"{TABLE} init.{key}": f"init.{key.partition('=')[0]} changes nothing without init.weights"
         for key in ("part=shared", "spread=0.2", "rename={a:b}", "client=a", "strict=true")
     },
-    "benchmark suite=digits methods=[]": "methods must be a list with at least one entry, not []",
+    "benchmark suite=digits methods=[]": "methods must be a list with at least one entry or null",
     "benchmark suite=[]": "suite must be a list with at least one entry, not [].",
     "benchmark suite=digits figures=maybe": "figures must be true or false, not 'maybe'.",
-    "look of=[]": "of must be a list with at least one entry, not [].",
+    "look of=[]": "of must be a list with at least one entry or null, not [].",
     "look data=breast_cancer least=-1": "least must be a whole number of at least 0, not -1.",
 }
 # Of a run that is there.

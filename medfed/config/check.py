@@ -22,7 +22,7 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.checks import checks_of
+from medfed.common.checks import check_known, checks_of
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.processes import Launched, launched
 from medfed.config.paths import EXISTING, is_path_key
@@ -96,19 +96,32 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     if any("_target_" in v or "${" in v for _, v in walk(value) if isinstance(v, str | Mapping)):
         return
     sides = _sides(hint)
-    words, kinds = [side.words() for side in sides], {side.kind for side in sides}
-    # Where only names are accepted, checks_of lists them.
-    if all(words) and not (Literal in kinds and kinds <= {Literal, bool, NoneType}):
-        near = [side for side in sides if side.is_of(value)]
-        if not (fitting := [side for side in near if side.takes(value)]):
-            what = " or ".join(side.words() for side in near or sides)
-            write = f"; write {key}=[{value}]" * (list in kinds and type(value) is str)
-            raise ConfigError(f"{key} must be {what}, not {value!r}{write * (int not in kinds)}.")
+    if all(side.words(value) for side in sides):
+        same = [side for side in sides if side.is_of(value)]
+        fitting = [side for side in same if side.takes(value)]
+        if not fitting:
+            _refuse(
+                key, value, [s for s in sides if s in same or s.kind is NoneType] if same else sides
+            )
         if len(fitting) == 1:
             for inner, each, kind in fitting[0].inside(key, value):
                 check_value(inner, each, kind)
     for check in checks_of(hint):
         check(key, value)
+
+
+def _refuse(key: str, value: Any, sides: Sequence[_Side]) -> None:
+    kinds = {side.kind for side in sides}
+    if Literal in kinds and kinds <= {Literal, bool, NoneType}:
+        names = [name for side in sides if side.kind is Literal for name in get_args(side.hint)]
+        check_known(
+            key, value, names + [True, False] * (bool in kinds) + [None] * (NoneType in kinds)
+        )
+    write = list in kinds and int not in kinds and type(value) is str
+    raise ConfigError(
+        f"{key} must be {' or '.join(side.words(value) for side in sides)}, not {value!r}"
+        f"{f'; write {key}=[{value}]' * write}."
+    )
 
 
 class _Side(NamedTuple):
@@ -124,8 +137,8 @@ class _Side(NamedTuple):
     kind: Any
     limits: tuple[Meta, ...]
 
-    def words(self) -> str:
-        """Says what it accepts; empty if it is no plain type."""
+    def words(self, value: Any) -> str:
+        """Says what it accepts, and which limit a value exceeds; empty if it is no plain type."""
         if self.kind is Literal:
             return " or ".join(map(str, get_args(self.hint)))
         words = _WORDS.get(self.kind, "")
@@ -134,8 +147,8 @@ class _Side(NamedTuple):
                 words += " with at least one entry"
             elif limit.gt is not None:
                 words = words.replace("a number", f"a number above {limit.gt}")
-            elif limit.le is not None:
-                words += f" from {limit.ge} to {limit.le}"
+            elif limit.le is not None and type(value) is int and value > limit.le:
+                words += f" of at most {limit.le}"
             else:
                 words += f" of at least {limit.ge}"
         return words
@@ -143,18 +156,20 @@ class _Side(NamedTuple):
     def is_of(self, value: Any) -> bool:
         """Says whether a value is of this type, whatever its limits."""
         if self.kind is Literal:
-            return value in get_args(self.hint)
+            return type(value) in map(type, get_args(self.hint))
         same = isinstance(value, _PLAIN.get(self.kind, self.kind))
         return same and isinstance(value, bool) == (self.kind is bool)
 
     def takes(self, value: Any) -> bool:
         """Says whether a value of this type is within its limits."""
+        if self.kind is Literal:
+            return value in get_args(self.hint)
         try:
-            return (
-                not self.limits or msgspec.convert(value, Annotated[self.kind, *self.limits]) != ...
-            )
+            if self.limits:
+                msgspec.convert(value, Annotated[self.kind, *self.limits])
         except msgspec.ValidationError:
             return False
+        return True
 
     def inside(self, key: str, value: Any) -> Iterator[tuple[str, Any, Any]]:
         """Yields the values in a list or map, with their keys and annotations."""
@@ -248,7 +263,7 @@ def _whole(least: int, most: int | None = None) -> Any:
 
 
 COUNT = _whole(1)
-_NAMES = Annotated[list[str | int | float], Meta(min_length=1)] | str | int | float | None
+_NAMES = Annotated[list[str | int | float], Meta(min_length=1)] | str | int | float
 # Keys outside of any constructor. Of the largest values, larger ones would break down a machine
 # without an error. They do not depend on this machine's cores: the bits of a run depend on its
 # threads, so any machine must accept them.
@@ -276,8 +291,9 @@ KEYS: dict[str, Any] = {
     "least": _whole(0),
     "of": Annotated[list[str], Meta(min_length=1)] | str | None,
     "show": bool,
-    **dict.fromkeys(("suite", "methods", "variants"), _NAMES),
-    "arms": _NAMES | bool,
+    "suite": _NAMES,
+    **dict.fromkeys(("methods", "variants"), _NAMES | None),
+    "arms": _NAMES | bool | None,
     "size": Literal["smoke", "small", "full"],
     "report_only": bool,
     "figures": bool,
@@ -329,8 +345,7 @@ def check_values(values: Mapping[str, Any]) -> None:
         >>> check_values({"rounds": 0})
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: rounds must be a whole number from 1 to 1000000, not \
-0.
+        medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
     """
     for key, hint in KEYS.items():
         if has(values, key):

@@ -64,7 +64,7 @@ REFUSED = {
     "workers=0": "workers must be a whole number of at least 1 or null, not 0.",
     "workers=-4": "workers must be a whole number of at least 1 or null, not -4.",
     "workers=.nan": "workers must be a whole number of at least 1 or null, not nan.",
-    "workers=many": "workers must be a whole number of at least 1 or null, not many.",
+    "workers=many": "workers must be a whole number of at least 1 or null, not 'many'.",
     "workers=65": "workers must be a whole number of at most 64, not 65.",
     "workers=1" + 20 * "0": "workers must be a whole number of at most 64, not 1000",
 }
