@@ -138,6 +138,13 @@ HOSTILE |= {
     "benchmark suite=[]": "suite must be a list with at least one entry, not [].",
     "benchmark suite=digits figures=maybe": "figures must be true or false, not 'maybe'.",
     "look of=[]": "of must be a list with at least one entry or null, not [].",
+    f"{TABLE} augment=nnunet": "augment changes nothing with data=breast_cancer, which takes no",
+    f"{TABLE} augment.noise=0.2": "augment.noise changes nothing with data=breast_cancer, which",
+    "export run=here client=[]": "client must be a list with at least one entry, not [].",
+    "export run=here bits=[]": "bits must be a list with at least one entry or null, not [].",
+    "predict bundle=[] input=here output=x": "bundle must be a list with at least one entry, not",
+    "evaluate run=here subsets=[]": "subsets must be a list with at least one entry or null, not",
+    "evaluate run=here split=tests": "split='tests' is unknown (did you mean test?); choose one of",
     "look data=breast_cancer least=-1": "least must be a whole number of at least 0, not -1.",
 }
 # Of a run that is there.

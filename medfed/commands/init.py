@@ -108,7 +108,7 @@ class Guess:
         one = "retina" if self.keys.get("data.reader.regions") is None else "brats"
         base = {**LIKE, "image_masks": one}.get(self.data, self.data) + "_pfednet"
         line = [f"experiment={base}", f"data={self.data}", "data.path=x"]
-        usual = spelling.with_whole_data([*line, *(f"{key}=x" for key in self.keys)])[1:]
+        usual = compose.with_other_data([*line, *(f"{key}=x" for key in self.keys)])[1:]
         keys: dict[str, Any] = dict(o.split("=", 1) for o in usual)
         keys = {k: None if v == "null" else v for k, v in keys.items()}
         keys |= {"data.path": str(self.path), **self.keys}

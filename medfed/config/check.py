@@ -285,6 +285,10 @@ KEYS: dict[str, Any] = {
     "finetune_steps": _whole(0),
     # Of single commands.
     "split": Literal["test", "val", "train"],
+    "client": _NAMES,
+    "bits": Annotated[list[int], Meta(min_length=1)] | int | None,
+    "subsets": Annotated[list[str], Meta(min_length=1)] | str | None,
+    "bundle": Annotated[list[str], Meta(min_length=1)] | str,
     "k": Annotated[list[COUNT], Meta(min_length=1)] | COUNT,
     "across": bool,
     "bands": list[float] | None,

@@ -28,11 +28,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
-from medfed.config.allowed import check_targets
+from medfed.config.allowed import check_targets, with_plugins
 from medfed.config.check import check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, walk
-from medfed.config.spelling import GROUPS, spelled
+from medfed.config.spelling import GROUPS, key_of, spelled
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
@@ -197,18 +197,69 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
         try:
-            config = compose(name, overrides=list(overrides), return_hydra_config=True)
+            config = _compose(for_other_data(overrides, lambda o: _compose(o, name)), name)
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
         except ValueError as error:  # an option of a group that is a number
             raise ConfigError(_explain_number(error, overrides)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
+    with open_dict(config):
+        config.pop("on_other_data", None)
     _check_sections(config)
     _check_needed(overrides, config)
     if more := of_the_method(config, overrides):
         return _composed([*overrides, *more], name)
     return Composition(config)
+
+
+def _compose(overrides: Sequence[str], name: str) -> DictConfig:
+    return compose(name, overrides=list(overrides), return_hydra_config=True)
+
+
+def with_other_data(overrides: Sequence[str]) -> list[str]:
+    """Adds what an experiment sets for data that are not its own; what the user has set wins.
+
+    An experiment's partition is the protocol of a paper, made for its cohort. It may leave out
+    patients or channels. On other data a user must ask for it. Its settings of augmentation,
+    patches and spacing are alike. If its data always come from a path, they are its own.
+
+    Args:
+        overrides: Overrides in Hydra's spelling, without a sweep.
+
+    Example:
+        >>> with_other_data(["experiment=brats_pfednet", "data.path=/data/msd"])[2:]
+        ['partition=auto', 'partition.protocol=channel_missing', 'augment=light', \
+'data.patches=fresh']
+        >>> with_other_data(["experiment=heart_pfednet", "data.path=/data/heart"])
+        ['experiment=heart_pfednet', 'data.path=/data/heart']
+        >>> with_other_data(["experiment=brats_pfednet", "seed=0"])
+        ['experiment=brats_pfednet', 'seed=0']
+    """
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return for_other_data(overrides, lambda chosen: _compose(chosen, "train"))
+
+
+def for_other_data(
+    overrides: Sequence[str], composing: Callable[[Sequence[str]], DictConfig]
+) -> list[str]:
+    """See :func:`with_other_data`; ``composing`` composes a configuration of a few overrides."""
+    given = {key_of(o): o.partition("=")[2] for o in overrides}
+    path = given.get("data.path", "null") != "null"
+    if "experiment" not in given or not (path or "data" in given):
+        return list(overrides)
+    own = composing(with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")]))
+    data = own.hydra.runtime.choices.data
+    generated = written(own.data).get("path") is None
+    if (chosen := given.get("data", data)) == data:
+        is_other = path and generated
+    else:  # a plugin's may have a path of its own
+        is_other = path or not (CONFIG_DIR / "data" / f"{chosen}.yaml").is_file()
+    if any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
+        given["partition"] = given["partition.protocol"] = ""
+    more = [o for o in own.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]
+    return [*overrides, *(more if is_other else ())]
 
 
 def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
@@ -403,6 +454,11 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
         node = OmegaConf.select(config, parent) if parent else config
         if needed and leaf in node and node[leaf] is None:
             raise ConfigError(f"{key} changes nothing without {needed}; set {needed}, too.")
+        if key.partition(".")[0] == "augment" and "augment" not in config.get("data", key):
+            raise ConfigError(
+                f"{key} changes nothing with data={config.hydra.runtime.choices.data}, which takes "
+                "no augmentation; leave it out."
+            )
 
 
 def _check_kept(overrides: Sequence[str]) -> None:

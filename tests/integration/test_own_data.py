@@ -13,7 +13,8 @@ from rich.console import Console
 from sklearn.datasets import load_breast_cancer
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.config.compose import CONFIG_DIR, build, described, load
+from medfed.common.files import write_text
+from medfed.config.compose import CONFIG_DIR, _composed, build, described, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
 from medfed.run.cohort import cohort_record, print_cohort
@@ -148,6 +149,33 @@ def test_an_experiment_keeps_its_protocol_for_its_own_cohort_only(path):
         assert own._target_.endswith(".Auto")
         assert own.protocol == protocol
         build(own)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
+def test_no_setting_of_an_experiments_cohort_reaches_other_data(path):
+    """Also of an experiment that stands upon another one; no experiment has these data."""
+    own = _composed([f"experiment={path.stem}"], "train").config
+    folder = [f"experiment={path.stem}", "data=image_folder", "data.path=x"]
+    other = load(folder)
+    assert other.partition._target_.endswith(".Auto")
+    assert other.partition.protocol == own.hydra.runtime.choices.partition
+    assert "affine_chance" in other.augment
+    assert other.data.get("patches") != "fixed"
+    assert other.data.get("spacing") != [4.0, 4.0]
+    assert "on_other_data" not in {**own, **other}
+    typed = load([*folder, "partition=shards", "augment=none", "++data.patches=fixed"])
+    assert typed.partition._target_.endswith(".Shards")
+    assert "affine_chance" not in typed.augment
+    assert typed.data.patches == "fixed"
+
+
+def test_an_experiment_of_ones_own_says_what_holds_for_other_data(tmp_path):
+    content = "# @package _global_\ndefaults: [override /data: digits]\non_other_data: [seed=7]\n"
+    write_text(tmp_path / "configs" / "experiment" / "mine.yaml", content)
+    mine = [f"plugins={tmp_path}", "experiment=mine"]
+    assert load(mine).seed == 0
+    assert load([*mine, "data=csv", "data.path=x"]).seed == 7
+    assert load([*mine, "data=csv", "data.path=x", "seed=1"]).seed == 1
 
 
 @pytest.mark.parametrize(
