@@ -134,16 +134,16 @@ HOSTILE |= {
         f"{TABLE} init.{key}": f"init.{key.partition('=')[0]} changes nothing without init.weights"
         for key in ("part=shared", "spread=0.2", "rename={a:b}", "client=a", "strict=true")
     },
-    "benchmark suite=digits methods=[]": "methods must be a list with at least one entry or null",
+    "benchmark suite=digits methods=[]": "methods must be a list with at least one entry, not []",
     "benchmark suite=[]": "suite must be a list with at least one entry, not [].",
     "benchmark suite=digits figures=maybe": "figures must be true or false, not 'maybe'.",
-    "look of=[]": "of must be a list with at least one entry or null, not [].",
+    "look of=[]": "of must be a list with at least one entry, not [].",
     f"{TABLE} augment=nnunet": "augment changes nothing with data=breast_cancer, which takes no",
     f"{TABLE} augment.noise=0.2": "augment.noise changes nothing with data=breast_cancer, which",
     "export run=here client=[]": "client must be a list with at least one entry, not [].",
-    "export run=here bits=[]": "bits must be a list with at least one entry or null, not [].",
+    "export run=here bits=[]": "bits must be a list with at least one entry, not [].",
     "predict bundle=[] input=here output=x": "bundle must be a list with at least one entry, not",
-    "evaluate run=here subsets=[]": "subsets must be a list with at least one entry or null, not",
+    "evaluate run=here subsets=[]": "subsets must be a list with at least one entry, not",
     "evaluate run=here split=tests": "split='tests' is unknown (did you mean test?); choose one of",
     "look data=breast_cancer least=-1": "least must be a whole number of at least 0, not -1.",
 }
@@ -151,7 +151,7 @@ HOSTILE |= {
 OF_A_RUN = {
     "k=1": "k changes nothing without onboard; set onboard, too.",
     "onboard=a k=-1": "k must be a whole number of at least 1, not -1.",
-    "onboard=a k=[a]": "k[0] must be a whole number of at least 1, not 'a'.",
+    "onboard=a k=[a]": "k[0] must be a whole number, not 'a'.",
     "onboard=a onboard_steps=0": "onboard_steps must be a whole number of at least 1, not 0.",
     "across=maybe": "across must be true or false, not 'maybe'.",
     "bands=[40]": "bands changes nothing without by; set by, too.",

@@ -12,11 +12,12 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from hydra._internal.utils import _locate
@@ -28,22 +29,25 @@ from medfed.common.processes import Launched, launched
 from medfed.config.paths import EXISTING, is_path_key
 from medfed.config.sections import has, select, targets, walk
 
-_WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-    list: "a list",
-    dict: "a map",
+# How msgspec names what it expects, and the limits of it.
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "null": "null",
+    "array": "a list",
+    "object": "a map",
 }
-# What annotations name, and what of it a configuration holds. Some take pairs for a map.
-_PLAIN: dict[Any, tuple[type, ...]] = {
-    **dict.fromkeys((list, tuple, Sequence), (list, tuple)),
-    **dict.fromkeys((dict, Mapping), (dict, list)),
-    float: (float, int),
+_LIMITS = {
+    "of length >= 1": "with at least one entry",
+    ">=": "of at least",
+    "<=": "of at most",
+    ">": "above",
 }
-_KINDS = {tuple: list, Sequence: list, Mapping: dict}
+_MISFIT = re.compile(
+    r"Expected `([\w |]+)`(.*?)(?:, got `?(\w+)`?)?(?: - at `\$((?:\[[\d.]+\])+)`)?"
+)
 
 
 def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str] = ("",)) -> None:
@@ -73,11 +77,11 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:
-    """Compares a plain value with an annotation, of which it may use any kind that is plain.
+    """Compares a plain value with an annotation.
 
     Args:
         key: The key of the value.
-        value: The value; an interpolation, and what is yet to be built, are not checked.
+        value: The value; one that holds an interpolation or a part to build is not checked.
         hint: The annotation; one that names anything but plain types is left to the constructor.
 
     Raises:
@@ -95,106 +99,40 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     """
     if any("_target_" in v or "${" in v for _, v in walk(value) if isinstance(v, str | Mapping)):
         return
-    sides = _sides(hint)
-    if all(side.words(value) for side in sides):
-        same = [side for side in sides if side.is_of(value)]
-        fitting = [side for side in same if side.takes(value)]
-        if not fitting:
-            _refuse(
-                key, value, [s for s in sides if s in same or s.kind is NoneType] if same else sides
-            )
-        if len(fitting) == 1:
-            for inner, each, kind in fitting[0].inside(key, value):
-                check_value(inner, each, kind)
+    sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
+    # No value of a configuration is a tensor.
+    plain = tuple(side for side in sides if getattr(side, "__name__", "") != "Tensor")
+    try:
+        msgspec.convert(value, Union[plain])  # noqa: UP007
+    except msgspec.ValidationError as error:
+        if names and ("Invalid enum" in str(error) or len(sides) == 1 + (NoneType in sides)):
+            check_known(key, value, names + [None] * (NoneType in sides))
+        elif misfit := _MISFIT.fullmatch(str(error)):
+            _refuse(key, value, *misfit.groups(""))
+    except TypeError:  # a union of what msgspec cannot tell apart
+        return
     for check in checks_of(hint):
         check(key, value)
 
 
-def _refuse(key: str, value: Any, sides: Sequence[_Side]) -> None:
-    kinds = {side.kind for side in sides}
-    if Literal in kinds and kinds <= {Literal, bool, NoneType}:
-        names = [name for side in sides if side.kind is Literal for name in get_args(side.hint)]
-        check_known(
-            key, value, names + [True, False] * (bool in kinds) + [None] * (NoneType in kinds)
-        )
-    write = list in kinds and int not in kinds and type(value) is str
-    raise ConfigError(
-        f"{key} must be {' or '.join(side.words(value) for side in sides)}, not {value!r}"
-        f"{f'; write {key}=[{value}]' * write}."
-    )
-
-
-class _Side(NamedTuple):
-    """One part of a union.
-
-    Attributes:
-        hint: It without its limits.
-        kind: What it is called without its content.
-        limits: Of its value.
-    """
-
-    hint: Any
-    kind: Any
-    limits: tuple[Meta, ...]
-
-    def words(self, value: Any) -> str:
-        """Says what it accepts, and which limit a value exceeds; empty if it is no plain type."""
-        if self.kind is Literal:
-            return " or ".join(map(str, get_args(self.hint)))
-        words = _WORDS.get(self.kind, "")
-        for limit in self.limits:
-            if limit.min_length:
-                words += " with at least one entry"
-            elif limit.gt is not None:
-                words = words.replace("a number", f"a number above {limit.gt}")
-            elif limit.le is not None and type(value) is int and value > limit.le:
-                words += f" of at most {limit.le}"
-            else:
-                words += f" of at least {limit.ge}"
-        return words
-
-    def is_of(self, value: Any) -> bool:
-        """Says whether a value is of this type, whatever its limits."""
-        if self.kind is Literal:
-            return type(value) in map(type, get_args(self.hint))
-        same = isinstance(value, _PLAIN.get(self.kind, self.kind))
-        return same and isinstance(value, bool) == (self.kind is bool)
-
-    def takes(self, value: Any) -> bool:
-        """Says whether a value of this type is within its limits."""
-        if self.kind is Literal:
-            return value in get_args(self.hint)
-        try:
-            if self.limits:
-                msgspec.convert(value, Annotated[self.kind, *self.limits])
-        except msgspec.ValidationError:
-            return False
-        return True
-
-    def inside(self, key: str, value: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Yields the values in a list or map, with their keys and annotations."""
-        inner = [i for i in get_args(self.hint) if i is not ...]
-        if self.kind is dict and isinstance(value, Mapping) and len(inner) == 2:
-            yield from ((f"{key}.{name}", each, inner[1]) for name, each in value.items())
-        elif self.kind is list and inner:
-            inner = inner * len(value) if len(inner) == 1 else inner
-            if len(inner) == len(value):  # else the constructor says which length it needs
-                yield from ((f"{key}[{i}]", v, inner[i]) for i, v in enumerate(value))
-
-
-def _sides(hint: Any) -> list[_Side]:
-    """Divides a union; without tensors, as no value of a configuration is one."""
-    if get_origin(hint) is Annotated and get_origin(hint.__origin__) in (Union, UnionType):
-        hint = hint.__origin__
-    sides = []
-    for each in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
-        bare, limits = each, ()
-        if get_origin(each) is Annotated:
-            bare, limits = each.__origin__, tuple(m for m in each.__metadata__ if type(m) is Meta)
-        if getattr(bare, "__name__", "") != "Tensor":
-            kind = get_origin(bare) or bare
-            sides.append(_Side(bare, _KINDS.get(kind, kind), limits))
-    return sides
+def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: str) -> None:
+    """Says in a sentence what msgspec says, unless only the constructor can judge the value."""
+    kinds = expected.split(" | ")
+    # Some take pairs for a map.
+    if not {*kinds, got or "null"} <= _WORDS.keys() or ("object" in kinds and got == "array"):
+        return
+    write = f"; write {key}=[{value}]" if "array" in kinds and (got, place) == ("str", "") else ""
+    if "..." in place:
+        key = f"each value in {key}"
+    else:
+        for index in re.findall(r"\d+", place):
+            value = value[int(index)]
+        key += place
+    what = " or ".join(_WORDS[kind] for kind in kinds)
+    for theirs, ours in _LIMITS.items():
+        limit = limit.replace(theirs, ours)
+    raise ConfigError(f"{key} must be {what}{limit}, not {value!r}{write * ('int' not in kinds)}.")
 
 
 @cache
@@ -209,31 +147,17 @@ def _hints(target: str) -> dict[str, Any]:
         return {}
     hints: dict[str, Any] = {}
     for each in thing.__mro__ if inspect.isclass(thing) else (thing,):
-        more = "__dataclass_params__" in vars(each)
-        if more and each.__dataclass_params__.init:
-            found, names = inspect.get_annotations(each), vars(sys.modules[each.__module__])
-        else:
-            call = vars(each).get("__init__") if inspect.isclass(each) else each
-            if not inspect.isfunction(call):
-                continue
-            call = inspect.unwrap(call)
-            parameters = inspect.signature(call).parameters.values()
-            found, names = {p.name: p.annotation for p in parameters}, call.__globals__
-            more = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        hints = {name: _resolved(hint, names) for name, hint in found.items()} | hints
-        if not more:
+        call = vars(each).get("__init__") if inspect.isclass(each) else each
+        if not inspect.isfunction(call):
+            continue
+        holder = each if "__dataclass_params__" in vars(each) else call
+        named = dict.fromkeys(inspect.signature(call).parameters, Any)
+        with suppress(Exception):  # a name that exists for type checkers alone
+            named |= get_type_hints(holder, include_extras=True)
+        hints = named | hints
+        if holder is call and not inspect.getfullargspec(inspect.unwrap(call)).varkw:
             break
     return hints
-
-
-def _resolved(hint: Any, names: dict[str, Any]) -> Any:
-    if hint is inspect.Parameter.empty:
-        return Any
-    try:
-        holder = SimpleNamespace(__annotations__={"hint": hint})
-        return get_type_hints(holder, names, include_extras=True)["hint"]
-    except Exception:  # a name that exists for type checkers alone
-        return Any
 
 
 def check_exists(key: str, value: str) -> None:

@@ -135,34 +135,23 @@ def test_every_scan_and_channel_is_used(named, cohort_root, tmp_path):
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
-def test_an_experiment_keeps_its_protocol_for_its_own_cohort_only(path):
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    protocols = [line.split(": ")[1] for line in lines if "- override /partition:" in line]
-    if not protocols:  # it stands upon another experiment
-        pytest.skip("has the protocol of another experiment")
-    (protocol,) = protocols
-    plain = load([f"experiment={path.stem}"])
-    shipped = OmegaConf.load(CONFIG_DIR / "partition" / f"{protocol}.yaml")
-    assert plain.partition._target_ == shipped._target_
-    if "path" in plain.data and not OmegaConf.is_missing(plain.data, "path"):
-        own = load([f"experiment={path.stem}", "data.path=x"]).partition
-        assert own._target_.endswith(".Auto")
-        assert own.protocol == protocol
-        build(own)
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_no_setting_of_an_experiments_cohort_reaches_other_data(path):
-    """Also of an experiment that stands upon another one; no experiment has these data."""
+    """Also of an experiment that stands upon another one."""
     own = _composed([f"experiment={path.stem}"], "train").config
-    folder = [f"experiment={path.stem}", "data=image_folder", "data.path=x"]
+    protocol = own.hydra.runtime.choices.partition
+    shipped = OmegaConf.load(CONFIG_DIR / "partition" / f"{protocol}.yaml")
+    assert own.partition._target_ == shipped._target_
+    # No experiment has these data; of its own ones, only a generated cohort has no path.
+    generated = not OmegaConf.is_missing(own.data, "path") and "path" in own.data
+    folder = [f"experiment={path.stem}", *["data=image_folder"] * (not generated), "data.path=x"]
     other = load(folder)
     assert other.partition._target_.endswith(".Auto")
-    assert other.partition.protocol == own.hydra.runtime.choices.partition
+    assert other.partition.protocol == protocol
+    build(other.partition)
     assert "affine_chance" in other.augment
     assert other.data.get("patches") != "fixed"
     assert other.data.get("spacing") != [4.0, 4.0]
-    assert "on_other_data" not in {**own, **other}
+    assert not {"on_other_data"} & {*own, *other}
     typed = load([*folder, "partition=shards", "augment=none", "++data.patches=fixed"])
     assert typed.partition._target_.endswith(".Shards")
     assert "affine_chance" not in typed.augment
