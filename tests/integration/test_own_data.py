@@ -152,7 +152,8 @@ def test_no_setting_of_an_experiments_cohort_reaches_other_data(path):
     assert other.data.get("patches") != "fixed"
     assert other.data.get("spacing") != [4.0, 4.0]
     assert not {"on_other_data"} & {*own, *other}
-    typed = load([*folder, "partition=shards", "augment=none", "++data.patches=fixed"])
+    named = ["data=image_folder", "partition=shards", "augment=none", "++data.patches=fixed"]
+    typed = load([folder[0], "data.path=x", *named])
     assert typed.partition._target_.endswith(".Shards")
     assert "affine_chance" not in typed.augment
     assert typed.data.patches == "fixed"
