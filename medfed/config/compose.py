@@ -105,7 +105,8 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
     """
     config = _composed(spelled(overrides), name).config
     with open_dict(config), read_write(config):
-        del config["hydra"]
+        for key in ("hydra", "on_other_data"):
+            config.pop(key, None)
         if "${hydra:" in str(written(config).get("folder")):
             config.folder = "."  # Hydra sets one when it runs a command
     return config
@@ -204,8 +205,6 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
             raise ConfigError(_explain_number(error, overrides)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
-    with open_dict(config):
-        config.pop("on_other_data", None)
     _check_sections(config)
     _check_needed(overrides, config)
     if more := of_the_method(config, overrides):
@@ -242,7 +241,7 @@ def with_other_data(overrides: Sequence[str]) -> list[str]:
 
 
 def for_other_data(
-    overrides: Sequence[str], composing: Callable[[Sequence[str]], DictConfig]
+    overrides: Sequence[str], composing: Callable[[Sequence[str]], Any]
 ) -> list[str]:
     """See :func:`with_other_data`; ``composing`` composes a configuration of a few overrides."""
     given = {key_of(o): o.partition("=")[2] for o in overrides}
@@ -273,7 +272,8 @@ def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
 def source_of(config: DictConfig) -> dict[str, Any]:
     """Returns a configuration as it is written, with the folder of Hydra's run."""
     source = written(config)
-    source.pop("hydra", None)
+    for key in ("hydra", "on_other_data"):  # they say how to compose, not what to run
+        source.pop(key, None)
     if "folder" in source and not OmegaConf.is_missing(config, "folder"):
         source["folder"] = config.folder
     return source

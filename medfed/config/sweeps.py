@@ -261,7 +261,6 @@ class Sweep:
             overrides += more
             config = compose(overrides)
         with open_dict(config):
-            config.pop("on_other_data", None)
             config.hydra.job.id = config.hydra.job.num = job.number
         return overrides, config
 
