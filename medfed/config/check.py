@@ -46,7 +46,7 @@ _LIMITS = {
     ">": "above",
 }
 _MISFIT = re.compile(
-    r"Expected `([\w |]+)`(.*?)(?:, got `?(\w+)`?)?(?: - at `\$((?:\[[\d.]+\])+)`)?"
+    r"Expected `([\w |]+)`([^,]*?)(?:, got `?([\w.]+)`?)?(?: - at `\$((?:\[[\d.]+\])+)`)?"
 )
 
 
@@ -186,7 +186,7 @@ def _whole(least: int, most: int | None = None) -> Any:
     return Annotated[int, Meta(ge=least, le=most)]
 
 
-COUNT = _whole(1)
+COUNT = Annotated[int, Meta(ge=1)]
 _NAMES = Annotated[list[str | int | float], Meta(min_length=1)] | str | int | float
 # Keys outside of any constructor. Of the largest values, larger ones would break down a machine
 # without an error. They do not depend on this machine's cores: the bits of a run depend on its

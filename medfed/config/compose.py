@@ -213,7 +213,8 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
 
 
 def _compose(overrides: Sequence[str], name: str) -> DictConfig:
-    return compose(name, overrides=list(overrides), return_hydra_config=True)
+    config: DictConfig = compose(name, overrides=list(overrides), return_hydra_config=True)
+    return config
 
 
 def with_other_data(overrides: Sequence[str]) -> list[str]:

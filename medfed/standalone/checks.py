@@ -97,7 +97,8 @@ def checks_of(hint: Any) -> tuple[Check, ...]:
     """Returns the checks of an annotation, which take the key and the value."""
     if get_origin(hint) is Annotated:
         null = NoneType in get_args(hint.__origin__)
-        checks = filter(callable, hint.__metadata__)  # others are for msgspec or for readers
+        # What else is there is for msgspec or for readers.
+        checks: list[Check] = [check for check in hint.__metadata__ if callable(check)]
         return tuple(partial(_unless_null, check) if null else check for check in checks)
     if is_dataclass(hint):
         return (_check_map,)
