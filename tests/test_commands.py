@@ -141,10 +141,16 @@ HOSTILE |= {
     f"{TABLE} augment=nnunet": "augment changes nothing with data=breast_cancer, which takes no",
     f"{TABLE} augment.noise=0.2": "augment.noise changes nothing with data=breast_cancer, which",
     "export run=here client=[]": "client must be a list with at least one entry, not [].",
-    "export run=here bits=[]": "bits must be a list with at least one entry, not [].",
     "predict bundle=[] input=here output=x": "bundle must be a list with at least one entry, not",
     "evaluate run=here subsets=[]": "subsets must be a list with at least one entry, not",
     "evaluate run=here split=tests": "split='tests' is unknown (did you mean test?); choose one of",
+    f"{TABLE} in_channels=many": "in_channels must be a whole number or null, not 'many'.",
+    f"{TABLE} spatial_dims=two": "spatial_dims must be a whole number or null, not 'two'.",
+    f"{TABLE} exclusive=maybe": "exclusive must be true or false or null, not 'maybe'.",
+    f"{TABLE} regions=a": "regions must be a list or null, not 'a'; write regions=[a].",
+    f"{TABLE} model.selection=[]": "model.selection must be a list with at least one entry, not []",
+    "deploy sites=[a] dry_run=x port=x": "port must be a whole number, not 'x'.",
+    "deploy sites=[a] dry_run=x terms.quorum=x": "terms.quorum must be a number, not 'x'.",
     "look data=breast_cancer least=-1": "least must be a whole number of at least 0, not -1.",
 }
 # Of a run that is there.

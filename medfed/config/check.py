@@ -205,12 +205,17 @@ KEYS: dict[str, Any] = {
     "checkpoint.keep": COUNT,
     "checkpoint.every": COUNT,
     "pictures.format": Literal["png", "pdf", "svg", "none"],
+    **dict.fromkeys(("in_channels", "out_channels", "spatial_dims"), COUNT | None),
+    **dict.fromkeys(("exclusive", "millimetres"), bool | None),
+    "regions": list[str] | None,
+    "outcome_scale": list[float] | None,
+    "patch_size": list[int] | None,
+    "model.selection": Annotated[list[str], Meta(min_length=1)] | None,
     "onboard_steps": COUNT,
     "finetune_steps": _whole(0),
     # Of single commands.
     "split": Literal["test", "val", "train"],
     "client": _NAMES,
-    "bits": Annotated[list[int], Meta(min_length=1)] | int | None,
     "subsets": Annotated[list[str], Meta(min_length=1)] | str | None,
     "bundle": Annotated[list[str], Meta(min_length=1)] | str,
     "k": Annotated[list[COUNT], Meta(min_length=1)] | COUNT,
@@ -226,6 +231,9 @@ KEYS: dict[str, Any] = {
     "report_only": bool,
     "figures": bool,
     "target": Annotated[float, Meta(gt=0)] | None,
+    **dict.fromkeys(("cut", "renew"), bool),
+    "port": _whole(1, 65535),
+    **dict.fromkeys(("terms.quorum", "terms.timeout", "terms.hello", "terms.patience"), float),
     "folds": _whole(2, 1000),  # with more, no pilot would end
     "repeats": _whole(1, 1000),
     "pilot_rounds": _whole(1, 10**6) | None,
@@ -258,6 +266,13 @@ def check_missing(source: Mapping[str, Any]) -> None:
         raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE{where}.")
 
 
+def check_keys(values: Mapping[str, Any]) -> None:
+    """Compares the values of keys that no constructor takes with :data:`KEYS`."""
+    for key, hint in KEYS.items():
+        if has(values, key):
+            check_value(key, select(values, key), hint)
+
+
 def check_values(values: Mapping[str, Any]) -> None:
     """Checks numbers, folders and devices, which no constructor checks.
 
@@ -275,9 +290,7 @@ def check_values(values: Mapping[str, Any]) -> None:
         ...
         medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
     """
-    for key, hint in KEYS.items():
-        if has(values, key):
-            check_value(key, select(values, key), hint)
+    check_keys(values)
     _check_names(values)
     check_folders(values)
     check_runtime(values)
