@@ -119,8 +119,9 @@ def check_value(key: str, value: Any, hint: Any) -> None:
 def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: str) -> None:
     """Says in a sentence what msgspec says, unless only the constructor can judge the value."""
     kinds = expected.split(" | ")
-    # Some take pairs for a map.
-    if not {*kinds, got or "null"} <= _WORDS.keys() or ("object" in kinds and got == "array"):
+    # Some take pairs for a map, and a map of sections has sentences of its own.
+    other = "object" in kinds and (got == "array" or "..." in place)
+    if other or not {*kinds, got or "null"} <= _WORDS.keys():
         return
     write = f"; write {key}=[{value}]" if "array" in kinds and (got, place) == ("str", "") else ""
     if "..." in place:
