@@ -1,9 +1,19 @@
 """Composition, explanation and checks of the configuration."""
 
-import pytest
-from omegaconf import OmegaConf
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+import monai
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from medfed.common.checks import check_positive
 from medfed.common.errors import ConfigError
+from medfed.config.check import check_types
 from medfed.config.compose import CONFIG_DIR, build, changed_keys, load
 from medfed.config.description import checked
 from medfed.federation.algorithm import Cohort
@@ -80,7 +90,7 @@ COHORT = {"_target_": "medfed.federation.algorithm.Cohort"}
         ({**COHORT, "fraction": "x"}, r"part\.fraction must be a number, not 'x'\."),
         ({**COHORT, "fraction": True}, r"part\.fraction must be a number, not True\."),
         ({**COHORT, "fraction": None}, r"part\.fraction must be a number, not None\."),
-        ({**COHORT, "fraction": 2}, r"cohort\.fraction must be in"),
+        ({**COHORT, "fraction": 2}, r"part\.fraction must be in"),
         ({**COHORT, "share": 1}, r"part cannot be used as it is: .*unexpected keyword .*'share'"),
         (
             {"_target_": "medfed.nothing.Here"},
@@ -91,6 +101,91 @@ COHORT = {"_target_": "medfed.federation.algorithm.Cohort"}
 def test_constructors_are_explained(node, message):
     with pytest.raises(ConfigError, match=message):
         build(OmegaConf.create({"part": node}).part)
+
+
+class Base:
+    def __init__(self, size: int = 1, note: str = "") -> None: ...
+
+
+class HandsOn(Base):
+    def __init__(self, rate: Annotated[float, check_positive] = 1.0, **more: Any) -> None: ...
+
+
+class TakesLess(Base):
+    def __init__(self, note="") -> None: ...  # whoever leaves the type out takes anything
+
+
+@dataclass
+class Parts:
+    sizes: Sequence[int] = ()
+    kind: Literal["a", "b"] | Sequence[float] | None = None
+    absent: Mapping[int, Sequence[str]] | None = None
+    shares: Mapping[str, float] | None = None
+    network: nn.Module | None = None
+    rate: float | Tensor = 0.1
+
+
+@dataclass
+class MoreParts(Parts):
+    window: Sequence[int] | Sequence[Sequence[int]] = ()
+    later: "Unknown" = None  # noqa: F821
+
+
+REFUSED = [
+    (Base, "size", "many", "must be a whole number, not 'many'."),
+    (Base, "size", True, "must be a whole number, not True."),
+    (HandsOn, "size", 1.5, "must be a whole number, not 1.5."),
+    (HandsOn, "rate", "x", "must be a number, not 'x'."),
+    (HandsOn, "rate", -1, "must be positive, not -1."),
+    (Parts, "sizes", "a", "must be a list, not 'a'; write part.sizes=[a]."),
+    (Parts, "kind", "c", "='c' is unknown; choose one of a, b, null."),
+    (Parts, "kind", [0.5, "x"], "[1] must be a number, not 'x'."),
+    (Parts, "shares", {"a": "x"}, "each value in part.shares must be a number, not {'a': 'x'}."),
+    (Parts, "shares", 3, "must be a map or null, not 3."),
+    (Parts, "rate", "half", "must be a number, not 'half'."),
+    (torch.optim.SGD, "lr", "half", "must be a number, not 'half'."),
+    (torch.optim.SGD, "nesterov", 1, "must be true or false, not 1."),
+    (monai.networks.nets.UNet, "strides", [2, "x"], "[1] must be a whole number, not 'x'."),
+]
+TAKEN = [
+    (HandsOn, "note", "any"),
+    (TakesLess, "size", "the constructor says that it takes none"),
+    (TakesLess, "note", 3),
+    (Parts, "kind", "a"),
+    (Parts, "kind", [1, 2.5]),
+    (Parts, "absent", [[3, ["a"]]]),  # pairs for a map
+    (Parts, "network", {"_target_": "torch.nn.ReLU"}),
+    (Parts, "network", "the constructor judges it"),
+    (Parts, "rate", 1),
+    (Parts, "sizes", "${rounds}"),
+    (MoreParts, "window", [[1], [2]]),
+    (MoreParts, "later", 3),
+    (torch.optim.Adam, "betas", [0.9, 0.99]),
+    (Base, "size", np.int64(3)),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "sentence"), REFUSED)
+def test_a_value_of_another_type_is_named(kind, name, value, sentence):
+    node = {"_target_": f"{kind.__module__}.{kind.__name__}", name: value}
+    with pytest.raises(ConfigError) as caught:
+        check_types({"part": node})
+    start = "" if sentence.startswith("each") else f"part.{name}"
+    assert str(caught.value) in (f"{start}{sentence}", f"{start} {sentence}")
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), TAKEN)
+def test_what_only_a_constructor_can_judge_is_left_to_it(kind, name, value):
+    check_types({"part": {"_target_": f"{kind.__module__}.{kind.__name__}", name: value}})
+
+
+def test_only_what_is_set_is_imported():
+    node = {"_target_": "nowhere.Thing", "size": "many"}
+    whole = {"a": {"_target_": f"{__name__}.Base", "size": "many"}, "b": node}
+    check_types(whole, keys=["b.size", "a.note", "a.siz"])
+    for key in ("a.size", "a"):
+        with pytest.raises(ConfigError, match=r"^a\.size must be a whole number"):
+            check_types(whole, keys=[key])
 
 
 def test_good_values_pass():

@@ -19,7 +19,6 @@ from medfed.config.description import RunDescription
 from medfed.config.spelling import key_of
 
 OWN = ("methods", "folds", "repeats", "pilot_rounds", "out", "workers")
-LARGEST = 1000  # folds and repeats; with more, no pilot would end
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
@@ -45,16 +44,7 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                 "itself, so leave resume out."
             )
     for config in (each.values for each in configs):
-        _check_whole("folds", config.folds, 2, LARGEST)
-        _check_whole("repeats", config.repeats, 1, LARGEST)
-        if config.pilot_rounds is not None:
-            _check_whole("pilot_rounds", config.pilot_rounds, 1, 10**6)
         check_methods(_listed(config.methods), _listed(config.plugins))
-
-
-def _check_whole(key: str, value: Any, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ConfigError(f"{key} must be a whole number from {least} to {most}, not {value}.")
 
 
 def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:

@@ -12,28 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
-from medfed.config.check import check_keys
 from medfed.config.sections import Section
-
-Names = Annotated[list[str | int | float], msgspec.Meta(min_length=1)] | str | None
-
-
-class Keys(msgspec.Struct):
-    """The keys whose values are no paths."""
-
-    suite: Names = None
-    methods: Names = None
-    variants: Names = None
-    arms: Names | bool = None
-    report_only: bool = False
-    figures: bool = True
-    target: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 def check(configs: Sequence[Section], sweep: bool) -> None:
@@ -42,14 +25,11 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
     Raises:
         ConfigError: If a suite, method or folder does not exist.
     """
-    from medfed.benchmark.suite import SIZES, check_paths, check_shard, suites, wanted_of
-    from medfed.common.checks import check_known
+    from medfed.benchmark.suite import check_paths, check_shard, suites, wanted_of
 
     for config in configs:
         asked = _asked(config)
-        check_known("size", asked["size"], SIZES)
         check_shard(asked["shard"])
-        check_keys(config.plain(), Keys)
         folders, paths = asked["plugins"], asked["paths"]
         if not isinstance(paths, dict):
             raise ConfigError(f"paths={paths} names no suite; write paths.SUITE={paths}.")

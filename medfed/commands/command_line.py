@@ -141,7 +141,8 @@ class _Command:
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration."""
-        asked: Any = describe(source, tuple(overrides)) if self.describes else checked(source)
+        read = describe if self.describes else checked
+        asked: Any = read(source, tuple(overrides))
         check_made(asked.values if self.describes else asked)
         return asked
 

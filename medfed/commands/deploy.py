@@ -21,6 +21,7 @@ from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_help
 from medfed.common.errors import ConfigError
 from medfed.config import compose, description, sections
+from medfed.config.check import check_keys
 from medfed.sites import actions
 
 NAME = "deploy"
@@ -47,6 +48,7 @@ def split(given: Sequence[str]) -> tuple[sections.Section, list[str]]:
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
     settings = sections.Section(description.resolved(compose.load(list(listed), NAME)))
+    check_keys(settings)
     if settings.run is not None or settings.onboard is not None:
         _check_joining(settings, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
     elif settings.sites in ("???", []):
@@ -75,8 +77,6 @@ def _check_joining(settings: sections.Section, odd: Sequence[str]) -> None:
             f"{odd[0]} cannot be set when a hospital joins a finished run, which has decided it "
             "already; leave it out."
         )
-    if settings.onboard_steps < 1:
-        raise ConfigError(f"onboard_steps must be at least 1, not {settings.onboard_steps}.")
 
 
 def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) -> None:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from medfed.commands.command_line import command
 from medfed.common.errors import ConfigError
-from medfed.config.check import check_keys
+from medfed.config.check import COUNT, check_value
 from medfed.config.sections import Section
 
 
@@ -57,16 +54,6 @@ def across(config: Section, folder: Path) -> None:
     show_across(measure_across(folder, str(config.split)), folder, str(config.split))
 
 
-class Keys(msgspec.Struct):
-    """The keys that are neither paths nor names."""
-
-    k: list[Annotated[int, msgspec.Meta(ge=1)]] | Annotated[int, msgspec.Meta(ge=1)] = 1
-    onboard_steps: Annotated[int, msgspec.Meta(ge=1)] = 1
-    across: bool = False
-    bands: list[float] | None = None
-    least: Annotated[int, msgspec.Meta(ge=1)] = 20
-
-
 def check(configs: Sequence[Section], sweep: bool) -> None:
     """Checks the values before anything large is loaded.
 
@@ -74,7 +61,7 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
         ConfigError: If one cannot be used.
     """
     for config in configs:
-        check_keys(config.plain(), Keys)
+        check_value("least", config.least, COUNT)
 
 
 @command("evaluate", check, folders="run")

@@ -8,37 +8,15 @@ of patients, spacings, grey values, columns, shares of labels, and what is missi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from medfed.commands.command_line import command
-from medfed.config.check import check_keys
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.records.places import refuse_full
 
 
-class Keys(msgspec.Struct):
-    """The keys of this command alone."""
-
-    of: Annotated[list[str], msgspec.Meta(min_length=1)] | str | None = None
-    least: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
-def check(configs: Sequence[RunDescription], sweep: bool) -> None:
-    """Checks the values before anything large is loaded.
-
-    Raises:
-        ConfigError: If one cannot be used.
-    """
-    for config in configs:
-        check_keys(config.values.plain(), Keys)
-
-
-@command("look", check, runs=True)
+@command("look", runs=True)
 def main(config: RunDescription) -> None:
     """Describes the hospitals and writes the page."""
     refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")

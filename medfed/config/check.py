@@ -1,79 +1,66 @@
-"""Checks a composed configuration before any constructor or library gets its values.
+"""Checks a composed configuration before any large library gets its values.
 
-The accepted arguments of constructors are read from their source. Nothing is imported, so an error
-appears fast. The files of a package lead to ``torch.optim.SGD``; the fields of dataclasses, or
-``__init__`` of other classes, give the arguments, including inherited ones. An annotation other
-than plain types is not checked here; the constructor itself checks the value.
+Values next to a ``_target_`` are compared with the annotations of what it names, which must be
+imported for that. So only what the user has set is compared at once, and all else when its section
+is built. Keys that no constructor takes have their types here.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
-import importlib.util
+import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, MutableSequence
-from functools import lru_cache
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from hydra._internal.utils import _locate
+from msgspec import Meta
 
-from medfed.common.checks import check_known
-from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean, first_line
+from medfed.common.checks import check_known, checks_of
+from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.processes import Launched, launched
-from medfed.common.schemas import fit
-from medfed.config.paths import is_path_key
-from medfed.config.sections import select, walk
+from medfed.config.paths import EXISTING, is_path_key
+from medfed.config.sections import has, select, targets, walk
 
-_KINDS: dict[str, frozenset[type]] = {
-    **{kind.__name__: frozenset({kind}) for kind in (int, float, bool, str)},
-    "ExistingPath": frozenset({str}),  # of medfed.common.files: plain text to type checkers
-    "Tensor": frozenset(),  # no value of a configuration is one
-    # Some take pairs for a map; one name for a list would be read letter by letter.
-    "Mapping": frozenset({dict, MutableSequence}),  # type: ignore[type-abstract]
-    "Sequence": frozenset({list}),
+# How msgspec names what it expects, and the limits of it.
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "null": "null",
+    "array": "a list",
+    "object": "a map",
 }
-
-
-_WORDS: dict[type, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-    list: "a list",
-    dict: "a map",
+_LIMITS = {
+    "of length >= 1": "with at least one entry",
+    ">=": "of at least",
+    "<=": "of at most",
+    ">": "above",
 }
+_MISFIT = re.compile(
+    r"Expected `([\w |]+)`([^,]*?)(?:, got `?([\w.]+)`?)?(?: - at `\$((?:\[[\d.]+\])+)`)?"
+)
 
 
-class Accepts(NamedTuple):
-    """The values that an argument accepts.
-
-    Attributes:
-        kinds: The accepted plain types.
-        existing: Whether text must name an existing file or folder.
-    """
-
-    kinds: frozenset[type]
-    existing: bool = False
-
-
-def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "") -> None:
+def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str] = ("",)) -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
     Args:
-        source: A section as it is written; the arguments next to each ``_target_``, at any depth,
-            are checked.
-        paths: Whether to check that files and folders exist, too.
+        plain: A section; the arguments next to each ``_target_``, at any depth, are checked.
         place: The key of the section.
+        keys: Nothing but the arguments at, above or below these keys is checked, so nothing else
+            is imported; an empty key stands for all.
 
     Raises:
         ConfigError: If a value has another type; the error names the key.
-        DataError: If a value names a file or folder that must exist but does not.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
@@ -82,22 +69,96 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
-    hints = accepted(str(source["_target_"])) if "_target_" in source else {}
-    for key, value in source.items():
-        where = f"{place}.{key}" if place else str(key)
-        if isinstance(value, str) and "${" in value:
-            continue  # checked where it is defined
-        hint = hints.get(str(key))
-        if isinstance(value, Mapping) and (hint is None or "_target_" in value):
-            check_types(value, paths, where)
-        elif hint is not None:
-            if not _is_any_of(value, hint.kinds):
-                words = " or ".join(word for kind, word in _WORDS.items() if kind in hint.kinds)
-                listed = list in hint.kinds and int not in hint.kinds and type(value) is str
-                named = f"; write {where}=[{value}]" * listed
-                raise ConfigError(f"{where} must be {words}, not {value!r}{named}.")
-            if paths and hint.existing and isinstance(value, str):
-                check_exists(where, value)
+    for target, node in targets(plain, place):
+        arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
+        for key, name in arguments.items():
+            if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
+                check_value(key, node[name], _hints(str(node["_target_"])).get(name, Any))
+
+
+def check_value(key: str, value: Any, hint: Any) -> None:
+    """Compares a plain value with an annotation.
+
+    Args:
+        key: The key of the value.
+        value: The value; one that holds an interpolation or a part to build is not checked.
+        hint: The annotation; one that names anything but plain types is left to the constructor.
+
+    Raises:
+        ConfigError: If the value does not fit.
+
+    Example:
+        >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
+        >>> check_value("k", [1, "a"], list[int])
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
+    """
+    if any("_target_" in v or "${" in v for _, v in walk(value) if isinstance(v, str | Mapping)):
+        return
+    sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
+    # No value of a configuration is a tensor.
+    plain = tuple(side for side in sides if getattr(side, "__name__", "") != "Tensor")
+    try:
+        msgspec.convert(value, Union[plain])  # noqa: UP007
+    except msgspec.ValidationError as error:
+        if names and ("Invalid enum" in str(error) or len(sides) == 1 + (NoneType in sides)):
+            check_known(key, value, names + [None] * (NoneType in sides))
+        elif misfit := _MISFIT.fullmatch(str(error)):
+            _refuse(key, value, *misfit.groups(""))
+    except TypeError:  # a union of what msgspec cannot tell apart
+        return
+    for check in checks_of(hint):
+        check(key, value)
+
+
+def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: str) -> None:
+    """Says in a sentence what msgspec says, unless only the constructor can judge the value."""
+    kinds = expected.split(" | ")
+    # Some take pairs for a map, and a map of sections has sentences of its own.
+    other = "object" in kinds and (got == "array" or "..." in place)
+    if other or not {*kinds, got or "null"} <= _WORDS.keys():
+        return
+    write = f"; write {key}=[{value}]" if "array" in kinds and (got, place) == ("str", "") else ""
+    if "..." in place:
+        key = f"each value in {key}"
+    else:
+        for index in re.findall(r"\d+", place):
+            value = value[int(index)]
+        key += place
+    what = " or ".join(_WORDS[kind] for kind in kinds)
+    for theirs, ours in _LIMITS.items():
+        limit = limit.replace(theirs, ours)
+    raise ConfigError(f"{key} must be {what}{limit}, not {value!r}{write * ('int' not in kinds)}.")
+
+
+@cache
+def _hints(target: str) -> dict[str, Any]:
+    """Returns the annotations of a constructor's or function's arguments, as far as they resolve.
+
+    Those of base classes count where the constructor hands on further arguments.
+    """
+    try:
+        thing = _locate(target)
+    except Exception:  # whoever builds it says why
+        return {}
+    hints: dict[str, Any] = {}
+    for each in thing.__mro__ if inspect.isclass(thing) else (thing,):
+        call = vars(each).get("__init__") if inspect.isclass(each) else each
+        if not inspect.isfunction(call):
+            continue
+        holder = each if "__dataclass_params__" in vars(each) else call
+        named = dict.fromkeys(inspect.signature(call).parameters, Any)
+        with suppress(Exception):  # a name that exists for type checkers alone
+            named |= get_type_hints(holder, include_extras=True)
+        hints = named | hints
+        if holder is call and not inspect.getfullargspec(inspect.unwrap(call)).varkw:
+            break
+    return hints
 
 
 def check_exists(key: str, value: str) -> None:
@@ -122,177 +183,65 @@ file or folder that is there.
         )
 
 
-def _is_any_of(value: object, kinds: frozenset[type]) -> bool:
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, tuple(kinds)) or (isinstance(value, int) and float in kinds)
+def _whole(least: int, most: int | None = None) -> Any:
+    return Annotated[int, Meta(ge=least, le=most)]
 
 
-def accepted(target: str) -> dict[str, Accepts]:
-    """Returns the plain types that the arguments of a constructor or function accept.
-
-    Args:
-        target: The dotted name of the constructor or function.
-
-    Example:
-        >>> accepted("medfed.federation.algorithm.Cohort")["fraction"].kinds == {float}
-        True
-        >>> accepted("no.such.thing")
-        {}
-    """
-    module, _, name = target.rpartition(".")
-    definition = _definition(module, name)
-    if definition is None:
-        return {}
-    arguments = {}
-    for name, annotation in _arguments(*definition):
-        if (accepts := _accepts(annotation)) is not None:
-            arguments[name] = accepts
-    return arguments
-
-
-def _accepts(annotation: ast.expr | None) -> Accepts | None:
-    """Reads an annotation; ``None`` if it names anything but plain types."""
-    match annotation:
-        case ast.Constant(value=str(text)):
-            return _accepts(ast.parse(text, mode="eval").body)
-        case ast.Constant(value=None):
-            return Accepts(frozenset({NoneType}))
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            kinds = _KINDS.get(name)
-            return None if kinds is None else Accepts(kinds, name == "ExistingPath")
-        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
-            sides = [left, right]
-        case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=sides)):
-            pass
-        case ast.Subscript(value=ast.Name(id="Optional"), slice=inside):
-            sides = [inside, ast.Constant(None)]
-        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inside, *_])):
-            return _accepts(inside)
-        case ast.Subscript(value=ast.Name(id="Mapping" | "Sequence" as name)):
-            return Accepts(_KINDS[name])
-        case _:
-            return None
-    known = [side for each in sides if (side := _accepts(each)) is not None]
-    if len(known) < len(sides):
-        return None
-    kinds = frozenset[type]().union(*(side.kinds for side in known))
-    return Accepts(kinds, any(side.existing for side in known))
-
-
-class _Module(NamedTuple):
-    """A source file with its definitions and imports."""
-
-    name: str
-    definitions: dict[str, ast.ClassDef | ast.FunctionDef]
-    imports: dict[str, tuple[str, str]]
-
-
-Definition = tuple[_Module, ast.ClassDef | ast.FunctionDef]
-
-
-def _definition(module: str, name: str) -> Definition | None:
-    """Finds a class or function, also if its module only re-exports it."""
-    for _ in range(8):
-        source = _read(module)
-        if source is None:
-            return None
-        if name in source.definitions:
-            return source, source.definitions[name]
-        if name not in source.imports:
-            return None
-        module, name = source.imports[name]
-    return None
-
-
-def _arguments(
-    source: _Module, node: ast.ClassDef | ast.FunctionDef
-) -> Iterator[tuple[str, ast.expr | None]]:
-    """Yields arguments with their annotations; those of base classes come first."""
-    body = [node] if isinstance(node, ast.FunctionDef) else node.body
-    functions = [n for n in body if isinstance(n, ast.FunctionDef)]
-    constructor = next((n for n in functions if n is node or n.name == "__init__"), None)
-    if isinstance(node, ast.ClassDef) and (constructor is None or constructor.args.kwarg):
-        for base in node.bases:
-            base = base.value if isinstance(base, ast.Subscript) else base  # a generic class
-            module, name = source.name, getattr(base, "id", "")
-            if isinstance(base, ast.Attribute):  # base.Dealt, of an imported module
-                module = ".".join(source.imports.get(ast.unparse(base.value), ()))
-                name = base.attr
-            if inner := _definition(module, name):
-                yield from _arguments(*inner)
-    if constructor is not None:
-        of = constructor.args
-        yield from ((a.arg, a.annotation) for a in (*of.posonlyargs, *of.args, *of.kwonlyargs))
-    elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        for field in body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                yield field.target.id, field.annotation
-
-
-@lru_cache(maxsize=256)
-def _read(module: str) -> _Module | None:
-    path = module_file(module)
-    if path is None:
-        return None
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    definitions, imports = {}, dict[str, tuple[str, str]]()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            definitions[node.name] = node
-        elif isinstance(node, ast.ImportFrom):
-            origin = "." * node.level + (node.module or "")
-            origin = importlib.util.resolve_name(origin, package)
-            imports |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names}
-    return _Module(module, definitions, imports)
-
-
-def module_file(module: str) -> Path | None:
-    """Returns the file of a module without importing it: only its package is looked up.
-
-    Example:
-        >>> module_file("medfed.config.check").name, module_file("medfed.config").name
-        ('check.py', '__init__.py')
-    """
-    top, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    if spec is None or spec.origin is None:
-        return None
-    origin = Path(spec.origin)
-    if not rest:
-        return origin
-    base = origin.parent.joinpath(*rest)
-    candidates = (base.with_suffix(".py"), base / "__init__.py")
-    return next((p for p in candidates if p.is_file()), None)
-
-
-# Keys outside of any constructor: the smallest whole number, and whether null is allowed.
-WHOLE_NUMBERS = {
-    "rounds": (1, False),
-    "seed": (0, False),
-    "threads": (1, False),
-    "workers": (1, True),
-    "evaluation.every": (1, False),
-    "evaluation.patience": (1, True),
-    "checkpoint.keep": (1, False),
-    "checkpoint.every": (1, False),
-    "onboard_steps": (1, False),
-    "finetune_steps": (0, False),
+COUNT = Annotated[int, Meta(ge=1)]
+_NAMES = Annotated[list[str | int | float], Meta(min_length=1)] | str | int | float
+# Keys outside of any constructor. Of the largest values, larger ones would break down a machine
+# without an error. They do not depend on this machine's cores: the bits of a run depend on its
+# threads, so any machine must accept them.
+KEYS: dict[str, Any] = {
+    "rounds": _whole(1, 10**6),
+    "seed": _whole(0),
+    "threads": _whole(1, 256),
+    "workers": _whole(1, 64) | None,
+    "buffers": Literal["averaged", "local", "frozen"],
+    "keep_out": list,
+    "progress": bool,
+    "evaluation.every": COUNT,
+    "evaluation.patience": COUNT | None,
+    "evaluation.calibration": Literal["temperature", "platt"] | None,
+    "checkpoint.keep": COUNT,
+    "checkpoint.every": COUNT,
+    "pictures.format": Literal["png", "pdf", "svg", "none"],
+    **dict.fromkeys(("in_channels", "out_channels", "spatial_dims"), COUNT | None),
+    **dict.fromkeys(("exclusive", "millimetres"), bool | None),
+    "regions": list[str] | None,
+    "outcome_scale": list[float] | None,
+    "patch_size": list[int] | None,
+    "model.selection": Annotated[list[str], Meta(min_length=1)] | None,
+    "onboard_steps": COUNT,
+    "finetune_steps": _whole(0),
+    # Of single commands.
+    "split": Literal["test", "val", "train"],
+    "client": _NAMES,
+    "subsets": Annotated[list[str], Meta(min_length=1)] | str | None,
+    "bundle": Annotated[list[str], Meta(min_length=1)] | str,
+    "k": Annotated[list[COUNT], Meta(min_length=1)] | COUNT,
+    "across": bool,
+    "bands": list[float] | None,
+    "least": _whole(0),
+    "of": Annotated[list[str], Meta(min_length=1)] | str | None,
+    "show": bool,
+    "suite": _NAMES,
+    **dict.fromkeys(("methods", "variants"), _NAMES | None),
+    "arms": _NAMES | bool | None,
+    "size": Literal["smoke", "small", "full"],
+    "report_only": bool,
+    "figures": bool,
+    "target": Annotated[float, Meta(gt=0)] | None,
+    **dict.fromkeys(("cut", "renew"), bool),
+    "port": _whole(1, 65535),
+    **dict.fromkeys(("terms.quorum", "terms.timeout", "terms.hello", "terms.patience"), float),
+    "folds": _whole(2, 1000),  # with more, no pilot would end
+    "repeats": _whole(1, 1000),
+    "pilot_rounds": _whole(1, 10**6) | None,
 }
-# The largest values; with larger ones a machine breaks down without an error. They do not depend on
-# this machine's cores: the bits of a run depend on its threads, so any machine must accept them.
-LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
 # In bytes: what file systems take, with room for the files in a run folder.
 LONGEST_NAME, LONGEST_PATH = 255, 3000
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
-PICTURES = ("png", "pdf", "svg", "none")
 _RULES = r"None|youden|\{'(sensitivity|specificity)': (0\.\d+|1(\.0)?)\}"
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16", "64")
 
@@ -318,6 +267,13 @@ def check_missing(source: Mapping[str, Any]) -> None:
         raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE{where}.")
 
 
+def check_keys(values: Mapping[str, Any]) -> None:
+    """Compares the values of keys that no constructor takes with :data:`KEYS`."""
+    for key, hint in KEYS.items():
+        if has(values, key):
+            check_value(key, select(values, key), hint)
+
+
 def check_values(values: Mapping[str, Any]) -> None:
     """Checks numbers, folders and devices, which no constructor checks.
 
@@ -335,65 +291,10 @@ def check_values(values: Mapping[str, Any]) -> None:
         ...
         medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
     """
-    for key, (least, optional) in WHOLE_NUMBERS.items():
-        value = select(values, key, least)
-        if value is None and optional:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(
-                f"{key} must be a whole number of at least {least}{' or null' * optional}, "
-                f"not {value}."
-            )
-        if value > (most := LARGEST.get(key, value)):
-            raise ConfigError(f"{key} must be a whole number of at most {most}, not {value}.")
+    check_keys(values)
     _check_names(values)
-    check_known("pictures.format", select(values, "pictures.format", "png"), PICTURES)
-    keep_out = values.get("keep_out", [])
-    if not isinstance(keep_out, list):
-        raise ConfigError(f"keep_out must be a list of clients; write keep_out=[{keep_out}].")
     check_folders(values)
     check_runtime(values)
-
-
-def check_keys(values: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    """Checks the keys of a command that no constructor takes.
-
-    Args:
-        values: The configuration.
-        kind: The keys with their types and limits; others are left alone.
-
-    Raises:
-        ConfigError: If a value does not fit; the error names the key.
-
-    Example:
-        >>> from typing import Annotated
-        >>> Keys = msgspec.defstruct("Keys", [("least", Annotated[int, msgspec.Meta(ge=1)], 20)])
-        >>> check_keys({"least": 0}, Keys)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: least must be a whole number of at least 1, not 0.
-    """
-    for key in (key for key in kind.__struct_fields__ if key in values):
-        try:
-            fit({key: values[key]}, kind)
-        except ValueError as error:
-            why = re.sub(r"^.*: expected |, got .*", "", first_line(error))
-            for theirs, ours in _IN_WORDS.items():
-                why = why.replace(theirs, ours)
-            shown = str(values[key]).replace("'", "")
-            raise ConfigError(f"{key} must be {why}, not {shown}.") from error
-
-
-# How msgspec names what it expects.
-_IN_WORDS = {
-    "array of length >= 1": "a list with at least one entry",
-    "int >= ": "a whole number of at least ",
-    "float > ": "a number above ",
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-}
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
@@ -416,10 +317,11 @@ def _check_names(values: Mapping[str, Any]) -> None:
 
 
 def check_folders(values: Mapping[str, Any]) -> None:
-    """Checks that folders of runs and of initial weights exist, before Hydra makes a folder.
+    """Checks that data and folders of runs and of weights exist, before Hydra makes a folder.
 
     Raises:
-        CheckpointError: If a folder does not; the error names the key.
+        CheckpointError: If a folder of runs does not; the error names the key.
+        DataError: If another path does not.
 
     Example:
         >>> check_folders({"runs": "/no/such/folder"})
@@ -436,6 +338,10 @@ holds finished runs.
         )
     if start is not None and values.get("resume") is None:  # a resumed run has a copy of its start
         check_exists("init.weights", str(start))
+    for key in EXISTING:
+        place, ours = select(values, key), str(select(values, f"{key.split('.')[0]}._target_"))
+        if isinstance(place, str) and ours.startswith("medfed."):  # a plugin's may be any text
+            check_exists(key, place)
     runs = values.get("runs", ["."])
     names = list(runs) if isinstance(runs, list) else [runs]
     if not names or None in names:
@@ -478,14 +384,12 @@ def check_runtime(values: Mapping[str, Any]) -> None:
                 f"cohort.absent names round {number}, but the last of rounds={rounds} is "
                 f"{rounds - 1}, as they are counted from 0."
             )
-    rule, method = (select(values, f"evaluation.{n}") for n in ("operating_point", "calibration"))
+    rule = select(values, "evaluation.operating_point")
     if not re.fullmatch(_RULES, str(rule)):
         raise ConfigError(
             f"evaluation.operating_point={rule} is unknown; write youden, null, "
             "{sensitivity: 0.9} or {specificity: 0.9}."
         )
-    if method is not None:
-        check_known("evaluation.calibration", method, ("temperature", "platt"))
 
 
 def check_gpu(accelerator: str) -> None:

@@ -28,11 +28,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
-from medfed.config.allowed import check_targets
+from medfed.config.allowed import check_targets, with_plugins
 from medfed.config.check import check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, leaves, walk
-from medfed.config.spelling import GROUPS, spelled
+from medfed.config.spelling import GROUPS, key_of, spelled
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
@@ -105,7 +105,8 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
     """
     config = _composed(spelled(overrides), name).config
     with open_dict(config), read_write(config):
-        del config["hydra"]
+        for key in ("hydra", "on_other_data"):
+            config.pop(key, None)
         if "${hydra:" in str(written(config).get("folder")):
             config.folder = "."  # Hydra sets one when it runs a command
     return config
@@ -197,7 +198,7 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
         try:
-            config = compose(name, overrides=list(overrides), return_hydra_config=True)
+            config = _compose(for_other_data(overrides, lambda o: _compose(o, name)), name)
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
         except ValueError as error:  # an option of a group that is a number
@@ -211,6 +212,56 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
     return Composition(config)
 
 
+def _compose(overrides: Sequence[str], name: str) -> DictConfig:
+    config: DictConfig = compose(name, overrides=list(overrides), return_hydra_config=True)
+    return config
+
+
+def with_other_data(overrides: Sequence[str]) -> list[str]:
+    """Adds what an experiment sets for data that are not its own; what the user has set wins.
+
+    An experiment's partition is the protocol of a paper, made for its cohort. It may leave out
+    patients or channels. On other data a user must ask for it. Its settings of augmentation,
+    patches and spacing are alike. If its data always come from a path, they are its own.
+
+    Args:
+        overrides: Overrides in Hydra's spelling, without a sweep.
+
+    Example:
+        >>> with_other_data(["experiment=brats_pfednet", "data.path=/data/msd"])[2:]
+        ['partition=auto', 'partition.protocol=channel_missing', 'augment=light', \
+'data.patches=fresh']
+        >>> with_other_data(["experiment=heart_pfednet", "data.path=/data/heart"])
+        ['experiment=heart_pfednet', 'data.path=/data/heart']
+        >>> with_other_data(["experiment=brats_pfednet", "seed=0"])
+        ['experiment=brats_pfednet', 'seed=0']
+    """
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return for_other_data(overrides, lambda chosen: _compose(chosen, "train"))
+
+
+def for_other_data(
+    overrides: Sequence[str], composing: Callable[[Sequence[str]], Any]
+) -> list[str]:
+    """See :func:`with_other_data`; ``composing`` composes a configuration of a few overrides."""
+    given = {key_of(o): o.partition("=")[2] for o in overrides}
+    path = given.get("data.path", "null") != "null"
+    if "experiment" not in given or not (path or "data" in given):
+        return list(overrides)
+    own = composing(with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")]))
+    data = own.hydra.runtime.choices.data
+    generated = written(own.data).get("path") is None
+    if (chosen := given.get("data", data)) == data:
+        is_other = path and generated
+    else:  # a plugin's may have a path of its own
+        is_other = path or not (CONFIG_DIR / "data" / f"{chosen}.yaml").is_file()
+    if any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
+        given["partition"] = given["partition.protocol"] = ""
+    more = [o for o in own.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]
+    return [*overrides, *(more if is_other else ())]
+
+
 def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     """What an experiment sets for the chosen method alone, but for what the user has set."""
     method = config.hydra.runtime.choices.get("algorithm")
@@ -222,7 +273,8 @@ def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
 def source_of(config: DictConfig) -> dict[str, Any]:
     """Returns a configuration as it is written, with the folder of Hydra's run."""
     source = written(config)
-    source.pop("hydra", None)
+    for key in ("hydra", "on_other_data"):  # they say how to compose, not what to run
+        source.pop(key, None)
     if "folder" in source and not OmegaConf.is_missing(config, "folder"):
         source["folder"] = config.folder
     return source
@@ -311,7 +363,6 @@ def build(node: Any, **kwargs: Any) -> Any:
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
-    source = node
     if isinstance(node, DictConfig):
         node = Section(resolved(node), node._get_full_key(None))
     if not isinstance(node, Section):
@@ -319,7 +370,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     values = node.plain()
     if not node.checked:
         check_targets(values, node.place, found=True)
-        check_types(written(source), place=node.place)
+    check_types(values, node.place)
     try:
         return instantiate(with_custom_parts(values), **kwargs)
     except InstantiationException as error:
@@ -403,6 +454,11 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
         node = OmegaConf.select(config, parent) if parent else config
         if needed and leaf in node and node[leaf] is None:
             raise ConfigError(f"{key} changes nothing without {needed}; set {needed}, too.")
+        if key.partition(".")[0] == "augment" and "augment" not in config.get("data", key):
+            raise ConfigError(
+                f"{key} changes nothing with data={config.hydra.runtime.choices.data}, which takes "
+                "no augmentation; leave it out."
+            )
 
 
 def _check_kept(overrides: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ Code below the commands never sees Hydra or OmegaConf.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,9 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.schemas import fit
-from medfed.config.allowed import check_targets
+from medfed.config.allowed import CONFIG_DIR, check_targets
 from medfed.config.check import check_missing, check_types, check_values
 from medfed.config.interpolations import looked_up
+from medfed.config.paths import is_path_key
 from medfed.config.sections import Section, leaves, optional, put
 
 
@@ -67,11 +68,13 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
     return plain
 
 
-def checked(config: Any) -> Section:
+def checked(config: Any, overrides: Iterable[str] = ()) -> Section:
     """Checks everything that needs only the configuration, for any command.
 
     Args:
         config: A configuration composed by Hydra, or mappings and lists.
+        overrides: What the user has set, which is compared with the constructors that take it; and
+            with plugins, whose yamls may set anything, all values.
 
     Returns:
         Its values.
@@ -87,7 +90,11 @@ def checked(config: Any) -> Section:
     check_missing(source)
     values = resolved(source)
     check_values(values)
-    check_types(source, paths=True)
+    keys = [o.partition("=")[0].lstrip("+~") for o in overrides]
+    # What chooses an option sets no value, and a path is text.
+    is_group = ((CONFIG_DIR / key.partition("@")[0]).is_dir() for key in keys)
+    keys = [k for k, group in zip(keys, is_group, strict=True) if not group and not is_path_key(k)]
+    check_types(source, keys=[""] if values.get("plugins") and keys else keys)
     return Section(values)
 
 
@@ -312,7 +319,7 @@ def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescri
     Raises:
         MedfedError: See :func:`checked`; also if it names something that it may not build.
     """
-    source, values = written(config), checked(config)
+    source, values = written(config), checked(config, overrides or ())
     check_targets(values.plain(), found=True)
     return _typed(source, values.plain(), overrides)
 

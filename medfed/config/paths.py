@@ -15,6 +15,8 @@ PATHS = re.compile(
     r"|hydra\.sweep\.subdir|data\.(path|root|cache)|data\.reader\.(file|sites\.file)"
     r"|data\.reader\.(candidates|annotations)|algorithm\.affinity\.weights"
 )
+# Of these, what must be there before a run; other paths have sentences of their own.
+EXISTING = ("data.path", "partition.file")
 PATH_LISTS = ("runs", "bundle", "of", "plugins")
 _PART = re.compile(r"""\s*(?:"[^"]*"|'(?:[^'\\]|\\.)*')\s*(?=,|\Z)|[^,]*""", re.DOTALL)
 _PLAIN = re.compile(r"(\.{0,2}/|[A-Za-z_])[A-Za-z0-9_/.-]*")  # the same without quotes

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from medfed.common.errors import ConfigError
-from medfed.config.allowed import CONFIG_DIR, with_plugins
+from medfed.config.allowed import with_plugins
 from medfed.config.paths import with_paths
 
 # Sections whose options are in a group with another name.
@@ -64,7 +64,7 @@ plugins=FOLDER.
                 f"{key} is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or "
                 "hydra.sweep.subdir, and add code and yamls by plugins=FOLDER."
             )
-    return with_whole_data(made)
+    return made
 
 
 def _option_and_keys(argument: str) -> list[str]:
@@ -82,73 +82,6 @@ def _option_and_keys(argument: str) -> list[str]:
     parts = re.findall(r"((?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+),?", inside)
     pairs = [part.partition(":")[::2] for part in parts]
     return [f"{group}=own", *(f"++{group}.{key.strip()}={value.strip()}" for key, value in pairs)]
-
-
-def with_whole_data(arguments: Sequence[str]) -> list[str]:
-    """Restores the usual defaults if a shipped experiment is run on a user's data.
-
-    An experiment's partition is the protocol of a paper, made for that cohort. It may leave out
-    patients or channels. On other data you must ask for it, by its name or by one of its keys. The
-    same holds for the experiment's settings of augmentation, patches and spacing.
-    An experiment whose data always come from a path has no other cohort than the user's, so its
-    partition stays.
-
-    Args:
-        arguments: The command line in Hydra's spelling, sweeps included.
-
-    Example:
-        >>> with_whole_data(["experiment=clinical_pfednet", "data=csv", "data.path=a.csv"])[3:]
-        ['partition=auto', 'partition.protocol=label_imbalance']
-        >>> with_whole_data(["experiment=clinical_pfednet", "data.path=a.csv", "partition=shards"])
-        ['experiment=clinical_pfednet', 'data.path=a.csv', 'partition=shards', \
-'data.normalization=standard']
-        >>> with_whole_data(["experiment=heart_pfednet", "data.path=/data/heart"])
-        ['experiment=heart_pfednet', 'data.path=/data/heart']
-        >>> with_whole_data(["experiment=brats_pfednet", "data.path=/data/msd"])[2:]
-        ['partition=auto', 'partition.protocol=channel_missing', 'augment=light', \
-'data.patches=fresh']
-        >>> with_whole_data(["experiment=brats_pfednet", "seed=0,1"])
-        ['experiment=brats_pfednet', 'seed=0,1']
-    """
-    given = dict(a.lstrip("+").split("=", 1) for a in arguments if "=" in a)
-    files = [
-        CONFIG_DIR / "experiment" / f"{n}.yaml" for n in given.get("experiment", "").split(",")
-    ]
-    if not all(file.is_file() for file in files):
-        return list(arguments)
-    texts = [file.read_text() for file in files]
-    data, partitions = (
-        {m[1] for text in texts for m in re.finditer(rf"override /{group}: (\w+)", text)}
-        for group in ("data", "partition")
-    )
-    chosen = set(given["data"].split(",")) if "data" in given else data
-    by_path = given.get("data.path", "null") != "null" and any(map(_has_cohort, data))
-    if not by_path and all(name in data or _has_cohort(name) for name in chosen):
-        return list(arguments)
-    made = list(arguments)
-    if not any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
-        protocol = [f"partition.protocol={name}" for name in partitions if len(partitions) == 1]
-        made += ["partition=auto", *protocol]
-    for measured, key, usual in _MEASURED:
-        if not {key, f"data.{key}"} & set(given) and any(re.search(measured, t) for t in texts):
-            made.append(f"{key}={usual}")
-    if "data" not in given and data <= {"breast_cancer", "diabetes"}:  # public: exact extremes
-        made.append(f"data.normalization={given.get('data.normalization', 'standard')}")
-    return made
-
-
-# Settings of experiments for their own cohorts, and the defaults for a user's data.
-_MEASURED = (
-    (r"override /augment: none", "augment", "light"),
-    (r"(?m)^ +patches: fixed", "data.patches", "fresh"),
-    (r"(?m)^ +spacing: \[4", "data.spacing", "null"),  # coarse, for small generated scans
-)
-
-
-def _has_cohort(name: str) -> bool:
-    """Whether a shipped data set has generated or embedded patients, without a path."""
-    file = CONFIG_DIR / "data" / f"{name}.yaml"
-    return file.is_file() and "\npath: ???" not in file.read_text()
 
 
 def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:

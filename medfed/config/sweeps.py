@@ -19,6 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,7 +39,14 @@ from omegaconf.errors import OmegaConfBaseException
 from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.common.processes import begin_worker, worker_pool
 from medfed.config.allowed import CONFIG_DIR
-from medfed.config.compose import as_typed, in_folder, of_the_method, parse, values_of
+from medfed.config.compose import (
+    as_typed,
+    for_other_data,
+    in_folder,
+    of_the_method,
+    parse,
+    values_of,
+)
 from medfed.config.paths import literal
 
 RECORD = "multirun.yaml"  # the folder of a sweep has this file
@@ -246,11 +254,12 @@ class Sweep:
         Returns:
             All its overrides, also those of its method alone, and the configuration.
         """
-        overrides = list(job.overrides)
-        config = self._loader.load_sweep_config(self.config, overrides)
+        compose = partial(self._loader.load_sweep_config, self.config)
+        overrides = for_other_data(job.overrides, compose)
+        config = compose(overrides)
         if more := of_the_method(config, overrides):
             overrides += more
-            config = self._loader.load_sweep_config(self.config, overrides)
+            config = compose(overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = job.number
         return overrides, config

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
+from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
 from medfed.federation.entries import patterns_of
@@ -302,10 +303,7 @@ class ParameterSplit:
             >>> ParameterSplit.of(net, ["1.*"]).shared
             ('0.weight', '0.bias')
         """
-        if policy not in BUFFER_POLICIES:
-            raise ConfigError(
-                f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
-            )
+        check_known("buffers", policy, BUFFER_POLICIES)
         personal = patterns_of(personal)
         base = frozen_names(network)
         entries = {n: t for n, t in float_entries(network).items() if n not in base}

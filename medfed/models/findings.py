@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from medfed.common.checks import check_known
+from medfed.common.checks import checked
 from medfed.functional.scores import Floats, finding_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.task import TaskModule
@@ -43,10 +43,14 @@ class FindingsTask(TaskModule):
     inference = FindingInference()
     default_selection: ClassVar[tuple[str, str]] = ("auroc", "max")
 
+    @checked("model")
     def __init__(
-        self, *common: Any, findings: Sequence[str], class_weights: str | None = None, **more: Any
+        self,
+        *common: Any,
+        findings: Sequence[str],
+        class_weights: Literal["balanced"] | None = None,
+        **more: Any,
     ) -> None:
-        check_known("model.class_weights", class_weights, ("balanced", None))
         self.findings = tuple(findings)
         self.balanced = class_weights == "balanced"
         super().__init__(*common, **more)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from medfed.common.checks import check_known
+from medfed.common.checks import checked
 from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.functional.survival import LEAST_EVENTS, SURVIVAL, kaplan_meier, survival_scores
@@ -52,6 +52,7 @@ class SurvivalTask(TaskModule):
     default_selection: ClassVar[tuple[str, str]] = ("loss", "min")
     inference = SurvivalInference()
 
+    @checked("model")
     def __init__(
         self,
         *common: Any,
@@ -62,8 +63,6 @@ class SurvivalTask(TaskModule):
         least_events: int = LEAST_EVENTS,
         **more: Any,
     ) -> None:
-        check_known("model.loss", loss, ("hazard", "cox", "cox_batches"))
-        check_known("model.ties", ties, ("efron", "breslow"))
         self.cuts = tuple(map(float, cuts))
         if horizon is not None and not 0 < horizon <= self.cuts[-1]:
             raise ConfigError(

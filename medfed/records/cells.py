@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
-from importlib.util import resolve_name
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import digest, json_text, write_json
 from medfed.common.untrusted import read_json
 from medfed.config.allowed import is_plugin
-from medfed.config.check import module_file
 from medfed.config.description import RunDescription, written
 from medfed.config.sections import targets
 from medfed.records.folder import NOT_THE_EXPERIMENT
@@ -66,6 +65,28 @@ def hash_of(modules: frozenset[str]) -> str:
         waiting += [m for name in names if (m := _module(name))]
     lines = [f"{module} {seen[module]}" for module in sorted(seen)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def module_file(module: str) -> Path | None:
+    """Returns the file of a module without importing it: only its package is looked up.
+
+    Example:
+        >>> module_file("medfed.records.cells").name, module_file("medfed").name
+        ('cells.py', '__init__.py')
+    """
+    top, *rest = module.split(".")
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    origin = Path(spec.origin)
+    if not rest:
+        return origin
+    base = origin.parent.joinpath(*rest)
+    candidates = (base.with_suffix(".py"), base / "__init__.py")
+    return next((p for p in candidates if p.is_file()), None)
 
 
 @cache

@@ -61,10 +61,10 @@ from medfed.common.files import digest, write_text
 from medfed.common.schemas import fit
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
-from medfed.config.compose import load, parse
+from medfed.config.compose import load, parse, with_other_data
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import has, put, select, targets, walk
-from medfed.config.spelling import hydra_spelling, key_of, with_whole_data
+from medfed.config.spelling import hydra_spelling, key_of
 from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -149,7 +149,7 @@ class Agreed:
         """
         typed = hydra_spelling(overrides)
         if not cut:
-            typed = [o for o in with_whole_data([*typed, _HERE]) if o != _HERE]
+            typed = [o for o in with_other_data([*typed, _HERE]) if o != _HERE]
         apart = [o for o in typed if _is_site_key(_key(o))]
         kept = [o for o in typed if o not in apart]
         alone = [o for o in apart if not _key(o).startswith(_DATA)]

@@ -57,9 +57,9 @@ def check_fields(section: str, holder: object) -> None:
         if not kind.__module__.startswith(("pytorch_lightning", "torch")):
             hints = get_type_hints(kind, include_extras=True)
             # A subclass that gives only another default keeps the limits.
-            limits |= {name: hint for name, hint in hints.items() if _checks(hint)}
+            limits |= {name: hint for name, hint in hints.items() if checks_of(hint)}
     for name, hint in limits.items():
-        for check in _checks(hint):
+        for check in checks_of(hint):
             check(f"{section}.{name}".lstrip("."), getattr(holder, name))
 
 
@@ -84,7 +84,7 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             hints = get_type_hints(function, include_extras=True)
             for name, value in signature(function).bind(*args, **kwargs).arguments.items():
-                for check in _checks(hints.get(name)):
+                for check in checks_of(hints.get(name)):
                     check(f"{section}.{name}", value)
             return function(*args, **kwargs)
 
@@ -93,11 +93,13 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def _checks(hint: Any) -> tuple[Check, ...]:
-    """The checks of an annotation, which take the key and the value."""
+def checks_of(hint: Any) -> tuple[Check, ...]:
+    """Returns the checks of an annotation, which take the key and the value."""
     if get_origin(hint) is Annotated:
         null = NoneType in get_args(hint.__origin__)
-        return tuple(partial(_unless_null, check) if null else check for check in hint.__metadata__)
+        # What else is there is for msgspec or for readers.
+        checks: list[Check] = [check for check in hint.__metadata__ if callable(check)]
+        return tuple(partial(_unless_null, check) if null else check for check in checks)
     if is_dataclass(hint):
         return (_check_map,)
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

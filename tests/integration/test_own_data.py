@@ -13,7 +13,8 @@ from rich.console import Console
 from sklearn.datasets import load_breast_cancer
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.config.compose import CONFIG_DIR, build, described, load
+from medfed.common.files import write_text
+from medfed.config.compose import CONFIG_DIR, _composed, build, described, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
 from medfed.run.cohort import cohort_record, print_cohort
@@ -134,20 +135,37 @@ def test_every_scan_and_channel_is_used(named, cohort_root, tmp_path):
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
-def test_an_experiment_keeps_its_protocol_for_its_own_cohort_only(path):
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    protocols = [line.split(": ")[1] for line in lines if "- override /partition:" in line]
-    if not protocols:  # it stands upon another experiment
-        pytest.skip("has the protocol of another experiment")
-    (protocol,) = protocols
-    plain = load([f"experiment={path.stem}"])
+def test_no_setting_of_an_experiments_cohort_reaches_other_data(path):
+    """Also of an experiment that stands upon another one."""
+    own = _composed([f"experiment={path.stem}"], "train").config
+    protocol = own.hydra.runtime.choices.partition
     shipped = OmegaConf.load(CONFIG_DIR / "partition" / f"{protocol}.yaml")
-    assert plain.partition._target_ == shipped._target_
-    if "path" in plain.data and not OmegaConf.is_missing(plain.data, "path"):
-        own = load([f"experiment={path.stem}", "data.path=x"]).partition
-        assert own._target_.endswith(".Auto")
-        assert own.protocol == protocol
-        build(own)
+    assert own.partition._target_ == shipped._target_
+    # No experiment has these data; of its own ones, only a generated cohort has no path.
+    generated = not OmegaConf.is_missing(own.data, "path") and "path" in own.data
+    folder = [f"experiment={path.stem}", *["data=image_folder"] * (not generated), "data.path=x"]
+    other = load(folder)
+    assert other.partition._target_.endswith(".Auto")
+    assert other.partition.protocol == protocol
+    build(other.partition)
+    assert "affine_chance" in other.augment
+    assert other.data.get("patches") != "fixed"
+    assert other.data.get("spacing") != [4.0, 4.0]
+    assert "on_other_data" not in [*other]
+    named = ["data=image_folder", "partition=shards", "augment=none", "++data.patches=fixed"]
+    typed = load([folder[0], "data.path=x", *named])
+    assert typed.partition._target_.endswith(".Shards")
+    assert "affine_chance" not in typed.augment
+    assert typed.data.patches == "fixed"
+
+
+def test_an_experiment_of_ones_own_says_what_holds_for_other_data(tmp_path):
+    content = "# @package _global_\ndefaults: [override /data: digits]\non_other_data: [seed=7]\n"
+    write_text(tmp_path / "configs" / "experiment" / "mine.yaml", content)
+    mine = [f"plugins={tmp_path}", "experiment=mine"]
+    assert load(mine).seed == 0
+    assert load([*mine, "data=csv", "data.path=x"]).seed == 7
+    assert load([*mine, "data=csv", "data.path=x", "seed=1"]).seed == 1
 
 
 @pytest.mark.parametrize(

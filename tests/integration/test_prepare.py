@@ -93,7 +93,7 @@ def test_data_without_a_cache_need_nothing(caplog):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("workers=0", r"workers must be a whole number of at least 1 or null, not 0"),
+        ("workers=0", r"workers must be a whole number of at least 1, not 0"),
         ("seed=-1", r"seed must be a whole number of at least 0, not -1"),
         ("data.patches.slices=2", r"slices=2 must be an odd number"),
         ("data.reader.missing=ignore", r"data\.reader\.missing='ignore' is unknown"),
