@@ -535,7 +535,8 @@ def centres_verdict(path: Path) -> str:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [[_bare(_folded(cell)) for cell in row] for row in csv.reader(file)]
     named: dict[str, set[str]] = {}
-    for case, hospital in rows[1:]:
+    header = rows[0][0] not in CASES  # a first line that names a case is none
+    for case, hospital in rows[header:]:
         named.setdefault(case, set()).add(hospital)
     for case, centre in found.items():
         if {_bare(str(centre))} != named.get(case):

@@ -336,10 +336,12 @@ def npz(
 
 def arrays(path: Path) -> Facts:
     found = read_medmnist(path)
+    labels = found.samples.labels
+    counts = np.bincount(labels) if labels.ndim == 1 else labels.sum(0).astype(int)
     return {
         "shape": found.images.shape[1:],
         "values": found.images,
-        "count": np.bincount(found.samples.labels).tolist(),
+        "count": counts.tolist(),
         "patients": len(set(found.samples.patients)),
     }
 
@@ -372,7 +374,7 @@ NPZ = {
     "bool": Set(npz(lambda a: a > 128), arrays, refused=UINT8),
     "16 bits": Set(npz(lambda a: a.astype("u2")), arrays, refused=UINT8),
     "one hot labels": Set(npz(labels=lambda a: np.eye(2, dtype=int)[a[:, 0]]), arrays,
-                          refused="2 labels per image"),
+                          by_numpy((1, *SIZE))),
     "labels as floats": Set(npz(labels=lambda a: a / 1.0), arrays, refused="must be integers"),
     "labels of true and false": Set(npz(labels=lambda a: a > 0), arrays,
                                     refused="must be integers"),
