@@ -1,6 +1,6 @@
 """Runs an experiment across hospitals: ``medfed deploy experiment=NAME sites=[A,B] kit=DIR``.
 
-The command needs NVIDIA FLARE (``pip install "medfed[sites]"``) and runs on the machine of FLARE's
+The command needs NVIDIA FLARE (``pip install ".[sites]"`` in a clone) and runs on the machine of FLARE's
 server. ``medfed deploy provision=DIR sites=[a,b] server=NAME`` makes the kits of a new federation.
 ``medfed deploy run=FOLDER onboard=SITE kit=DIR`` lets a hospital join a finished run. All other
 keys are those of ``medfed train``. A file at each site holds what only that site knows, such as the

@@ -343,6 +343,6 @@ def _curve() -> Any:
     except ImportError as error:
         raise ConfigError(
             "channel.secure=masks across sites needs the package cryptography: "
-            'pip install "medfed[sites]".'
+            "pip install cryptography."
         ) from error
     return x25519

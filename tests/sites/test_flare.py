@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "medfed[sites]"')
-pytest.importorskip("psutil", reason='needs NVIDIA FLARE: pip install "medfed[sites]"')
+pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install '.[sites]'")
+pytest.importorskip("psutil", reason="needs NVIDIA FLARE: pip install '.[sites]'")
 
 from medfed.common.errors import ConfigError
 from medfed.run.onboarding import onboard

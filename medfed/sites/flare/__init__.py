@@ -2,7 +2,7 @@
 
 :mod:`~medfed.sites.flare.components` runs at the server, over the Collab API;
 :mod:`~medfed.sites.flare.console` submits and watches a job, and makes the kits. Both need the
-extra, ``pip install "medfed[sites]"``.
+extra ``sites``.
 
 This file writes a job. It is configuration only, so that each site's list of allowed classes stays
 in force; a recipe or a ``FedJob`` would copy code into the job, which bypasses that list.
