@@ -16,7 +16,9 @@ from pathlib import Path
 from medfed.sites.installed import LOCK, PACKED, TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAD = "# Written by scripts/lock.py: what a hospital installs. What has no wheel comes in its kit.\n"
+HEAD = (
+    "# Written by scripts/lock.py: what a hospital installs. What has no wheel comes in its kit.\n"
+)
 
 
 def locked(index: str) -> str:

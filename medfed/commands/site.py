@@ -1,5 +1,8 @@
-"""Checks or withdraws a hospital of a federation: ``medfed site check agreed=FILE local=FILE``.
+"""A hospital of a federation: ``medfed site check agreed=FILE local=FILE``.
 
+``request invitation=FOLDER site=NAME folder=KIT`` runs at the hospital. It makes the key of its
+kit, which stays there, and a request that the coordinator approves. ``kit signed=FILE
+fingerprint=SHA256:… folder=KIT`` then makes the kit; both again renew its key and certificate.
 ``check`` runs at the hospital. It reads the hospital's data by two files: ``agreed`` (what all
 sites agree on; ``medfed deploy dry_run=DIR`` writes it as ``agreed.json``) and ``local`` (the
 hospital's file). It shows the patients and says what would leave the hospital.
@@ -25,12 +28,16 @@ from medfed.records.places import refuse_full
 from medfed.sites import actions
 
 USAGE = (
+    "medfed site request invitation=FOLDER site=NAME folder=KIT; "
+    "medfed site kit signed=FILE fingerprint=SHA256:… folder=KIT; "
     "medfed site check agreed=FILE local=FILE; "
     "medfed site describe agreed=FILE local=FILE folder=FOLDER; "
     "medfed site withdraw run=FOLDER site=NAME; "
     "medfed site status run=FOLDER"
 )
 _KEYS = {
+    "request": ("invitation", "site", "folder"),
+    "kit": ("signed", "fingerprint", "folder"),
     "check": ("agreed", "local"),
     "describe": ("agreed", "local", "folder"),
     "withdraw": ("run", "site", "forget"),
@@ -50,7 +57,8 @@ def main(given: Sequence[str]) -> None:
                 f"{', '.join(_KEYS)}."
             )
         keys = read(what, rest)
-        {"withdraw": _withdraw, "status": _status}.get(what, _check)(keys)
+        by_name = {"withdraw": _withdraw, "status": _status, "request": _request, "kit": _kit}
+        by_name.get(what, _check)(keys)
 
 
 def read(what: str, given: Sequence[str]) -> dict[str, str]:
@@ -88,6 +96,16 @@ def _withdraw(keys: dict[str, str]) -> None:
 
 def _status(keys: dict[str, str]) -> None:
     actions.show_status(Path(keys["run"]).expanduser())
+
+
+def _request(keys: dict[str, str]) -> None:
+    invitation, folder = (Path(keys[key]).expanduser() for key in ("invitation", "folder"))
+    actions.request(invitation, folder, keys["site"])
+
+
+def _kit(keys: dict[str, str]) -> None:
+    signed, folder = (Path(keys[key]).expanduser() for key in ("signed", "folder"))
+    actions.make_kit(signed, keys["fingerprint"], folder)
 
 
 def _check(keys: dict[str, str]) -> None:

@@ -55,11 +55,53 @@ def show_status(folder: Path) -> None:
     status.show(folder)
 
 
-def make_kits(folder: Path, sites: Sequence[str], server: str, port: int, renew: bool) -> Path:
-    """Makes the kits of a federation; see :func:`medfed.sites.deploying.make_kits`."""
-    from medfed.sites import deploying
+def provision(
+    folder: Path, sites: Sequence[str], server: str, port: int, renew: bool, lock: Path | None
+) -> None:
+    """Makes a federation, and prints the next steps; see :mod:`medfed.sites.flare.kits`."""
+    from medfed.sites.flare import kits
 
-    return deploying.make_kits(folder, sites, server, port, renew)
+    kits.provision(folder, sites, server, port, renew, lock)
+    _next("provisioned", folder=folder, sites=sites, server=server, port=port, admin=kits.ADMIN)
+
+
+def approve(folder: Path, request: Path) -> None:
+    """Approves a site's request; prints what goes back, and what is compared by telephone."""
+    from medfed.sites.flare import kits
+
+    _next("approved", **kits.approve(folder, request)._asdict())
+
+
+def request(invitation: Path, folder: Path, site: str) -> None:
+    """Makes a site's key and its request; prints what the coordinator gets."""
+    from medfed.sites.flare import kits
+
+    file, hashed = kits.request(invitation, folder, site)
+    _next("requested", name=site, file=file, request=hashed, folder=folder)
+
+
+def make_kit(signed: Path, fingerprint: str, folder: Path) -> None:
+    """Makes a site's kit from what the coordinator has approved; prints the next steps."""
+    from medfed.sites.flare import kits
+
+    _next("made", name=kits.make_kit(signed, fingerprint, folder), folder=folder)
+
+
+def _next(what: str, **words: Any) -> None:
+    """Prints what to do next; lines with a mark are red."""
+    from datetime import date, timedelta
+
+    from rich.console import Console
+
+    from medfed.common.files import filled
+    from medfed.sites.flare.kits import CERTIFICATES, TEMPLATES
+
+    end = date.today() + timedelta(days=CERTIFICATES)
+    text = filled(TEMPLATES / "kits.txt", what=what, days=CERTIFICATES, end=end, **words)
+    for line in text.strip().split("\n"):
+        style = "red" if line.startswith("!") else None
+        plain = line.removeprefix("! ")
+        Console().print(plain, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:
@@ -107,10 +149,9 @@ def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float)
         ConfigError: If FLARE is not installed.
         SiteError: If a site, the server or the run itself gives up.
     """
-    from medfed.sites.deploying import Follower, needs_flare
+    from medfed.sites.deploying import Follower
 
-    with needs_flare():
-        Follower(deployment, kit, attempts, patience).run()
+    Follower(deployment, kit, attempts, patience).run()
 
 
 def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
@@ -123,5 +164,6 @@ def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], 
         keep_bundle: Makes the bundle of the model in a run folder.
     """
     from medfed.sites import deploying
+    from medfed.sites.flare import SITE_FILE
 
-    return deploying.start_site(kit / deploying.SITE_FILE, agreed, name, keep_bundle)
+    return deploying.start_site(kit / SITE_FILE, agreed, name, keep_bundle)

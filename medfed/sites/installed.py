@@ -1,8 +1,8 @@
-"""What is installed here: the hash of medfed's code, and the folder by which a hospital installs it.
+"""What is installed here: the hash of medfed's code, and the folder by which hospitals install it.
 
 The folder ``install`` holds wheels of what no index has as a wheel, a lock with the hashes of all
 others, a bill of materials, the hashes of these files, and a script. The lock is made at release,
-by ``scripts/lock.py``. Wheels are packed from what is installed here, with the same bytes each time.
+by ``scripts/lock.py``. Wheels are packed from what is installed here, always with the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ PACKED = ("medfed", "antlr4-python3-runtime", "pyhocon")
 LOCK, SCRIPT, TEMPLATES = "requirements.txt", "install.sh", Path(__file__).parent / "templates"
 _PACKAGE = Path(medfed.__file__).parent
 _DATE = (2020, 2, 2, 0, 0, 0)  # of all files in a wheel
-_LOCAL = re.compile(r"__pycache__/|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)$|^\.\.")
+_LOCAL = re.compile(
+    r"__pycache__/|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)$|^\.\."
+)
 _LOCKED = re.compile(r"^([\w.-]+)==([^\s;\\]+)(?:[^\n]|(?<=\\)\n)*", re.MULTILINE)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
@@ -101,7 +103,9 @@ def pack(package: str, folder: Path) -> Path:
     tags = re.findall(r"^Tag: (\S+)$", found.read_text("WHEEL") or "", re.MULTILINE)
     wheel = folder / f"{name}-{_joined(tags)}.whl"
     folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel, "w") as archive:  # not compressed: what a library makes of it varies
+    with zipfile.ZipFile(
+        wheel, "w"
+    ) as archive:  # not compressed: what a library makes of it varies
         for place, path in sorted(kept.items()):
             content = path.read_bytes()
             known = listed[place].hash if place in listed else None

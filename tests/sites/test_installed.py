@@ -37,7 +37,9 @@ def texts():
     return [*found, *more, *(TEMPLATES / n for n in ("install.sh", "kits.txt"))]
 
 
-BY_NAME = re.compile(r"(?:pip3?|uv|pipx) (?:install|add|download)\b[^\n`#]*?(?<![\w./-])medfed(?![\w/-])")
+BY_NAME = re.compile(
+    r"(?:pip3?|uv|pipx) (?:install|add|download)\b[^\n`#]*?(?<![\w./-])medfed(?![\w/-])"
+)
 
 
 def test_nothing_says_to_install_medfed_by_name():
@@ -69,7 +71,9 @@ def test_other_code_of_the_same_version_is_refused(tmp_path, monkeypatch):
     agreed.write(tmp_path / "agreed.json")
     record = json.loads((tmp_path / "agreed.json").read_text())
     (tmp_path / "other.json").write_text(json.dumps({**record, "code": "0" * 64}))
-    with pytest.raises(VetoError, match=r"code 000000000000, and this is .* wheel of your kit") as no:
+    with pytest.raises(
+        VetoError, match=r"code 000000000000, and this is .* wheel of your kit"
+    ) as no:
         Agreed.read(tmp_path / "other.json")
     assert no.value.reason == "code"
 
@@ -196,7 +200,10 @@ def test_a_kit_installs_without_a_network(tmp_path):
     lock.write_text("".join(lines))
     install, place = tmp_path / "install", tmp_path / "environment"
     write_install(install, lock)
-    named = {c["name"]: c["version"] for c in json.loads((install / "sbom.cdx.json").read_text())["components"]}
+    named = {
+        c["name"]: c["version"]
+        for c in json.loads((install / "sbom.cdx.json").read_text())["components"]
+    }
     assert named == closure("medfed[sites]")
     hidden = ("PYTHONPATH", "PYTEST_CURRENT_TEST")
     environ = {k: v for k, v in os.environ.items() if k not in hidden}
@@ -227,3 +234,5 @@ def test_a_kit_installs_without_a_network(tmp_path):
         "local.steps=1",
     )
     assert trained.returncode == 0, trained.stdout + trained.stderr
+    for folder in (wheels, place, changed):  # gigabytes
+        shutil.rmtree(folder)

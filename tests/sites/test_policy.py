@@ -12,7 +12,8 @@ from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
 from medfed.run.evaluation import measure_across
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.deploying import TEMPLATES, encoded, start_site
+from medfed.sites.deploying import encoded, start_site
+from medfed.sites.installed import TEMPLATES
 from medfed.sites.policy import NO_LIMITS, AskedModels, Policy, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.wire import Reply, Request
