@@ -89,13 +89,14 @@ def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) ->
         given: The whole command line, from which the command to resume is made.
     """
     if keys.provision is not None:
-        folder, sites = Path(keys.provision), [] if keys.sites == "???" else map(str, keys.sites)
+        folder = Path(keys.provision)
         if keys.approve is not None:
-            actions.approve(folder, Path(keys.approve))
+            actions.keys("approve", folder=folder, request=Path(keys.approve))
             return
+        at = {"server": str(keys.server), "port": int(keys.port), "renew": bool(keys.renew)}
+        sites = [] if keys.sites == "???" else [str(site) for site in keys.sites]
         lock = None if keys.lock is None else Path(keys.lock)
-        at = list(sites), str(keys.server), int(keys.port), bool(keys.renew), lock
-        actions.provision(folder, *at)
+        actions.keys("provision", folder=folder, sites=sites, lock=lock, **at)
         return
     with loading():
         deployment = actions.deployment_of(keys, rest)

@@ -1,6 +1,6 @@
 """A hospital of a federation: ``medfed site check agreed=FILE local=FILE``.
 
-``request invitation=FOLDER site=NAME folder=KIT`` runs at the hospital. It makes the key of its
+``request invitation=FOLDER name=SITE folder=KIT`` runs at the hospital. It makes the key of its
 kit, which stays there, and a request that the coordinator approves. ``kit signed=FILE
 fingerprint=SHA256:… folder=KIT`` then makes the kit; both again renew its key and certificate.
 ``check`` runs at the hospital. It reads the hospital's data by two files: ``agreed`` (what all
@@ -28,7 +28,7 @@ from medfed.records.places import refuse_full
 from medfed.sites import actions
 
 USAGE = (
-    "medfed site request invitation=FOLDER site=NAME folder=KIT; "
+    "medfed site request invitation=FOLDER name=SITE folder=KIT; "
     "medfed site kit signed=FILE fingerprint=SHA256:… folder=KIT; "
     "medfed site check agreed=FILE local=FILE; "
     "medfed site describe agreed=FILE local=FILE folder=FOLDER; "
@@ -36,7 +36,7 @@ USAGE = (
     "medfed site status run=FOLDER"
 )
 _KEYS = {
-    "request": ("invitation", "site", "folder"),
+    "request": ("invitation", "name", "folder"),
     "kit": ("signed", "fingerprint", "folder"),
     "check": ("agreed", "local"),
     "describe": ("agreed", "local", "folder"),
@@ -57,7 +57,7 @@ def main(given: Sequence[str]) -> None:
                 f"{', '.join(_KEYS)}."
             )
         keys = read(what, rest)
-        by_name = {"withdraw": _withdraw, "status": _status, "request": _request, "kit": _kit}
+        by_name = {"withdraw": _withdraw, "status": _status, "request": _keys, "kit": _keys}
         by_name.get(what, _check)(keys)
 
 
@@ -98,14 +98,10 @@ def _status(keys: dict[str, str]) -> None:
     actions.show_status(Path(keys["run"]).expanduser())
 
 
-def _request(keys: dict[str, str]) -> None:
-    invitation, folder = (Path(keys[key]).expanduser() for key in ("invitation", "folder"))
-    actions.request(invitation, folder, keys["site"])
-
-
-def _kit(keys: dict[str, str]) -> None:
-    signed, folder = (Path(keys[key]).expanduser() for key in ("signed", "folder"))
-    actions.make_kit(signed, keys["fingerprint"], folder)
+def _keys(keys: dict[str, str]) -> None:
+    names = ("invitation", "signed", "folder")
+    given = {k: Path(v).expanduser() if k in names else v for k, v in keys.items()}
+    actions.keys("request" if "invitation" in keys else "make_kit", **given)
 
 
 def _check(keys: dict[str, str]) -> None:

@@ -157,10 +157,10 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=140)
 
 
-def say(console: Console, *lines: str) -> None:
+def say(console: Console, *lines: str, style: str = "") -> None:
     """Prints sentences unchanged: without wrapping, and without reading markup in names."""
     for line in "\n".join(lines).split("\n"):
-        console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
+        console.print(visible(line), style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def size(count: int) -> str:

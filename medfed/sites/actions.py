@@ -55,53 +55,24 @@ def show_status(folder: Path) -> None:
     status.show(folder)
 
 
-def provision(
-    folder: Path, sites: Sequence[str], server: str, port: int, renew: bool, lock: Path | None
-) -> None:
-    """Makes a federation, and prints the next steps; see :mod:`medfed.sites.flare.kits`."""
-    from medfed.sites.flare import kits
+def keys(what: str, **given: Any) -> None:
+    """Carries out one step from a key to a kit, and prints the next one.
 
-    kits.provision(folder, sites, server, port, renew, lock)
-    _next("provisioned", folder=folder, sites=sites, server=server, port=port, admin=kits.ADMIN)
-
-
-def approve(folder: Path, request: Path) -> None:
-    """Approves a site's request; prints what goes back, and what is compared by telephone."""
-    from medfed.sites.flare import kits
-
-    _next("approved", **kits.approve(folder, request)._asdict())
-
-
-def request(invitation: Path, folder: Path, site: str) -> None:
-    """Makes a site's key and its request; prints what the coordinator gets."""
-    from medfed.sites.flare import kits
-
-    file, hashed = kits.request(invitation, folder, site)
-    _next("requested", name=site, file=file, request=hashed, folder=folder)
-
-
-def make_kit(signed: Path, fingerprint: str, folder: Path) -> None:
-    """Makes a site's kit from what the coordinator has approved; prints the next steps."""
-    from medfed.sites.flare import kits
-
-    _next("made", name=kits.make_kit(signed, fingerprint, folder), folder=folder)
-
-
-def _next(what: str, **words: Any) -> None:
-    """Prints what to do next; lines with a mark are red."""
+    Args:
+        what: A function of :mod:`medfed.sites.flare.kits`.
+        given: Its arguments.
+    """
     from datetime import date, timedelta
 
-    from rich.console import Console
-
+    from medfed.common.console import say, wide_console
     from medfed.common.files import filled
-    from medfed.sites.flare.kits import CERTIFICATES, TEMPLATES
+    from medfed.sites.flare import kits
 
-    end = date.today() + timedelta(days=CERTIFICATES)
-    text = filled(TEMPLATES / "kits.txt", what=what, days=CERTIFICATES, end=end, **words)
-    for line in text.strip().split("\n"):
-        style = "red" if line.startswith("!") else None
-        plain = line.removeprefix("! ")
-        Console().print(plain, style=style, soft_wrap=True, highlight=False, markup=False)
+    made = getattr(kits, what)(**given)
+    end = date.today() + timedelta(days=kits.CERTIFICATES)
+    words = {**given, "what": what, "made": made, "end": end, "kits": kits}
+    for line in filled(kits.TEMPLATES / "kits.txt", **words).strip().split("\n"):
+        say(wide_console(), line.removeprefix("! "), style="red" if line[0] == "!" else "")
 
 
 def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:

@@ -58,8 +58,8 @@ def test_without_flare_one_sentence_says_how_to_install_it(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("request invitation=none site=a folder=a", r"none/profile\.yml is missing"),
-        ("request site=a folder=a", "invitation has no value yet"),
+        ("request invitation=none name=a folder=a", r"none/profile\.yml is missing"),
+        ("request name=a folder=a", "invitation has no value yet"),
         ("kit signed=a.signed.zip fingerprint=SHA256:0 folder=a", "a has made no request"),
         ("kit signed=a.signed.zip folder=a", "fingerprint has no value yet"),
     ],
@@ -104,7 +104,7 @@ def test_a_key_is_born_at_its_site_and_stays_there(keys: Path, tmp_path: Path, m
     monkeypatch.setenv("HOME", str(home))
     shutil.copytree(keys / "invitation", hospital / "invitation")
     kit = hospital / "va"
-    site(["request", f"invitation={hospital / 'invitation'}", "site=va", f"folder={kit}"])
+    site(["request", f"invitation={hospital / 'invitation'}", "name=va", f"folder={kit}"])
     hashed = re.search(r"^  ([0-9a-f]{64})$", capsys.readouterr().out, re.M)[1]
     shutil.copy(kit / "request" / "va.request.zip", office)
     deploy([f"approve={office / 'va.request.zip'}", f"provision={keys}"])
@@ -148,12 +148,13 @@ def test_a_kit_is_renewed_and_its_local_folder_stays(keys: Path, tmp_path: Path)
     for _ in range(2):
         file, hashed = request(invitation, kit, "va")
         approved = approve(keys, file)
-        assert approved.request == hashed
-        make_kit(approved.signed, approved.fingerprint, kit)
+        assert approved["csr_sha256"] == hashed
+        signed, fingerprint = Path(approved["signed_zip"]), approved["rootca_fingerprint_sha256"]
+        make_kit(signed, fingerprint, kit)
         (kit / "local" / "medfed.yaml").write_text("site: va\n")
         one = certificate(kit / "startup" / "client.crt")
         serials.append(one.serial_number)
-        sent.append(shutil.copy(approved.signed, tmp_path / f"{len(sent)}.signed.zip"))
+        sent.append(shutil.copy(signed, tmp_path / f"{len(sent)}.signed.zip"))
         assert (one.not_valid_after_utc - one.not_valid_before_utc).days == 360
     assert serials[0] != serials[1]
     assert (kit / "local" / "medfed.yaml").read_text() == "site: va\n"
@@ -161,7 +162,7 @@ def test_a_kit_is_renewed_and_its_local_folder_stays(keys: Path, tmp_path: Path)
     assert script.count("s#/tmp/nvflare/#$WORKSPACE/jobs/#g") == 1
     assert re.search(r"mkdir -p .*transfer\"\nsed -i ", script)
     with pytest.raises(ConfigError, match="FLARE does not do this"):  # of the key before
-        make_kit(Path(sent[0]), approved.fingerprint, kit)
+        make_kit(Path(sent[0]), fingerprint, kit)
     assert certificate(kit / "startup" / "client.crt").serial_number == serials[1]
     assert not [*kit.glob(".made-*")]
 
@@ -172,9 +173,9 @@ def test_another_root_is_refused_and_its_fingerprint_not_said(keys: Path, tmp_pa
     provision(other, [], "localhost", 8002)
     kit = tmp_path / "va"
     file, _ = request(other / "invitation", kit, "va")
-    invited = approve(other, file).fingerprint
+    invited = approve(other, file)["rootca_fingerprint_sha256"]
     with pytest.raises(ConfigError, match="fingerprint does not match") as no:
-        make_kit(approve(keys, file).signed, invited, kit)
+        make_kit(Path(approve(keys, file)["signed_zip"]), invited, kit)
     assert "SHA256:" not in str(no.value)
     assert not (kit / "startup").exists()
 

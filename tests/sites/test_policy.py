@@ -192,7 +192,7 @@ def test_a_mistake_in_the_file_is_one_sentence(lines, tmp_path):
 
 
 def test_the_example_in_a_kit_can_be_copied(tmp_path):
-    example = filled(TEMPLATES / "medfed.yaml.example", site="Bern")
+    example = filled(TEMPLATES / "medfed.yaml.example", name="Bern")
     (tmp_path / "medfed.yaml").write_text(example)
     file = SiteFile.read(tmp_path / "medfed.yaml")
     assert (file.site, file.approved, file.policy.least) == ("Bern", None, 20)

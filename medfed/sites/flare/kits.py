@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.files import filled, make_private, replacing_folder, write_json, write_text
@@ -37,26 +37,9 @@ _READY = (
 _JOBS = """sed -i "s#/tmp/nvflare/#$WORKSPACE/jobs/#g" "$WORKSPACE/local/resources.json"\n"""
 
 
-class _Server(TypedDict):
-    host: str
-    fed_learn_port: int
-    admin_port: int
-
-
 class _Profile(TypedDict):
     name: str
-    scheme: str
-    connection_security: str
-    server: _Server
-
-
-class Approved(NamedTuple):
-    """An approved request: whose, the file that goes back, and what both compare by telephone."""
-
-    name: str
-    signed: Path
-    request: str
-    fingerprint: str
+    server: dict[str, str | int]
 
 
 def provision(
@@ -90,10 +73,10 @@ def provision(
     at = {"host": server, "fed_learn_port": port, "admin_port": port}
     how = {"name": "medfed", "scheme": "tcp", "connection_security": "mtls", "server": at}
     profile = invitation / PROFILE
-    if profile.is_file() and (known := read_yaml(profile, _Profile)) != how:
+    if profile.is_file() and (known := read_yaml(profile, _Profile)["server"]) != at:
         raise ConfigError(
-            f"{folder} is of the server {known['server']['host']}, port "
-            f"{known['server']['fed_learn_port']}; name both, or another folder."
+            f"{folder} is of the server {known.get('host')}, port {known.get('admin_port')}; name "
+            "both, or another folder."
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with replacing_folder(invitation / "install") as install:
@@ -105,9 +88,8 @@ def provision(
     for name, kind in kinds.items():
         place = folder / KITS / name
         if renew or not (place / "startup").is_dir():
-            request(invitation, place, name, kind)
-            approved = approve(folder, place / "request" / f"{name}.request.zip")
-            make_kit(approved.signed, approved.fingerprint, place)
+            made = approve(folder, request(invitation, place, name, kind)[0])
+            make_kit(Path(made["signed_zip"]), made["rootca_fingerprint_sha256"], place)
     make_private(folder)
     return folder / KITS
 
@@ -128,37 +110,35 @@ def request(invitation: Path, folder: Path, name: str, kind: str = "client") -> 
         ConfigError: If the invitation is none, or FLARE refuses the name.
     """
     about = read_yaml(invitation / PROFILE, _Profile)
-    org = re.sub(r"\W", "_", name) if kind == "client" else "coordinator"
     ports = {key: value for key, value in about["server"].items() if key != "host"}
     more = {"server": ports, "admin": {"role": "lead"}}.get(kind, {})
-    one = {"name": name, "type": kind, "org": org, **more}
-    place = folder / "request"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    one = {"name": name, "type": kind, "org": re.sub(r"\W", "_", name), **more}
+    place, file = folder / "request", folder / "request" / "participant.yml"
     if (invitation / "install").is_dir():
         shutil.copytree(invitation / "install", folder / "install", dirs_exist_ok=True)
-    write_text(place / "participant.yml", as_yaml({"name": about["name"], "participants": [one]}))
-    words = ("cert", "request", "-p", str(place / "participant.yml"), "--out", str(place))
-    made = _flare(place, *words, "--force")
+    write_text(file, as_yaml({"name": about["name"], "participants": [one]}))
+    made = _flare(place, "cert", "request", "-p", str(file), "--out", str(place), "--force")
     make_private(folder)
     known = json.loads((place / "request.json").read_text(encoding="utf-8"))
     return Path(made["request_zip"]), str(known["csr_sha256"])
 
 
-def approve(folder: Path, request: Path) -> Approved:
+def approve(folder: Path, request: Path) -> dict[str, Any]:
     """Makes a certificate for the key of a request.
 
     Args:
         folder: The federation's, from `provision`.
         request: What the site has sent.
 
+    Returns:
+        In FLARE's words: whose it is, the file that goes back, and what both compare by telephone.
+
     Raises:
         ConfigError: If FLARE refuses it.
     """
-    profile, root = folder / INVITATION / PROFILE, folder / ROOT
-    words = ("-c", str(root), "--profile", str(profile), "--valid-days", str(CERTIFICATES))
-    made = _flare(root, "cert", "approve", str(request), *words, "--force")
-    finger = str(made["rootca_fingerprint_sha256"])
-    return Approved(str(made["name"]), Path(made["signed_zip"]), str(made["csr_sha256"]), finger)
+    root, profile = folder / ROOT, str(folder / INVITATION / PROFILE)
+    words = ("-c", str(root), "--profile", profile, "--valid-days", str(CERTIFICATES), "--force")
+    return _flare(root, "cert", "approve", str(request), *words)
 
 
 def make_kit(signed: Path, fingerprint: str, folder: Path) -> str:
@@ -190,12 +170,15 @@ def make_kit(signed: Path, fingerprint: str, folder: Path) -> str:
     name = str(made["name"])
     if made["type"] in ("client", "server"):
         allow(folder)
-        for file in ("medfed.service", "Dockerfile"):
-            text = filled(TEMPLATES / file, name=name, low=name.lower())
-            write_text(folder / "service" / file.replace("medfed.", f"medfed-{name}."), text)
-    if made["type"] == "client":
-        example = TEMPLATES / f"{SITE_FILE}.example"
-        write_text(folder / "local" / example.name, filled(example, site=name))
+        files = {
+            f"service/medfed-{name}.service": "medfed.service",
+            "service/Dockerfile": "Dockerfile",
+        }
+        if made["type"] == "client":
+            files[f"local/{SITE_FILE}.example"] = f"{SITE_FILE}.example"
+        for place, template in files.items():
+            text = filled(TEMPLATES / template, name=name, low=name.lower())
+            write_text(folder / place, text)
     make_private(folder)
     return name
 
@@ -213,14 +196,10 @@ def _flare(home: Path, *words: str) -> dict[str, Any]:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     line = next((each for each in done.stdout.splitlines() if each.startswith("{")), "{}")
     answer = json.loads(line)
-    if answer.get("status") != "ok":
-        said = [answer.get("message"), answer.get("data", {}).get("detail")]  # no hint: of a
-        # fingerprint it would be the right one, which must come by telephone
-        words = "; ".join(str(each).rstrip(".") for each in said if each)
-        words = words or first_line(Exception(done.stderr))
-        raise ConfigError(f"FLARE does not do this: {words}.")
-    made: dict[str, Any] = answer["data"]
-    return made
+    if answer.get("status") != "ok":  # its hint would say the fingerprint of another root
+        why = answer.get("data", {}).get("detail") or answer.get("message") or done.stderr
+        raise ConfigError(f"FLARE does not do this: {first_line(ValueError(why)).rstrip('.')}.")
+    return dict(answer["data"])
 
 
 def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
