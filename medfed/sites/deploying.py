@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from medfed import __version__
 from medfed.common import schemas, untrusted
 from medfed.common.console import levels, shown
 from medfed.common.errors import CodecError, ConfigError, MedfedError, SiteError
@@ -28,7 +29,17 @@ from medfed.common.files import write_json
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.sites import agreement, calls, masks, newcomers, policy, run, site_folder, withdrawal
+from medfed.sites import (
+    agreement,
+    calls,
+    installed,
+    masks,
+    newcomers,
+    policy,
+    run,
+    site_folder,
+    withdrawal,
+)
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.wire import Answers, Reply, Request, Transport
 
@@ -181,19 +192,22 @@ def start_site(
         The site; after a mistake a site that only answers that it failed, as no error text may
         leave the site.
     """
+    log = _log
     try:
-        terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         file = agreement.SiteFile.read(path)
+        log = site_folder.listen(name, file.folder)
+        log.info("Starts with medfed %s, code %s.", __version__, installed.code())
+        terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         if file.site != name:
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
         kit = path.resolve().parent.parent / "startup"
         signer = masks.Certificate(kit) if (kit / "client.key").is_file() else None
         return site_folder.hospital(terms, file, keep_bundle, signer)
     except policy.VetoError as veto:
-        _log.error("The site %s does not take part: %s", name, veto)
+        log.getChild("refused").error("The site %s does not take part: %s", name, veto)
         return Broken(name, veto.reason, "refused")
     except Exception as error:
-        _log.exception("The site %s cannot start.", name)
+        log.exception("The site %s cannot start.", name)
         return Broken(name, type(error).__name__)
 
 
@@ -370,6 +384,7 @@ class Follower:
                     if not number:
                         self._wait(console, end)
                         number = console.submit(job)
+                        self.say("Submitted; waiting for the sites, which read their data first.")
                     if gone:
                         self.say("FLARE's server is back.")
                     gone, end = False, time.monotonic() + self.patience
@@ -391,7 +406,8 @@ class Follower:
             names = ", ".join(map(shown, missing))
             if waited != missing:
                 others = ", ".join(map(shown, sorted(known))) or "nobody"
-                self.say(f"Waiting for {names} to connect to FLARE's server; connected: {others}.")
+                left = f"at most {max(0, end - time.monotonic()):.0f} s more"
+                self.say(f"Waiting, {left}, for {names} to connect; connected: {others}.")
             if time.monotonic() > end:
                 raise SiteError(
                     f"{names} did not connect to FLARE's server; start its kit, check that the "
