@@ -156,8 +156,8 @@ def _folded(file: str) -> str:
 
 def wide_console() -> Console:
     """Returns a console that does not squeeze tables if there is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(width=140, emoji=False)
 
 
 class Table(table.Table):
@@ -167,7 +167,7 @@ class Table(table.Table):
         """Renders it; a column is as wide as its longest word, or wider."""
         written = [[c.header, *c.cells] for c in self.columns]
         texts = [[console.render_str(str(cell)).plain for cell in column] for column in written]
-        most = [max(map(cell_len, column)) for column in texts]
+        most = [max(map(cell_len, "\n".join(column).split("\n"))) for column in texts]
         words = [max(map(cell_len, " ".join(column).split()), default=1) for column in texts]
         least = [m if c.no_wrap else w for c, m, w in zip(self.columns, most, words, strict=True)]
         for column, width in zip(self.columns, least, strict=True):
@@ -190,7 +190,8 @@ class Table(table.Table):
 def say(console: Console, *lines: str, style: str = "") -> None:
     """Prints sentences unchanged: without wrapping, and without reading markup in names."""
     for line in "\n".join(lines).split("\n"):
-        console.print(visible(line), style=style, soft_wrap=True, highlight=False, markup=False)
+        how = {"soft_wrap": True, "highlight": False, "markup": False, "emoji": False}
+        console.print(visible(line), style=style, **how)
 
 
 def size(count: int) -> str:

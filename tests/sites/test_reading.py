@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from medfed.commands.main import main
+from medfed.common.console import say, wide_console
 from medfed.common.errors import SiteError
 from medfed.reports.tables import Table
 from medfed.sites import installed, site_folder, status
@@ -157,3 +158,11 @@ def test_the_log_begins_with_the_process_and_refusals_have_a_file(tmp_path):
     assert (folder / "log.txt").read_text().count("INFO Starts with") == 3
     assert "cannot start" in (folder / "log.txt").read_text()
     assert "cannot start" not in (folder / "refusals.txt").read_text()
+
+
+def test_letters_between_colons_are_no_picture(capsys):
+    """A fingerprint holds such letters, and a name may."""
+    say(wide_console(), "SHA256:FE:CD:89:AB")
+    wide_console().print(Table.of(["a:cd:"], [["x:bus:y"]]).printed("t:cd:"))
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("SHA256:FE:CD:89:AB", "a:cd:", "x:bus:y", "t:cd:"))
