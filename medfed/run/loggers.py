@@ -353,6 +353,6 @@ def _installed(extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"logger={extra} needs a package that is not installed ({first_line(error)}); "
-            f"pip install '.[{extra}]' in a clone of medfed, or choose logger=csv."
+            f"logger={extra} needs a package that is not installed ({first_line(error)}); in a "
+            f"clone of medfed run pip install '.[{extra}]', or choose logger=csv."
         ) from error

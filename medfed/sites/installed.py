@@ -98,7 +98,7 @@ def pack(package: str, folder: Path) -> Path:
                     f"{project} has changed since medfed was installed from there; install it "
                     "again by pip install --editable '.[sites]'."
                 )
-    (record,) = (name.replace("METADATA", "RECORD") for name in kept if name.endswith("/METADATA"))
+    (record,) = (n[:-8] + "RECORD" for n in kept if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
     tags = [t.split("-") for t in re.findall(r"^Tag: (\S+)$", found.read_text("WHEEL") or "", re.M)]
     tag = "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))
     wheel, lines = folder / f"{record.partition('.dist-info')[0]}-{tag}.whl", list[str]()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, MedfedError
 from medfed.common.files import sha256
 from medfed.sites import installed
 from medfed.sites.agreement import Agreed
@@ -162,7 +162,7 @@ def test_another_lock_needs_hashes(kind, tmp_path):
     content, words = LOCKS[kind]
     lock = tmp_path / "lock.txt"
     lock.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(MedfedError, match=words):
         write_install(tmp_path / "install", lock)
     assert not (tmp_path / "install").exists()
 
