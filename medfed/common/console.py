@@ -190,8 +190,8 @@ class Table(table.Table):
 def say(console: Console, *lines: str, style: str = "") -> None:
     """Prints sentences unchanged: without wrapping, and without reading markup in names."""
     for line in "\n".join(lines).split("\n"):
-        how = {"soft_wrap": True, "highlight": False, "markup": False, "emoji": False}
-        console.print(visible(line), style=style, **how)
+        text = Text(visible(line), style)  # with neither markup nor pictures for :words:
+        console.print(text, soft_wrap=True, highlight=False)
 
 
 def size(count: int) -> str:

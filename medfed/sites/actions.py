@@ -67,12 +67,13 @@ def keys(what: str, **given: Any) -> None:
     from medfed.common.console import say, wide_console
     from medfed.common.files import filled
     from medfed.sites.flare import kits
+    from medfed.sites.installed import TEMPLATES
 
     made = getattr(kits, what)(**given)
     end = date.today() + timedelta(days=kits.CERTIFICATES)
     words = {**given, "what": what, "made": made, "end": end, "kits": kits}
-    for line in filled(kits.TEMPLATES / "kits.txt", **words).strip().split("\n"):
-        say(wide_console(), line.removeprefix("! "), style="red" if line[0] == "!" else "")
+    for line in filled(TEMPLATES / "kits.txt", **words).strip().split("\n"):
+        say(wide_console(), line.removeprefix("! "), style="red" * line.startswith("!"))
 
 
 def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:

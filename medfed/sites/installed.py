@@ -140,10 +140,15 @@ def write_install(folder: Path, lock: Path | None = None) -> None:
         locked.append((package, version, f"{package}=={version} --hash=sha256:{hashed}"))
     places = re.findall(r"^--(?:extra-)?index-url .*$", text, re.M)
     files.write_text(folder / LOCK, "\n".join([*places, *(line for *_, line in locked), ""]))
-    known = {d.name.lower().replace("_", "-"): d.metadata for d in metadata.distributions()}
-    licences = {n: m.get("License-Expression") or m.get("License") or "" for n, m in known.items()}
+    known = {d.name.lower().replace("_", "-"): d.metadata.json for d in metadata.distributions()}
+    licences = {n: m.get("license_expression") or m.get("license", "") for n, m in known.items()}
     parts = [
-        (name, version, licences.get(name, "").split("\n")[0], re.findall(r"sha256:(\w{64})", line))
+        (
+            name,
+            version,
+            str(licences.get(name, "")).split("\n")[0],
+            re.findall(r"sha256:(\w{64})", line),
+        )
         for name, version, line in locked
     ]
     words = {"version": medfed.__version__, "parts": parts}

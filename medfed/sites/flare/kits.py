@@ -176,9 +176,9 @@ def make_kit(signed: Path, fingerprint: str, folder: Path) -> str:
         }
         if made["type"] == "client":
             files[f"local/{SITE_FILE}.example"] = f"{SITE_FILE}.example"
-        for place, template in files.items():
+        for file, template in files.items():
             text = filled(TEMPLATES / template, name=name, low=name.lower())
-            write_text(folder / place, text)
+            write_text(folder / file, text)
     make_private(folder)
     return name
 
