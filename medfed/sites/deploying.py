@@ -29,18 +29,9 @@ from medfed.common.files import write_json
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.sites import (
-    agreement,
-    calls,
-    installed,
-    masks,
-    newcomers,
-    policy,
-    run,
-    site_folder,
-    withdrawal,
-)
+from medfed.sites import agreement, calls, masks, newcomers, policy, run, site_folder, withdrawal
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
+from medfed.sites.installed import code
 from medfed.sites.wire import Answers, Reply, Request, Transport
 
 if TYPE_CHECKING:
@@ -196,7 +187,7 @@ def start_site(
     try:
         file = agreement.SiteFile.read(path)
         log = site_folder.listen(name, file.folder)
-        log.info("Starts with medfed %s, code %s.", __version__, installed.code())
+        log.info("Starts with medfed %s, code %s.", __version__, code())
         terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         if file.site != name:
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")

@@ -189,6 +189,7 @@ def test_names_that_flare_refuses_are_one_sentence(name, keys: Path, tmp_path: P
 
 @needs_flare
 def test_a_rehearsal_is_renewed_by_the_same_root_and_said_in_red(tmp_path: Path, capsys):
+    pytest.importorskip("nvflare")
     folder = tmp_path / "keys"
     with pytest.raises(ConfigError, match="There are no kits to renew"):
         provision(folder, ["a"], "localhost", 8002, renew=True)
