@@ -31,9 +31,8 @@ ADMIN = "coordinator@medfed.local"
 CERTIFICATES = 360
 """Days after which certificates end; the root's ends after ten years."""
 INVITATION, PROFILE, ROOT, KITS = "invitation", "profile.yml", "ca", "kits"
-_READY = (
-    'mkdir -p "$WORKSPACE/transfer"\n'  # in FLARE's start script, once it knows the kit's folder
-)
+# In FLARE's start script, once it knows the kit's folder.
+_READY = 'mkdir -p "$WORKSPACE/transfer"\n'
 _JOBS = """sed -i "s#/tmp/nvflare/#$WORKSPACE/jobs/#g" "$WORKSPACE/local/resources.json"\n"""
 
 
@@ -170,10 +169,8 @@ def make_kit(signed: Path, fingerprint: str, folder: Path) -> str:
     name = str(made["name"])
     if made["type"] in ("client", "server"):
         allow(folder)
-        files = {
-            f"service/medfed-{name}.service": "medfed.service",
-            "service/Dockerfile": "Dockerfile",
-        }
+        files = {f"service/medfed-{name}.service": "medfed.service"}
+        files["service/Dockerfile"] = "Dockerfile"
         if made["type"] == "client":
             files[f"local/{SITE_FILE}.example"] = f"{SITE_FILE}.example"
         for file, template in files.items():
