@@ -1,4 +1,4 @@
-"""A federation on one machine: server and sites are processes with provisioned kits.
+"""A federation on one machine: server and sites are processes with their own kits.
 
 It serves for rehearsals, for the demonstration and for the tests. The processes start as at a
 hospital, by their kit's script, and communicate over mutual TLS.
@@ -20,9 +20,8 @@ import psutil
 
 from medfed.common.files import write_text
 from medfed.config.description import as_yaml
-from medfed.sites.deploying import ADMIN, SITE_FILE
-from medfed.sites.flare import PREFIXES
-from medfed.sites.flare.console import allow, project, provision
+from medfed.sites.flare import PREFIXES, SITE_FILE
+from medfed.sites.flare.kits import ADMIN, allow, provision
 
 SERVER = "localhost"
 
@@ -45,8 +44,7 @@ class LocalFederation:
     ) -> None:
         self.folder, self.sites = folder.resolve(), tuple(sites)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        content = project("rehearsal", sites, SERVER, free_port(), ADMIN)
-        self.kits = provision(content, self.folder)
+        self.kits = provision(self.folder, sites, SERVER, free_port())
         for name in (SERVER, *sites):
             allow(self.kits / name, prefixes)
 

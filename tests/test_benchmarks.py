@@ -18,7 +18,7 @@ from tests.integration.test_bad_data import write_heart
 ROOT = Path(__file__).resolve().parents[1]
 NOT_HERE = {
     "speed/flower.py": "needs an environment with Flower",
-    "speed/sites.py": "needs medfed[sites]",
+    "speed/sites.py": "needs NVIDIA FLARE",
     "project/mutations.py": "forks a Python that knows nothing of medfed yet",
     "project/personas.py": "takes minutes",
 }

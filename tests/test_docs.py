@@ -83,7 +83,7 @@ def composes(page, command, tmp_path):
         return
     if script == "deploy":
         own, rest = split(arguments)
-        if own.onboard is None:
+        if own.onboard is None and own.provision is None:  # a federation has no study yet
             Agreed.of(rest, own.sites, own.cut)
         return
     if script not in COMMANDS:

@@ -36,7 +36,7 @@ KEYS = {
     "evaluate": ["run", "onboard"],
     "evaluate by=sex": ["patients"],
     "predict": ["bundle", "input", "output", "candidates"],
-    "deploy": ["kit", "folder", "resume", "dry_run", "run", "provision"],
+    "deploy": ["kit", "folder", "resume", "dry_run", "run", "provision", "approve", "lock"],
 }
 EVERY = [(words, key) for words, keys in KEYS.items() for key in keys]
 NAMES = [

@@ -5,7 +5,7 @@ round sends as many MB to all sites at once and gets them back, over the transpo
 the median of ``--rounds`` after a first one. The same through FLARE's simulator with
 ``--simulator``. *memory*: resident MB of a site's processes, when idle and during the job.
 
-Needs ``pip install "medfed[sites]"``. Run with ``python benchmarks/speed/sites.py``.
+Needs ``pip install ".[sites]"``. Run with ``python benchmarks/speed/sites.py``.
 """
 
 from __future__ import annotations

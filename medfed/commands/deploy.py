@@ -1,7 +1,8 @@
 """Runs an experiment across hospitals: ``medfed deploy experiment=NAME sites=[A,B] kit=DIR``.
 
-The command needs NVIDIA FLARE (``pip install "medfed[sites]"``) and runs on the machine of FLARE's
-server. ``medfed deploy provision=DIR sites=[a,b] server=NAME`` makes the kits of a new federation.
+The command needs NVIDIA FLARE (the extra ``sites``) and runs on the machine of FLARE's server.
+``medfed deploy provision=DIR server=NAME`` makes a new federation and its invitation, and
+``approve=FILE provision=DIR`` approves the request by which a hospital answers it.
 ``medfed deploy run=FOLDER onboard=SITE kit=DIR`` lets a hospital join a finished run. All other
 keys are those of ``medfed train``. A file at each site holds what only that site knows, such as the
 path of its data.
@@ -25,7 +26,7 @@ from medfed.config.check import check_keys
 from medfed.sites import actions
 
 NAME = "deploy"
-_OF_A_RUN = ("sites=", "cut=", "folder=", "resume=", "provision=")
+_OF_A_RUN = ("sites=", "cut=", "folder=", "resume=", "provision=", "approve=")
 
 
 @plain(partial(print_help, NAME))
@@ -51,12 +52,12 @@ def split(given: Sequence[str]) -> tuple[sections.Section, list[str]]:
     check_keys(settings)
     if settings.run is not None or settings.onboard is not None:
         _check_joining(settings, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
-    elif settings.sites in ("???", []):
+    elif settings.sites in ("???", []) and settings.provision is None:
         raise ConfigError("Name the hospitals by sites=[NAME,NAME]: the names of their kits.")
     if settings.provision is None and settings.dry_run is None and settings.kit is None:
         raise ConfigError(
-            "Name the folder of the coordinator's kit by kit=DIR; provision=DIR makes kits, "
-            "and dry_run=DIR only writes the job."
+            "Name the folder of the coordinator's kit by kit=DIR; provision=DIR makes a "
+            "federation, and dry_run=DIR only writes the job."
         )
     return settings, rest
 
@@ -88,8 +89,14 @@ def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) ->
         given: The whole command line, from which the command to resume is made.
     """
     if keys.provision is not None:
-        at = list(map(str, keys.sites)), str(keys.server), int(keys.port), bool(keys.renew)
-        actions.make_kits(Path(keys.provision), *at)
+        folder = Path(keys.provision)
+        if keys.approve is not None:
+            actions.keys("approve", folder=folder, request=Path(keys.approve))
+            return
+        at = {"server": str(keys.server), "port": int(keys.port), "renew": bool(keys.renew)}
+        sites = [] if keys.sites == "???" else [str(site) for site in keys.sites]
+        lock = None if keys.lock is None else Path(keys.lock)
+        actions.keys("provision", folder=folder, sites=sites, lock=lock, **at)
         return
     with loading():
         deployment = actions.deployment_of(keys, rest)

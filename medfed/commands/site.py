@@ -1,5 +1,8 @@
-"""Checks or withdraws a hospital of a federation: ``medfed site check agreed=FILE local=FILE``.
+"""A hospital of a federation: ``medfed site check agreed=FILE local=FILE``.
 
+``request invitation=FOLDER name=SITE folder=KIT`` runs at the hospital. It makes the key of its
+kit, which stays there, and a request that the coordinator approves. ``kit signed=FILE
+fingerprint=SHA256:… folder=KIT`` then makes the kit; both again renew its key and certificate.
 ``check`` runs at the hospital. It reads the hospital's data by two files: ``agreed`` (what all
 sites agree on; ``medfed deploy dry_run=DIR`` writes it as ``agreed.json``) and ``local`` (the
 hospital's file). It shows the patients and says what would leave the hospital.
@@ -13,9 +16,10 @@ since when, and what went over the network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
@@ -24,19 +28,19 @@ from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
 from medfed.sites import actions
 
-USAGE = (
-    "medfed site check agreed=FILE local=FILE; "
-    "medfed site describe agreed=FILE local=FILE folder=FOLDER; "
-    "medfed site withdraw run=FOLDER site=NAME; "
-    "medfed site status run=FOLDER"
-)
 _KEYS = {
-    "check": ("agreed", "local"),
-    "describe": ("agreed", "local", "folder"),
-    "withdraw": ("run", "site", "forget"),
-    "status": ("run",),
+    "request": {"invitation": "FOLDER", "name": "SITE", "folder": "KIT"},
+    "kit": {"signed": "FILE", "fingerprint": "SHA256:…", "folder": "KIT"},
+    "check": {"agreed": "FILE", "local": "FILE"},
+    "describe": {"agreed": "FILE", "local": "FILE", "folder": "FOLDER"},
+    "withdraw": {"run": "FOLDER", "site": "NAME", "forget": "false"},
+    "status": {"run": "FOLDER"},
 }
-_OPTIONAL = ("forget",)
+_PATHS, _OPTIONAL = ("FOLDER", "FILE", "KIT"), ("forget",)
+USAGE = "; ".join(
+    " ".join([f"medfed site {name}", *(f"{k}={v}" for k, v in keys.items() if k not in _OPTIONAL)])
+    for name, keys in _KEYS.items()
+)
 
 
 @plain(partial(print_usage, USAGE), needs_words=True)
@@ -49,8 +53,9 @@ def main(given: Sequence[str]) -> None:
                 f"Unknown command medfed site {what}{did_you_mean(what, _KEYS)}; the commands are "
                 f"{', '.join(_KEYS)}."
             )
-        keys = read(what, rest)
-        {"withdraw": _withdraw, "status": _status}.get(what, _check)(keys)
+        words = read(what, rest).items()
+        keys = {k: Path(v).expanduser() if _KEYS[what][k] in _PATHS else v for k, v in words}
+        _DO[what](**keys)
 
 
 def read(what: str, given: Sequence[str]) -> dict[str, str]:
@@ -75,23 +80,24 @@ def read(what: str, given: Sequence[str]) -> dict[str, str]:
     return keys
 
 
-def _withdraw(keys: dict[str, str]) -> None:
-    forget = keys.get("forget", "false").lower()
-    if forget not in ("true", "false"):
-        raise ConfigError(f"forget must be true or false, not {keys['forget']}.")
-    folder = Path(keys["run"]).expanduser()
-    if not RunFolder(folder).config_yaml.is_file():
-        raise ConfigError(f"run={folder} is no run folder (it has no config.yaml).")
-    for line in actions.withdraw(folder, keys["site"], forget == "true"):
-        print(line)
+def _withdraw(run: Path, site: str, forget: str = "false") -> None:
+    if forget.lower() not in ("true", "false"):
+        raise ConfigError(f"forget must be true or false, not {forget}.")
+    if not RunFolder(run).config_yaml.is_file():
+        raise ConfigError(f"run={run} is no run folder (it has no config.yaml).")
+    print("\n".join(actions.withdraw(run, site, forget.lower() == "true")))
 
 
-def _status(keys: dict[str, str]) -> None:
-    actions.show_status(Path(keys["run"]).expanduser())
+def _describe(agreed: Path, local: Path, folder: Path) -> None:
+    refuse_full(folder, otherwise=" by folder=FOLDER")
+    actions.check(agreed, local, folder)
 
 
-def _check(keys: dict[str, str]) -> None:
-    places = {key: Path(value).expanduser() for key, value in keys.items()}
-    if "folder" in places:
-        refuse_full(places["folder"], otherwise=" by folder=FOLDER")
-    actions.check(**places)
+_DO: dict[str, Callable[..., Any]] = {
+    "request": partial(actions.keys, "request"),
+    "kit": partial(actions.keys, "make_kit"),
+    "check": actions.check,
+    "describe": _describe,
+    "withdraw": _withdraw,
+    "status": lambda run: actions.show_status(run),
+}

@@ -19,9 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich import progress
-from rich.console import Console
+from rich import progress, table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.text import Text
 
 _BYTES = 120  # characters of a file name, so that a suffix and a prefix fit on every file system
 _SHOWN, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
@@ -87,14 +90,14 @@ def visible(text: str) -> str:
     return "".join(c if _visible(c) else ascii(c)[1:-1] for c in text)
 
 
-def cell(name: str) -> str:
+def cell(name: str, most: int = _SHOWN) -> str:
     r"""Returns a name for Rich's markup, as in a table or a progress bar.
 
     Example:
         >>> cell("hospital_0"), cell("[red]")
         ('hospital_0', '\\[red]')
     """
-    return escape(f"{shown(name)} ")[:-1]  # Rich would double a backslash at the end
+    return escape(f"{shown(name, most)} ")[:-1]  # Rich would double a backslash at the end
 
 
 def in_markdown(value: Any) -> Any:
@@ -153,14 +156,42 @@ def _folded(file: str) -> str:
 
 def wide_console() -> Console:
     """Returns a console that does not squeeze tables if there is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(width=140, emoji=False)
 
 
-def say(console: Console, *lines: str) -> None:
+class Table(table.Table):
+    """A table that cuts no word: its columns wrap, and where they cannot, each cell has a line."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Renders it; a column is as wide as its longest word, or wider."""
+        written = [[c.header, *c.cells] for c in self.columns]
+        texts = [[console.render_str(str(cell)).plain for cell in column] for column in written]
+        most = [max(map(cell_len, "\n".join(column).split("\n"))) for column in texts]
+        words = [max(map(cell_len, " ".join(column).split()), default=1) for column in texts]
+        least = [m if c.no_wrap else w for c, m, w in zip(self.columns, most, words, strict=True)]
+        for column, width in zip(self.columns, least, strict=True):
+            column.width = width
+        whole = Measurement.get(console, options.update(max_width=100_000), self).minimum
+        if (room := options.max_width - whole) < 0:
+            heads, *rows = zip(*texts, strict=True)
+            yield console.render_str(str(self.title or ""))
+            for row in rows:
+                pairs = zip(heads, row, strict=True)
+                yield Text("\n".join(["", *(f"{head}: {cell}" for head, cell in pairs if cell)]))
+            return
+        order = sorted(range(len(most)), key=lambda i: most[i] - least[i])
+        for left, i in zip(range(len(order), 0, -1), order, strict=True):
+            more = min(most[i] - least[i], room // left)
+            self.columns[i].width, room = least[i] + more, room - more
+        yield from super().__rich_console__(console, options)
+
+
+def say(console: Console, *lines: str, style: str = "") -> None:
     """Prints sentences unchanged: without wrapping, and without reading markup in names."""
     for line in "\n".join(lines).split("\n"):
-        console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
+        text = Text(visible(line), style)  # with neither markup nor pictures for :words:
+        console.print(text, soft_wrap=True, highlight=False)
 
 
 def size(count: int) -> str:

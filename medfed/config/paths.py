@@ -11,7 +11,7 @@ import re
 # Keys whose value is the path of a file or folder; those of PATH_LISTS take several.
 PATHS = re.compile(
     r"run|resume|folder|out|input|output|candidates|onboard|patients|data_root|paths\.\w+"
-    r"|kit|dry_run|provision|init\.weights|partition\.file|hydra\.(run|sweep)\.dir"
+    r"|kit|dry_run|provision|approve|lock|init\.weights|partition\.file|hydra\.(run|sweep)\.dir"
     r"|hydra\.sweep\.subdir|data\.(path|root|cache)|data\.reader\.(file|sites\.file)"
     r"|data\.reader\.(candidates|annotations)|algorithm\.affinity\.weights"
 )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table as Printed
 
+from medfed.common.console import Table as Printed
 from medfed.common.console import cell as escaped
 from medfed.common.console import in_markdown, size
 from medfed.common.scores import mean_of_known
@@ -21,6 +21,7 @@ from medfed.federation.card import REFERENCES
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, Verdicts, by_mean
 
+_WORDS = 1000  # characters of a cell, which wraps
 _SHORT = {"local": "local", "fedavg": "FedAvg"}
 
 
@@ -103,11 +104,12 @@ class Table:
 
     def printed(self, title: str) -> Printed:
         """Returns the table for a terminal."""
-        table = Printed(box=SIMPLE_HEAD, title=title, title_justify="left")
+        table = Printed(box=SIMPLE_HEAD, title=escaped(title, _WORDS), title_justify="left")
         for i, column in enumerate(self.head):
-            table.add_column(escaped(column), justify="left" if i in self.prose else "right")
+            name = escaped(column, _WORDS)
+            table.add_column(name, justify="left" if i in self.prose else "right")
         for row in self.rows:
-            table.add_row(*(escaped(cell.brief) if cell.brief else "" for cell in row))
+            table.add_row(*(escaped(cell.brief, _WORDS) if cell.brief else "" for cell in row))
         return table
 
 

@@ -90,7 +90,7 @@ def _explained(task: TaskModule, batch: Batch) -> Iterator[None]:
         package = missing[1] if missing else error.name or first_line(error)
         raise ConfigError(
             f"{type(task.network).__name__} needs the package {package}, which is not installed: "
-            f"pip install {package}, or pip install 'medfed[networks]'."
+            f"pip install {package}."
         ) from error
     except Exception as error:  # a network may raise anything
         if (sentence := split.of_one_sample(error)) is not None:

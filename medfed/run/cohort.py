@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
-from medfed.common.console import cell, say, wide_console
+from medfed.common.console import Table, cell, say, wide_console
 from medfed.common.errors import DataError, few
 from medfed.common.files import csv_text, digest
 from medfed.common.scores import mean_of_known, span

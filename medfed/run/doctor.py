@@ -25,6 +25,7 @@ EXTRAS = {
     "networks": "MONAI's transformers, such as model=swin_unetr",
     "resenc": "nnU-Net's residual encoders (data.planning.residual=M)",
     "dicom": "predictions as DICOM SEG",
+    "wandb": "logger=wandb",
     "tensorboard": "logger=tensorboard",
     "mlflow": "logger=mlflow",
     "joblib": "sweeps in parallel by hydra/launcher=joblib",
@@ -97,7 +98,7 @@ def driver() -> str | None:
 def extras() -> list[Row]:
     """Returns which optional packages are there, and what they are for."""
     # The metadata of an older installation may list fewer packages than the code.
-    absent = "not installed (pip install 'medfed[{}]')"
+    absent = "not installed (pip install '.[{}]' in a clone)"
     known = importlib.metadata.metadata("medfed").get_all("Provides-Extra") or ()
     return [
         Row(f"medfed[{extra}]", f"{'installed' if there else absent.format(extra)}: {use}")

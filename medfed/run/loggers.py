@@ -65,8 +65,12 @@ def wandb_logger(
         offline: Whether to stay offline; ``None``: offline unless ``WANDB_API_KEY`` is set. The
             variable ``WANDB_MODE`` decides before it.
         pictures: Pictures of patients that are sent, by name, such as ``contours``.
+
+    Raises:
+        ConfigError: If W&B is not installed.
     """
-    import wandb
+    with _installed("wandb"):
+        import wandb
 
     if offline is None:
         offline = not os.environ.get("WANDB_API_KEY")
@@ -349,6 +353,6 @@ def _installed(extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"logger={extra} needs a package that is not installed ({first_line(error)}); "
-            f"pip install 'medfed[{extra}]', or choose logger=csv."
+            f"logger={extra} needs a package that is not installed ({first_line(error)}); in a "
+            f"clone of medfed run pip install '.[{extra}]', or choose logger=csv."
         ) from error

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 
 from msgspec import to_builtins
-from rich.table import Table
 
-from medfed.common.console import cell, say, wide_console
+from medfed.common.console import Table, cell, say, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.floors import Statistic
 from medfed.config.compose import build

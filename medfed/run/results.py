@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import cell, evenly, say, shown, size, wide_console
+from medfed.common.console import Table, cell, evenly, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text

@@ -55,11 +55,25 @@ def show_status(folder: Path) -> None:
     status.show(folder)
 
 
-def make_kits(folder: Path, sites: Sequence[str], server: str, port: int, renew: bool) -> Path:
-    """Makes the kits of a federation; see :func:`medfed.sites.deploying.make_kits`."""
-    from medfed.sites import deploying
+def keys(what: str, **given: Any) -> None:
+    """Carries out one step from a key to a kit, and prints the next one.
 
-    return deploying.make_kits(folder, sites, server, port, renew)
+    Args:
+        what: A function of :mod:`medfed.sites.flare.kits`.
+        given: Its arguments.
+    """
+    from datetime import date, timedelta
+
+    from medfed.common.console import say, wide_console
+    from medfed.common.files import filled
+    from medfed.sites.flare import kits
+    from medfed.sites.installed import TEMPLATES
+
+    made = getattr(kits, what)(**given)
+    end = date.today() + timedelta(days=kits.CERTIFICATES)
+    words = {**given, "what": what, "made": made, "end": end, "kits": kits}
+    for line in filled(TEMPLATES / "kits.txt", **words).strip().split("\n"):
+        say(wide_console(), line.removeprefix("! "), style="red" * line.startswith("!"))
 
 
 def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:
@@ -107,10 +121,9 @@ def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float)
         ConfigError: If FLARE is not installed.
         SiteError: If a site, the server or the run itself gives up.
     """
-    from medfed.sites.deploying import Follower, needs_flare
+    from medfed.sites.deploying import Follower
 
-    with needs_flare():
-        Follower(deployment, kit, attempts, patience).run()
+    Follower(deployment, kit, attempts, patience).run()
 
 
 def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
@@ -123,5 +136,6 @@ def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], 
         keep_bundle: Makes the bundle of the model in a run folder.
     """
     from medfed.sites import deploying
+    from medfed.sites.flare import SITE_FILE
 
-    return deploying.start_site(kit / deploying.SITE_FILE, agreed, name, keep_bundle)
+    return deploying.start_site(kit / SITE_FILE, agreed, name, keep_bundle)

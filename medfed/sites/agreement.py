@@ -65,6 +65,7 @@ from medfed.config.compose import load, parse, with_other_data
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of
+from medfed.sites import installed
 from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -86,6 +87,7 @@ class AgreedRecord(TypedDict):
     """An agreement as it travels, and as ``agreed.json`` has it."""
 
     medfed: str
+    code: str
     sites: tuple[str, ...]
     cut: bool
     overrides: tuple[str, ...]
@@ -101,6 +103,7 @@ class Agreed:
         cut: Whether all sites hold the same data set and the partition gives each its share, for a
             demonstration. Otherwise all patients at a site are its own.
         medfed: The version of medfed.
+        code: The hash of its code, from :func:`medfed.sites.installed.code`.
 
     Raises:
         ConfigError: If names or overrides cannot be used.
@@ -110,6 +113,7 @@ class Agreed:
     overrides: tuple[str, ...] = ()
     cut: bool = False
     medfed: str = __version__
+    code: str = field(default_factory=installed.code)
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) < len(self.sites):
@@ -121,11 +125,7 @@ class Agreed:
                 f"The site {shown(odd)} must have a name of letters, digits, dots, hyphens and "
                 "underscores, up to 60 of them."
             )
-        if self.medfed != __version__:
-            raise ConfigError(
-                f"The sites have agreed on medfed {self.medfed}, and this is {__version__}; "
-                f"install the same one: pip install medfed=={self.medfed}."
-            )
+        installed.check(self.medfed, self.code)
         _check_overrides(self.overrides)
 
     @classmethod
@@ -178,8 +178,8 @@ class Agreed:
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
-        named = {"medfed": self.medfed, "sites": self.sites, "cut": self.cut}
-        return {**named, "overrides": self.overrides}  # type: ignore[typeddict-item]
+        named = {"medfed": self.medfed, "code": self.code, "sites": self.sites}
+        return {**named, "cut": self.cut, "overrides": self.overrides}  # type: ignore[typeddict-item]
 
     @property
     def digest(self) -> str:

@@ -4,8 +4,7 @@ One dead worker fails a whole FLARE job, FLARE does not resume a killed server's
 restarted hospital is not part of a running job. So jobs are only temporary: medfed's checkpoints at
 the server and at the sites hold the run, and the next job continues from there.
 
-The module also holds what medfed runs in FLARE's processes, the coordinator and a site, and makes
-the kits of a new federation.
+The module also holds what medfed runs in FLARE's processes, the coordinator and a site.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,12 +25,13 @@ from medfed import __version__
 from medfed.common import schemas, untrusted
 from medfed.common.console import levels, shown
 from medfed.common.errors import CodecError, ConfigError, MedfedError, SiteError
-from medfed.common.files import filled, make_private, write_json, write_text
+from medfed.common.files import write_json
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
 from medfed.sites import agreement, calls, masks, newcomers, policy, run, site_folder, withdrawal
-from medfed.sites.flare import LOST, PREFIXES, SITE, write_job
+from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
+from medfed.sites.installed import code
 from medfed.sites.wire import Answers, Reply, Request, Transport
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 OUTCOME, PRINTED = "outcome.json", "printed.txt"
-SITE_FILE = "medfed.yaml"
-"""A site's file, in the ``local`` folder of its kit."""
 BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
 
 
@@ -187,19 +183,22 @@ def start_site(
         The site; after a mistake a site that only answers that it failed, as no error text may
         leave the site.
     """
+    log = _log
     try:
-        terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         file = agreement.SiteFile.read(path)
+        log = site_folder.listen(name, file.folder)
+        log.info("Starts with medfed %s, code %s.", __version__, code())
+        terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         if file.site != name:
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
         kit = path.resolve().parent.parent / "startup"
         signer = masks.Certificate(kit) if (kit / "client.key").is_file() else None
         return site_folder.hospital(terms, file, keep_bundle, signer)
     except policy.VetoError as veto:
-        _log.error("The site %s does not take part: %s", name, veto)
+        log.getChild("refused").error("The site %s does not take part: %s", name, veto)
         return Broken(name, veto.reason, "refused")
     except Exception as error:
-        _log.exception("The site %s cannot start.", name)
+        log.exception("The site %s cannot start.", name)
         return Broken(name, type(error).__name__)
 
 
@@ -336,8 +335,10 @@ class Follower:
         """Submits until the run has finished.
 
         Raises:
+            ConfigError: If FLARE is not installed.
             SiteError: If a site, the server or the run itself gives up; the sentence is theirs.
         """
+        check_flare()
         failed = 0
         while True:
             before = self._last()
@@ -374,6 +375,7 @@ class Follower:
                     if not number:
                         self._wait(console, end)
                         number = console.submit(job)
+                        self.say("Submitted; waiting for the sites, which read their data first.")
                     if gone:
                         self.say("FLARE's server is back.")
                     gone, end = False, time.monotonic() + self.patience
@@ -395,7 +397,8 @@ class Follower:
             names = ", ".join(map(shown, missing))
             if waited != missing:
                 others = ", ".join(map(shown, sorted(known))) or "nobody"
-                self.say(f"Waiting for {names} to connect to FLARE's server; connected: {others}.")
+                left = f"at most {max(0, end - time.monotonic()):.0f} s more"
+                self.say(f"Waiting, {left}, for {names} to connect; connected: {others}.")
             if time.monotonic() > end:
                 raise SiteError(
                     f"{names} did not connect to FLARE's server; start its kit, check that the "
@@ -456,106 +459,3 @@ class Follower:
             self._passed_on += len(whole + mark)
             for line in whole.splitlines():
                 self.say(line)
-
-
-ADMIN = "coordinator@medfed.local"
-"""Who submits; FLARE asks for the form of an address, and writes to nobody."""
-PROJECT = "medfed"
-CERTIFICATES = 360
-"""Days after which the certificates that FLARE makes end."""
-TEMPLATES = Path(__file__).parent / "templates"
-
-
-def service_files(name: str) -> dict[str, str]:
-    """Returns the files that run a kit as a service, by name.
-
-    Args:
-        name: The server's or site's.
-
-    Example:
-        >>> sorted(service_files("va"))
-        ['Dockerfile', 'medfed-va.service']
-    """
-    files = (TEMPLATES / n for n in ("medfed.service", "Dockerfile"))
-    words = {"name": name, "low": name.lower(), "version": __version__}
-    unit, image = (filled(file, **words) for file in files)
-    return {f"medfed-{name}.service": unit, "Dockerfile": image}
-
-
-@contextmanager
-def needs_flare() -> Iterator[None]:
-    """Raises an error that says how to install NVIDIA FLARE, if it is missing.
-
-    Raises:
-        ConfigError: If it is.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("nvflare", "psutil"):
-            raise
-        raise ConfigError(
-            'Runs across hospitals need NVIDIA FLARE; install it by pip install "medfed[sites]".'
-        ) from error
-
-
-def sealed(kit: Path) -> str:
-    """Writes a kit as an archive next to it.
-
-    Args:
-        kit: Its folder.
-
-    Returns:
-        The passphrase, of 125 random bits, with which AES-256 encrypts every file.
-    """
-    import pyzipper  # late: the extra
-
-    letters = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 that look and sound different
-    phrase = "-".join("".join(secrets.choice(letters) for _ in range(5)) for _ in range(5))
-    path = kit.with_name(f"{kit.name}.zip")
-    with pyzipper.AESZipFile(path, "w", pyzipper.ZIP_DEFLATED, encryption=pyzipper.WZ_AES) as to:
-        to.setpassword(phrase.encode())
-        for file in sorted(kit.rglob("*")):
-            if file.is_file():
-                to.write(file, str(file.relative_to(kit.parent)))
-    return phrase
-
-
-def make_kits(
-    folder: Path, sites: Sequence[str], server: str, port: int, renew: bool = False
-) -> Path:
-    """Makes a kit for FLARE's server, each site and the coordinator, and prints the next steps.
-
-    Args:
-        folder: Where; those of an earlier call stay, and a site that is added has the same root.
-        sites: Names of the sites.
-        server: The server's name in the network.
-        port: The server's only port.
-        renew: Whether to make new keys and certificates for all, by the same root.
-
-    Returns:
-        The folder that holds the kits.
-
-    Raises:
-        ConfigError: If FLARE is absent, or refuses a name.
-    """
-    with needs_flare():
-        from medfed.sites.flare.console import project, provision
-
-    content = project(PROJECT, sites, server, port, ADMIN)
-    kits = provision(content, folder, renew)
-    write_text(folder / "project.yml", description.as_yaml(content))
-    for site in sites:
-        example = kits / site / "local" / f"{SITE_FILE}.example"
-        write_text(example, filled(TEMPLATES / example.name, site=site))
-    for name in (server, *sites):
-        for file, text in service_files(name).items():
-            write_text(kits / name / "service" / file, text)
-    with needs_flare():
-        phrases = {site: sealed(kits / site) for site in sites}
-    make_private(folder)
-    end = date.today() + timedelta(days=CERTIFICATES)
-    words = {"kits": kits, "server": server, "port": port, "sites": sites, "admin": ADMIN}
-    words |= {"phrases": phrases, "days": CERTIFICATES, "end": end}
-    print(filled(TEMPLATES / "kits.txt", **words), end="")
-    return kits

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from medfed.common.errors import CodecError, ConfigError
+from medfed.common.errors import CodecError
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint, Whole
 from medfed.federation.wire.packet import Packet
 from medfed.sites.wire import Head
@@ -338,11 +338,6 @@ def _derived(key: Any, public: str, *about: str) -> bytes:
 
 
 def _curve() -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import x25519
-    except ImportError as error:
-        raise ConfigError(
-            "channel.secure=masks across sites needs the package cryptography: "
-            'pip install "medfed[sites]".'
-        ) from error
+    from cryptography.hazmat.primitives.asymmetric import x25519
+
     return x25519

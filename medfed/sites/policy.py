@@ -59,9 +59,9 @@ class VetoError(errors.ConfigError):
 
     status: Literal["refused"] = "refused"
 
-    def __init__(self, text: str, reason: Literal["agreed", "policy"] = "policy") -> None:
+    def __init__(self, text: str, reason: Literal["agreed", "policy", "code"] = "policy") -> None:
         super().__init__(text)
-        self.reason: Literal["agreed", "policy"] = reason
+        self.reason: Literal["agreed", "policy", "code"] = reason
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -43,7 +43,7 @@ from medfed.sites import calls
 from medfed.sites.agreement import fingerprints
 from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
 from medfed.sites.site import FACTS, versions_here
-from medfed.sites.status import Status, keep
+from medfed.sites.status import Status, ended, keep
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
 
@@ -249,7 +249,8 @@ def _coordinate(
     installed = {c: dict(there.versions) for c, there in greetings.items()}
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
     write_json(run.sites_json, asdict(record))
-    with loggers.ended(trainer.logger), together(trainer):
+    ends = ended(status, caller.traffic, run)
+    with ends, loggers.ended(trainer.logger), together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(run.hashes_json, coordinator.digests(module.next_round))
         memberships = federation.memberships()  # of all rounds, as in medfed train

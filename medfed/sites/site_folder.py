@@ -4,8 +4,9 @@ The folder has the form of a run folder with one client: ``config.yaml``, ``spli
 ``cohort.json`` and ``preprocessing.json`` before the first round; ``ledger.csv`` and
 ``validation.json`` after each; ``models``, ``bundle``, ``metrics.csv``, ``cases.csv``,
 ``summary.json`` and ``pictures`` once the selected round was tested, which equal those of a
-simulation's client. ``log.txt``, next to the folders of a site's federations, holds refusals and
-errors, with texts that never leave the site.
+simulation's client. ``log.txt``, next to the folders of a site's federations, begins with the
+site's process and holds refusals and errors, with texts that never leave the site;
+``refusals.txt`` holds the refusals alone.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from medfed.sites.policy import SPENT, AskedModels, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 
-LOG, TESTED = "log.txt", "tested.json"  # in the folder of all federations
+# In the folder of all federations:
+LOG, REFUSALS, TESTED = "log.txt", "refusals.txt", "tested.json"
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,7 @@ def hospital(
     spending = Spending(file.policy.privacy, file.folder / SPENT)
     keeper = SiteFolder(workplace, keep_bundle, tested, spending)
     site = Site(workplace, file.folder / name, keeper, signer)
-    file.folder.mkdir(parents=True, exist_ok=True)
-    listen(site, file.folder / LOG)
+    listen(file.site, file.folder)
     if file.approved is None:
         site.log.warning(file.approval(agreed))
     return site
@@ -271,11 +272,24 @@ class SiteFolder:
             site.log.warning("The bundle was not made: %s", error)
 
 
-def listen(site: Site, path: Path) -> None:
-    """Writes the log of this site, and of no other in this process, to a separate file."""
-    for handler in list(site.log.handlers):
-        site.log.removeHandler(handler)
-        handler.close()
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    site.log.addHandler(handler)
+def listen(name: str, folder: Path) -> logging.Logger:
+    """Writes the log of a site, and of no other in this process, to files.
+
+    Args:
+        name: The site's.
+        folder: Of all its federations.
+
+    Returns:
+        The log; what its child ``refused`` gets is in the file of refusals, too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = logging.getLogger(f"medfed.sites.site.{name}")
+    log.setLevel(logging.INFO)
+    for each, file in ((log, LOG), (log.getChild("refused"), REFUSALS)):
+        for handler in list(each.handlers):
+            each.removeHandler(handler)
+            handler.close()
+        handler = logging.FileHandler(folder / file, encoding="utf-8", delay=True)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        each.addHandler(handler)
+    return log

@@ -8,15 +8,16 @@ the terminal.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from rich.console import Console, Group
+from rich.console import Group
 
 from medfed.common import errors, files, schemas, untrusted
-from medfed.common.console import shown, size
+from medfed.common.console import shown, size, wide_console
 from medfed.records.folder import RunFolder
 from medfed.reports.tables import Table
 from medfed.sites.agreement import words_for
@@ -123,6 +124,25 @@ class Status:
             self.sites[site] = SiteState(state, since, last)
 
 
+@contextmanager
+def ended(status: Status, traffic: Traffic, run: RunFolder) -> Iterator[None]:
+    """Writes how a run ends, and why."""
+    try:
+        yield
+        how = "finished"
+    except BaseException as error:
+        why = (
+            str(error)
+            if isinstance(error, errors.MedfedError | SystemExit)
+            else type(error).__name__
+        )
+        how = f"stopped ({why.rstrip('.')})"
+        raise
+    finally:
+        status.change(how, status.round, {}, {})
+        keep(status, traffic, run)
+
+
 def tables(run: RunFolder) -> Group:
     """Returns the state of a run as tables.
 
@@ -144,7 +164,7 @@ def tables(run: RunFolder) -> Group:
     for name, site in status.sites.items():
         counts = [c for (known, _), c in traffic.counts.items() if known == name]
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
-        line = [shown(name), shown(site.state, 200), site.since, str(site.round + 1)]
+        line = [shown(name), shown(site.state, 1000), site.since, str(site.round + 1)]
         spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
         sites.append([*line, *sizes, *[spent] * noisy])
     for kind, meaning in words_for("requests").items():
@@ -167,7 +187,7 @@ def show(folder: Path) -> None:
     Args:
         folder: The coordinator's run folder.
     """
-    Console().print(tables(RunFolder(folder)))
+    wide_console().print(tables(RunFolder(folder)))
 
 
 def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:

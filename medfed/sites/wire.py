@@ -69,7 +69,7 @@ Kind = (
 Status = Literal["ok", "busy", "unready", "refused", "failed"]
 REASONS = (
     *("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message"),
-    *("agreed", "policy", "sums"),
+    *("agreed", "policy", "code", "sums"),
 )
 RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]

@@ -200,8 +200,8 @@ def _residual_unet(
         from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
     except ImportError as error:
         raise ConfigError(
-            "A residual encoder needs the package dynamic-network-architectures: pip install "
-            "'medfed[resenc]'."
+            "A residual encoder needs a package that is not installed: "
+            "pip install dynamic-network-architectures."
         ) from error
     stages = plan["kernel_sizes"], plan["strides"], plan["blocks"]
     network: nn.Module = ResidualEncoderUNet(

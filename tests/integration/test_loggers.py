@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import wandb
@@ -15,6 +17,7 @@ from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.records.folder import Run
 from medfed.run.loggers import end_logging, wandb_logger
 from tests.integration.runs import CLINICAL, left_in, resume, run
+from tests.pages import ROOT
 
 
 def test_csv(tmp_path):
@@ -186,18 +189,34 @@ def test_mlflow(tmp_path, monkeypatch):
     assert client.get_run(failed).info.status == "FAILED"
 
 
-@pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])
+@pytest.mark.parametrize("logger", ["tensorboard", "mlflow", "wandb"])
 def test_a_logger_that_is_not_installed(logger, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
-    module = {"tensorboard": "TensorBoardLogger", "mlflow": "_MLFlow"}[logger]
 
     def absent(*args, **kwargs):
         raise ModuleNotFoundError(f"No module named {logger!r}")
 
-    monkeypatch.setattr(f"medfed.run.loggers.{module}", absent)
-    with pytest.raises(ConfigError, match=rf"logger={logger} needs .*'medfed\[{logger}\]', or"):
+    if logger == "mlflow":
+        monkeypatch.setattr("medfed.run.loggers._MLFlow", absent)
+    else:
+        monkeypatch.setitem(sys.modules, logger, None)
+    with pytest.raises(
+        ConfigError, match=rf"logger={logger} needs .*clone .* '\.\[{logger}\]', or"
+    ):
         run(tmp_path / "run", *CLINICAL, f"logger={logger}")
     assert not (tmp_path / "run").exists()
+
+
+def test_no_other_logger_needs_wandb(tmp_path):
+    """As at a hospital, whose installation has none."""
+    code = (
+        "import sys; sys.modules['wandb'] = None; from medfed.commands.main import main; "
+        f"main(['train', *{list(CLINICAL)!r}, 'rounds=1', 'local.steps=1', "
+        f"'hydra.run.dir={tmp_path / 'run'}'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 def test_the_run_folder_is_enough_for_csv(tmp_path):

@@ -129,5 +129,5 @@ def test_without_deep_supervision_one_output_is_trained():
 
 def test_an_absent_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dynamic_network_architectures.architectures.unet", None)
-    with pytest.raises(ConfigError, match=r"dynamic-network-architectures: pip install 'medfed\["):
+    with pytest.raises(ConfigError, match=r"pip install dynamic-network-architectures\."):
         planned_unet(3, 2, 3, plan=PLAN)

@@ -34,6 +34,7 @@ from medfed.common.scores import LEAST_CASES
 from medfed.functional.statistics import difference
 from medfed.reports.tasks import Scores
 from tests.pages import ROOT
+from tests.sites.test_reading import words_of
 
 HOSPITALS = {"north": 90, "south": 90, "odd": 90, "tiny": 8}
 SHORT = (
@@ -259,6 +260,20 @@ def test_a_hospital_alone_has_nobody_to_learn_with(folder, done):
     (folder / "one.json").write_text(json.dumps({"clients": {"north": SPLITS["north"]}}))
     with pytest.raises(DataError, match=r"only one hospital \(north\), and a federation takes two"):
         question([*asks(folder), f"partition.file={folder / 'one.json'}"], 3, 1)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_every_word_of_advice_is_there_at_any_width(done, width, monkeypatch, capsys):
+    """In a pipe, too, which has the width of no terminal."""
+    found, _ = done
+    written.print_advice(found, "medfed train")
+    piped = capsys.readouterr().out.split()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(width))
+    written.print_advice(found, "medfed train")
+    assert words_of(" ".join(piped)) == words_of(capsys.readouterr().out)
 
 
 def test_the_command_hands_over_what_train_would_get(folder, done, monkeypatch, capsys):

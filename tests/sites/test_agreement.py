@@ -84,7 +84,7 @@ def test_an_agreement_is_read_as_it_was_written(heart, tmp_path):
             Agreed.read(tmp_path / "agreed.json")
     record["medfed"] = "0.1.7"
     (tmp_path / "agreed.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match=r"agreed on medfed 0\.1\.7, .* pip install medfed=="):
+    with pytest.raises(ConfigError, match=r"agreed on medfed 0\.1\.7, .* wheel of your kit"):
         Agreed.read(tmp_path / "agreed.json")
 
 

@@ -84,7 +84,13 @@ def test_a_dry_run_writes_a_job_without_code_and_what_is_agreed(tmp_path, capsys
 
 
 def order(tmp_path, *more, **rest):
-    agreed = {"medfed": "", "sites": SITES, "cut": True, "overrides": [*CLINICAL, *more]}
+    agreed = {
+        "medfed": "",
+        "code": "",
+        "sites": SITES,
+        "cut": True,
+        "overrides": [*CLINICAL, *more],
+    }
     told = tmp_path / "told"
     told.mkdir(exist_ok=True)
     return Deployment("clinical", agreed, str(tmp_path / "run"), output=str(told), **rest)

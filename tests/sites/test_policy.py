@@ -12,7 +12,8 @@ from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
 from medfed.run.evaluation import measure_across
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.deploying import TEMPLATES, encoded, start_site
+from medfed.sites.deploying import encoded, start_site
+from medfed.sites.installed import TEMPLATES
 from medfed.sites.policy import NO_LIMITS, AskedModels, Policy, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.wire import Reply, Request
@@ -191,7 +192,7 @@ def test_a_mistake_in_the_file_is_one_sentence(lines, tmp_path):
 
 
 def test_the_example_in_a_kit_can_be_copied(tmp_path):
-    example = filled(TEMPLATES / "medfed.yaml.example", site="Bern")
+    example = filled(TEMPLATES / "medfed.yaml.example", name="Bern")
     (tmp_path / "medfed.yaml").write_text(example)
     file = SiteFile.read(tmp_path / "medfed.yaml")
     assert (file.site, file.approved, file.policy.least) == ("Bern", None, 20)
