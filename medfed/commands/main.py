@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from medfed import __version__
 from medfed.commands.help import NAMES, OVERVIEW
+from medfed.common.console import escape_unknown
 from medfed.common.errors import did_you_mean
 from medfed.common.processes import ended_by_signals
 
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: The command line without the program; ``None``: this process's.
     """
+    escape_unknown()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(OVERVIEW.format(version=__version__), end="")

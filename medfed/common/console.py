@@ -7,6 +7,7 @@ Progress is a bar on a terminal and plain lines elsewhere.
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any, TextIO
 
 from rich import progress
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 _BYTES = 120  # characters of a file name, so that a suffix and a prefix fit on every file system
 _SHOWN, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
@@ -87,16 +88,6 @@ def visible(text: str) -> str:
     return "".join(c if _visible(c) else ascii(c)[1:-1] for c in text)
 
 
-def cell(name: str) -> str:
-    r"""Returns a name for Rich's markup, as in a table or a progress bar.
-
-    Example:
-        >>> cell("hospital_0"), cell("[red]")
-        ('hospital_0', '\\[red]')
-    """
-    return escape(f"{shown(name)} ")[:-1]  # Rich would double a backslash at the end
-
-
 def in_markdown(value: Any) -> Any:
     r"""Returns texts for a Markdown page, also those in lists and mappings.
 
@@ -114,6 +105,20 @@ def in_markdown(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {in_markdown(name): in_markdown(each) for name, each in value.items()}
     return [in_markdown(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_LATEX = {c: f"\\{c}" for c in "_%&#{}$"} | {"\\": r"\textbackslash{}", "−": "$-$"}
+_LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def in_latex(text: str) -> str:
+    r"""Returns a text for LaTeX, in which it is words alone.
+
+    Example:
+        >>> print(in_latex("a_b\n\\input{x}"))
+        a\_b\textbackslash{}n\textbackslash{}input\{x\}
+    """
+    return visible(text).translate(str.maketrans(_LATEX))
 
 
 def caption(name: str) -> str:
@@ -151,16 +156,37 @@ def _folded(file: str) -> str:
     return unicodedata.normalize("NFKC", file).casefold()
 
 
-def wide_console() -> Console:
+class Terminal(Console):
+    """A console that prints a string as it is, on one line, on any encoding.
+
+    Names come from outside: none brings colours, emoji or lines, or controls the terminal. What has
+    several lines is a :class:`rich.text.Text`.
+    """
+
+    def render_str(self, text: str, **how: Any) -> Text:  # type: ignore[override]
+        """Returns a string as Rich draws it in titles, cells, branches of trees, and lines."""
+        plain = visible(text).encode(self.encoding, "backslashreplace").decode(self.encoding)
+        plainly = dict.fromkeys(("emoji", "markup", "highlight"), False)
+        return super().render_str(plain, **how | plainly)
+
+
+def wide_console() -> Terminal:
     """Returns a console that does not squeeze tables if there is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
+    console = Terminal()
+    return console if console.is_terminal else Terminal(width=140)
 
 
 def say(console: Console, *lines: str) -> None:
-    """Prints sentences unchanged: without wrapping, and without reading markup in names."""
-    for line in "\n".join(lines).split("\n"):
-        console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
+    """Prints each sentence on a line of its own, without wrapping it."""
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def escape_unknown() -> None:
+    """Lets standard output and error escape what their encoding lacks, on Windows and in pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def size(count: int) -> str:
@@ -328,7 +354,7 @@ class Steps:
         self.verb = verb
         self.total = total
         self.quiet = quiet
-        self.console = console or Console(file=sys.stderr)
+        self.console = console or Terminal(file=sys.stderr)
         self.done = 0
         self._bar: progress.Progress | None = None
         self._task = progress.TaskID(0)
@@ -336,7 +362,8 @@ class Steps:
 
     def __enter__(self) -> Steps:
         if self.console.is_terminal and not self.quiet:
-            count, item = progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[item]}")
+            count = progress.MofNCompleteColumn()
+            item = progress.TextColumn("{task.fields[item]}", markup=False)
             self._bar = bar(self.console, f"{self.verb}ing", 32, count, item)
             self._task = self._bar.add_task("", total=self.total, item="")
             self._bar.start()
@@ -354,7 +381,7 @@ class Steps:
         """
         self.done += 1
         if self._bar:
-            self._bar.update(self._task, completed=self.done, item=cell(item[-24:]))
+            self._bar.update(self._task, completed=self.done, item=shown(item[-24:]))
             return
         now = time.monotonic()
         if self.quiet or (now - self._spoke < SECONDS and self.done < self.total):
@@ -362,6 +389,5 @@ class Steps:
         self._spoke, spent = now, now - self._began
         left = spent / self.done * (self.total - self.done)
         self.console.print(
-            f"{self.verb}ed {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left",
-            highlight=False,
+            f"{self.verb}ed {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left"
         )

@@ -6,7 +6,6 @@ The page and the LaTeX file have the same tables, see ``templates``.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,8 +13,7 @@ from typing import NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as Printed
 
-from medfed.common.console import cell as escaped
-from medfed.common.console import in_markdown, size
+from medfed.common.console import in_latex, in_markdown, shown, size
 from medfed.common.scores import mean_of_known
 from medfed.federation.card import REFERENCES
 from medfed.reports.tasks import Task
@@ -105,22 +103,16 @@ class Table:
         """Returns the table for a terminal."""
         table = Printed(box=SIMPLE_HEAD, title=title, title_justify="left")
         for i, column in enumerate(self.head):
-            table.add_column(escaped(column), justify="left" if i in self.prose else "right")
+            table.add_column(shown(column), justify="left" if i in self.prose else "right")
         for row in self.rows:
-            table.add_row(*(escaped(cell.brief) if cell.brief else "" for cell in row))
+            table.add_row(*(shown(cell.brief) if cell.brief else "" for cell in row))
         return table
-
-
-def latex_text(text: str) -> str:
-    """Returns words in LaTeX."""
-    plain = re.sub(r"([_%&#{}$])", r"\\\1", text.replace("\\", r"\textbackslash "))
-    return plain.replace("−", "$-$").replace("~", r"\~{}").replace("^", r"\^{}")
 
 
 def latex_cell(cell: Cell) -> str:
     """Returns a number with ± half of its interval, or with the ends if the metric cuts it."""
     if math.isnan(cell.value):
-        return latex_text(cell.text)
+        return in_latex(cell.text)
     low, high = cell.low, cell.high
     text = cell.text.replace("%", r"\%")
     if abs(low + high - 2 * cell.value) < 1e-4:

@@ -16,10 +16,11 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import cell, evenly, say, shown, size, wide_console
+from medfed.common.console import evenly, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text
@@ -257,7 +258,11 @@ def save_predictions(experiment: Experiment) -> None:
 
 
 _STATISTICS = ("mean", "sd", "worst")
-_SHORT = {"balanced_accuracy": "balanced\naccuracy", "sensitivity": "sens.", "specificity": "spec."}
+_SHORT = {
+    "balanced_accuracy": Text("balanced\naccuracy"),
+    "sensitivity": "sens.",
+    "specificity": "spec.",
+}
 _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best and the worst
 
 
@@ -321,7 +326,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
         first in ends for ends in intervals["clients"].values()
     )
     table = Table(
-        title=f"{cell(summary['name'])}, {summary['algorithm']}: "
+        title=f"{shown(summary['name'])}, {summary['algorithm']}: "
         f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "
         f"of {summary['rounds']} (selected by validation {first})",
         box=box.SIMPLE_HEAD,
@@ -340,12 +345,12 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
 
     best, worst = ends_of(summary["clients"], *summary["selection"])
     for client in best:
-        add(cell(client), summary["clients"][client], intervals["clients"].get(client, {}))
+        add(shown(client), summary["clients"][client], intervals["clients"].get(client, {}))
     if worst:
         left = len(summary["clients"]) - len(best) - len(worst)
         table.add_row(f"… {left:,} more, see metrics.csv", "…")
     for client in worst:
-        add(cell(client), summary["clients"][client], intervals["clients"].get(client, {}))
+        add(shown(client), summary["clients"][client], intervals["clients"].get(client, {}))
     table.add_section()
     for row in _STATISTICS:
         values = {n: over[row] for n, over in summary["federation"].items()}

@@ -238,7 +238,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     print_traffic(traffic, config.rounds, console)
     say(console, *sentences(config, data, federation, file))
     for line in warnings(config, data, federation, file):
-        console.print(line, style="red", soft_wrap=True, highlight=False, markup=False)
+        console.print(line, style="red", soft_wrap=True)
     policy.check_data(file.policy, config, data, file.site, tells=bool(data.exchanged))
     file.policy.check_statistics(statistics_of(federation.algorithm, data))
     spending = policy.Spending(file.policy.privacy, file.folder / policy.SPENT)

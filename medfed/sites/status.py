@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from rich.console import Console, Group
+from rich.console import Group
 
 from medfed.common import errors, files, schemas, untrusted
-from medfed.common.console import shown, size
+from medfed.common.console import Terminal, shown, size
 from medfed.records.folder import RunFolder
 from medfed.reports.tables import Table
 from medfed.sites.agreement import words_for
@@ -167,7 +167,7 @@ def show(folder: Path) -> None:
     Args:
         folder: The coordinator's run folder.
     """
-    Console().print(tables(RunFolder(folder)))
+    Terminal().print(tables(RunFolder(folder)))
 
 
 def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:

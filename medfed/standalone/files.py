@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors that only writing gives
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_FORMULA = r"""(?=['" ]*[=+\-@\t\r＝＋－＠])"""  # also by semicolons or tabs, a cell begins so
+_BEFORE, _GUARDED = (re.compile(rf"(?<![^;\t\r\n]){quote}{_FORMULA}") for quote in ("", "'"))
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
 ExistingPath = str
 """A user's file or folder that must exist; the check of the configuration looks for it."""
@@ -210,17 +211,17 @@ def original(cell: str) -> str:
         >>> original("'=1+1"), original("'a'"), original("-0.5")
         ('=1+1', "'a'", '-0.5')
     """
-    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+    return _GUARDED.sub("", cell) if "'" in cell else cell
 
 
 def _inert(cell: object) -> object:
     """Puts a quote before text that a spreadsheet would compute, or that has such a quote."""
-    if cell is None or isinstance(cell, int | float) or not _FORMULA.match(text := str(cell)):
+    if cell is None or isinstance(cell, int | float):
         return cell
     try:
-        float(text)
+        float(text := str(cell))
     except ValueError:
-        return f"'{text}"
+        return _BEFORE.sub("'", text)
     return cell
 
 

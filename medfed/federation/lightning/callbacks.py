@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
-from medfed.common.console import bar, cell, shown
+from medfed.common.console import Terminal, bar, shown
 from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
@@ -460,7 +460,7 @@ class RoundProgress(ProgressBar):
     def __init__(self, evaluation: PersonalEvaluation, console: Console | None = None) -> None:
         super().__init__()
         self.evaluation = evaluation
-        self.console = console or Console(file=sys.stderr)
+        self.console = console or Terminal(file=sys.stderr)
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._began, self._first = time.monotonic(), 0
@@ -479,7 +479,10 @@ class RoundProgress(ProgressBar):
             self.console,
             "round {task.fields[round]}/{task.fields[rounds]}",
             24,
-            TextColumn("{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"),
+            TextColumn(
+                "{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}",
+                markup=False,
+            ),
             TextColumn("{task.fields[score]}"),
         )
         pl_module.listeners.append(lambda *news: self._tell(pl_module, *news))
@@ -502,7 +505,7 @@ class RoundProgress(ProgressBar):
             return
         if not done:
             number = module.next_round + 1
-            self._bar.update(self._task, round=number, phase=phase, client=cell(client))
+            self._bar.update(self._task, round=number, phase=phase, client=shown(client))
             return
         loss = module.federation.clients[client].loss
         # The other ranks have probably made the same progress.
@@ -534,8 +537,7 @@ class RoundProgress(ProgressBar):
             # Across sites the losses stay at the sites.
             loss = f"loss {sum(losses) / len(losses):.4f}  " if losses else ""
             self.console.print(
-                f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left",
-                highlight=False,
+                f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left"
             )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
