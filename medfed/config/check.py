@@ -24,6 +24,7 @@ import msgspec
 
 from medfed.common.checks import check_known
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean, first_line
+from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
 from medfed.common.schemas import fit
 from medfed.config.paths import is_path_key
@@ -98,6 +99,27 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
                 raise ConfigError(f"{where} must be {words}, not {value!r}{named}.")
             if paths and hint.existing and isinstance(value, str):
                 check_exists(where, value)
+
+
+def check_path(key: str, value: str) -> None:
+    """Checks that a path is one, and of a file or folder if something is there.
+
+    Raises:
+        ConfigError: If it is empty or very deep.
+        DataError: See :func:`medfed.common.files.refuse_special`.
+    """
+    if not value:
+        raise ConfigError(f"{key} names no file or folder; write {key}=PATH, or leave it out.")
+    if (deep := value.count("/")) > DEEPEST_PATH:
+        raise ConfigError(f"{key} names {deep} folders within each other; name a shorter path.")
+    refuse_special(Path(value).expanduser(), f"{key}={value}")
+
+
+def check_paths(values: Mapping[str, Any]) -> None:
+    """Checks all paths of a configuration; see :func:`check_path`."""
+    for key, value in walk(values):
+        if isinstance(value, str) and is_path_key(re.sub(r"\[\d+\]$", "", key)):
+            check_path(key, value)
 
 
 def check_exists(key: str, value: str) -> None:
@@ -291,6 +313,7 @@ WHOLE_NUMBERS = {
 LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
 # In bytes: what file systems take, with room for the files in a run folder.
 LONGEST_NAME, LONGEST_PATH = 255, 3000
+DEEPEST_PATH = 200  # folders within each other
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
 PICTURES = ("png", "pdf", "svg", "none")
 _RULES = r"None|youden|\{'(sensitivity|specificity)': (0\.\d+|1(\.0)?)\}"
@@ -410,9 +433,7 @@ def _check_names(values: Mapping[str, Any]) -> None:
             f"The run folder {folder[:40]}… has a name of {longest} bytes in a path of "
             f"{len(os.fsencode(folder))}; set a shorter name, or hydra.run.dir=FOLDER."
         )
-    for key, value in walk(values):
-        if value == "" and is_path_key(re.sub(r"\[\d+\]$", "", key)):
-            raise ConfigError(f"{key} names no file or folder; write {key}=PATH, or leave it out.")
+    check_paths(values)
 
 
 def check_folders(values: Mapping[str, Any]) -> None:

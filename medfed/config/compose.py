@@ -241,7 +241,7 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
         return parsed
-    except HydraException as error:
+    except (HydraException, RecursionError) as error:
         raise ConfigError(f"{what} cannot be read: {first_line(error)}.") from error
 
 

@@ -27,13 +27,14 @@ import os
 import platform
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .errors import ConfigError, MedfedError, WriteError
+from .errors import ConfigError, DataError, MedfedError, WriteError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -378,6 +379,34 @@ through it; remove it, or put the file or folder itself there.
             f"{link} is a link, and nothing is written through it; remove it, or put the file or "
             "folder itself there."
         )
+
+
+def refuse_special(path: str | Path, named: str = "") -> None:
+    """Refuses what is neither a file nor a folder, as reading a device or a pipe may never end.
+
+    Args:
+        path: What is to be read or written; what is not there is left to others.
+        named: Its name in the sentence, such as the key with its value.
+
+    Raises:
+        DataError: If it is a device, pipe or socket, or the system knows no such path.
+
+    Example:
+        >>> refuse_special("/dev/zero")
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.DataError: /dev/zero is a device, pipe or socket; name a file or \
+folder.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    except (OSError, ValueError) as error:  # links in a circle, very long names
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{named or path!s:.200} is no path here ({why}); name another.") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise DataError(f"{named or path} is a device, pipe or socket; name a file or folder.")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from . import dicom, itk
 from .errors import DataError
+from .files import refuse_special
 from .itk import MILLIMETRES, corrupt, missing
 
 if TYPE_CHECKING:
@@ -372,6 +373,7 @@ def _opened(path: Path) -> Any:
     """A file whose header has been read."""
     from nibabel import load  # imported here, as it takes a while
 
+    refuse_special(path)
     try:
         return load(path)
     except FileNotFoundError:
