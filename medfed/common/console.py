@@ -182,6 +182,20 @@ def say(console: Console, *lines: str) -> None:
         console.print(line, soft_wrap=True)
 
 
+_made = logging.getLogRecordFactory()
+
+
+def _record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    """A record of which each message of medfed is one line, whichever handler writes it."""
+    record = _made(*args, **kwargs)
+    if record.name.partition(".")[0] == "medfed":
+        record.msg, record.args = visible(record.getMessage()), ()
+    return record
+
+
+logging.setLogRecordFactory(_record)
+
+
 def escape_unknown() -> None:
     """Lets standard output and error escape what their encoding lacks, on Windows and in pipes."""
     for stream in (sys.stdout, sys.stderr):

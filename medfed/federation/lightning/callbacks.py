@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
-from medfed.common.console import Terminal, bar, shown
+from medfed.common.console import Terminal, bar, shown, visible
 from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
@@ -209,7 +209,7 @@ class PersonalEvaluation(pl.Callback):
             # A logger cannot show more clients usefully: metrics.csv has them all.
             few = metrics if len(metrics) <= LOGGED else {}
             per_client = {
-                f"val/{client}/{name}": value
+                f"val/{visible(client)}/{name}": value
                 for client, known in few.items()
                 for name, value in known.items()
                 if not math.isnan(value)
@@ -250,7 +250,7 @@ class PersonalEvaluation(pl.Callback):
             self._log(pl_module, {"train/loss": sum(losses.values()) / len(losses)})
         if trainer.logger and losses:
             few = losses if len(losses) <= LOGGED else {}
-            per_client = {f"train/{client}/loss": loss for client, loss in few.items()}
+            per_client = {f"train/{visible(c)}/loss": loss for c, loss in few.items()}
             mean = sum(losses.values()) / len(losses)
             trainer.logger.log_metrics({"train/loss": mean, **per_client}, step=number)
 
