@@ -85,8 +85,11 @@ def lines(count: int, seed: int = 0) -> list[list[str]]:
     return made
 
 
-def outcome(line: list[str], seconds: int) -> str:
-    """Runs a line in this process: ``sentence``, ``gradient``, ``done``, or what went wrong."""
+def outcome(line: list[str], seconds: int) -> tuple[str, str]:
+    """Runs a line in this process; returns how it ended, and what it said or what went wrong.
+
+    It ends with a ``sentence``, at its first ``gradient``, ``done``, or ``wrong``.
+    """
 
     def too_long(*_: object) -> None:
         raise TimeoutError(f"no answer within {seconds} s")
@@ -99,19 +102,19 @@ def outcome(line: list[str], seconds: int) -> str:
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
             main(line)
     except FirstGradientError:
-        return "gradient"
+        return "gradient", ""
     except SystemExit as ended:
         text = error.getvalue()
-        plain = "unexpected" not in text and "Traceback" not in text and text.count("\n") == 1
         if not ended.code:
-            return "done"
-        return "sentence" if plain and text.startswith("error: ") else text or "silent"
+            return "done", text
+        plain = "please report" not in text and "Traceback" not in text and text.count("\n") == 1
+        return "sentence" if plain and text.startswith("error: ") else "wrong", text
     except BaseException as unexpected:
-        return f"{type(unexpected).__name__}: {unexpected}"
+        return "wrong", f"{type(unexpected).__name__}: {unexpected}"
     finally:
         if seconds:
             signal.alarm(0)
-    return "done"
+    return "done", error.getvalue()
 
 
 @contextlib.contextmanager
@@ -137,12 +140,10 @@ def bad_lines(asked: list[list[str]], seconds: int = 60) -> tuple[Counter[str], 
     ends, wrong = Counter[str](), {}
     for line in asked:
         with tempfile.TemporaryDirectory() as folder, stage(Path(folder)):
-            end = outcome(line, seconds)
-        if end in ("sentence", "gradient", "done"):
-            ends[end] += 1
-        else:
-            ends["wrong"] += 1
-            wrong[" ".join(line)[:300]] = end[:1000]
+            end, text = outcome(line, seconds)
+        ends[end] += 1
+        if end == "wrong":
+            wrong[" ".join(line)[:300]] = text[:1000]
     return ends, wrong
 
 

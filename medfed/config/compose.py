@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
-from medfed.config.check import check_types
+from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, walk
 from medfed.config.spelling import GROUPS, spelled
@@ -164,6 +164,7 @@ def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -
     hydra.set_config(config)
     try:
         folder = os.path.abspath(os.path.join(above, str(OmegaConf.select(config, key))))
+        check_path(key, folder)
         with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
             config.hydra.runtime.output_dir = folder
         hydra.set_config(config)
