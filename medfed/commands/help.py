@@ -34,7 +34,7 @@ def print_help(name: str, doc: str) -> None:
         name: The command.
         doc: The docstring of its module.
     """
-    text = (CONFIG_DIR / f"{name}.yaml").read_text()
+    text = (CONFIG_DIR / f"{name}.yaml").read_text("utf-8")
     first, _, rest = doc.replace("``", "").strip().partition("\n")
     console = Terminal(soft_wrap=True)
     print(f"{first}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The command line without the program; ``None``: this process's.
     """
     escape_unknown()
+    if wrong := _wrong_here():
+        print(f"error: {wrong}", file=sys.stderr)
+        sys.exit(1)
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(OVERVIEW.format(version=__version__), end="")
@@ -33,3 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         with ended_by_signals():
             importlib.import_module(f"medfed.commands.{given[0]}").main(given[1:])
+
+
+def _wrong_here() -> str:
+    """Says why no command can work here."""
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        return f"Python writes the names of files in {encoding} here; set PYTHONUTF8=1."
+    try:
+        os.getcwd()
+    except OSError as error:
+        return f"The folder from which you call medfed is gone ({error.strerror}); go to another."
+    return ""

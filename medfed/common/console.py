@@ -198,6 +198,7 @@ logging.setLogRecordFactory(_record)
 
 def escape_unknown() -> None:
     """Lets standard output and error escape what their encoding lacks, on Windows and in pipes."""
+    logging.raiseExceptions = False  # a full disk stops the run where it writes its results
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

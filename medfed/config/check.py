@@ -105,13 +105,15 @@ def check_path(key: str, value: str) -> None:
     """Checks that a path is one, and of a file or folder if something is there.
 
     Raises:
-        ConfigError: If it is empty or very deep.
+        ConfigError: If it is empty, very deep or not in UTF-8, which PyTorch's files need.
         DataError: See :func:`medfed.common.files.refuse_special`.
     """
     if not value:
         raise ConfigError(f"{key} names no file or folder; write {key}=PATH, or leave it out.")
     if (deep := value.count("/")) > DEEPEST_PATH:
         raise ConfigError(f"{key} names {deep} folders within each other; name a shorter path.")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise ConfigError(f"{key}={value} is not in UTF-8; rename it.")
     refuse_special(Path(value).expanduser(), f"{key}={value}")
 
 

@@ -116,7 +116,7 @@ def with_whole_data(arguments: Sequence[str]) -> list[str]:
     ]
     if not all(file.is_file() for file in files):
         return list(arguments)
-    texts = [file.read_text() for file in files]
+    texts = [file.read_text("utf-8") for file in files]
     data, partitions = (
         {m[1] for text in texts for m in re.finditer(rf"override /{group}: (\w+)", text)}
         for group in ("data", "partition")
@@ -148,7 +148,7 @@ _MEASURED = (
 def _has_cohort(name: str) -> bool:
     """Whether a shipped data set has generated or embedded patients, without a path."""
     file = CONFIG_DIR / "data" / f"{name}.yaml"
-    return file.is_file() and "\npath: ???" not in file.read_text()
+    return file.is_file() and "\npath: ???" not in file.read_text("utf-8")
 
 
 def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
