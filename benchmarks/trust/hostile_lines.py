@@ -206,7 +206,7 @@ def run() -> None:
         end, wrong = bad_lines([line])
         ends += end
         for text, why in wrong.items():
-            print(f"{ascii(text)}\n    {ascii(why)}", flush=True)
+            print(f"{text!a}\n    {why!a}", flush=True)
     counts = ", ".join(f"{count:,} {end}" for end, count in sorted(ends.items()))
     print(f"{counts}; {time.process_time() - begun:.0f} s of CPU time")
     raise SystemExit(ends["wrong"] > 0)

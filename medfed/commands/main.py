@@ -45,6 +45,6 @@ def _wrong_here() -> str:
         return f"Python writes the names of files in {encoding} here; set PYTHONUTF8=1."
     try:
         os.getcwd()
-    except OSError as error:
-        return f"The folder from which you call medfed is gone ({error.strerror}); go to another."
+    except OSError:
+        return "The folder from which you call medfed is gone; go to another."
     return ""

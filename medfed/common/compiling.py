@@ -34,13 +34,11 @@ def compiled(**how: Any) -> Callable[[Loop], Loop]:
     """
 
     def decorate(function: Loop) -> Loop:
-        kept = is_kept(function) or _say_not_kept()
+        if not (kept := is_kept(function)):
+            _say_once(NOT_KEPT)
         return njit(cache=kept, nogil=True, **how)(function)  # type: ignore[no-any-return]
 
     return decorate
 
 
-@functools.cache
-def _say_not_kept() -> bool:
-    _log.warning(NOT_KEPT)
-    return False
+_say_once = functools.cache(_log.warning)

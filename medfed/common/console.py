@@ -118,7 +118,7 @@ def in_latex(text: str) -> str:
         >>> print(in_latex("a_b\n\\input{x}"))
         a\_b\textbackslash{}n\textbackslash{}input\{x\}
     """
-    return visible(text).translate(str.maketrans(_LATEX))
+    return "".join(_LATEX.get(c, c) for c in visible(text))
 
 
 def caption(name: str) -> str:

@@ -258,11 +258,8 @@ def save_predictions(experiment: Experiment) -> None:
 
 
 _STATISTICS = ("mean", "sd", "worst")
-_SHORT = {
-    "balanced_accuracy": Text("balanced\naccuracy"),
-    "sensitivity": "sens.",
-    "specificity": "spec.",
-}
+_SHORT: dict[str, Any] = {"sensitivity": "sens.", "specificity": "spec."}
+_SHORT["balanced_accuracy"] = Text("balanced\naccuracy")
 _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best and the worst
 
 

@@ -90,7 +90,7 @@ def test_loops_compile_where_nothing_can_be_written(module, monkeypatch, caplog)
     """Numba keeps compiled loops beside their file or at home; /proc takes files of nobody."""
     for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
         monkeypatch.setenv(name, "/proc/nobody")
-    compiling._say_not_kept.cache_clear()
+    compiling._say_once.cache_clear()
     source = Path(module.__file__).read_text(encoding="utf-8")
     with caplog.at_level(logging.WARNING, "medfed"):
         there = {"__name__": "elsewhere"}
