@@ -350,6 +350,8 @@ def _sentence(error: Exception, folder: Path | None) -> str:
     if isinstance(error, OSError) and error.strerror:  # a disk, a right or a link, but no mistake
         what = f"The system refuses {error.filename or 'to go on'} ({error.strerror}); check that "
         return f"{console.visible(what)}it is there, may be used and has room; {logged}."
+    if isinstance(error, RecursionError):
+        return f"A value is nested too deeply; write it with fewer levels; {logged}."
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return f"The memory of this machine is too small; train with smaller batches; {logged}."
     what = f"unexpected {type(error).__name__}: {errors.first_line(error)}"

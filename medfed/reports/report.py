@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from rich.console import Console
 
 from medfed.common.console import in_latex, in_markdown, say, visible, wide_console
@@ -287,7 +286,7 @@ def rendered(template: str, **content: Any) -> str:
 
 def _seen(value: object) -> object:
     """Returns what a page shows: of a text without markup, every character can be seen."""
-    plain = isinstance(value, str) and not isinstance(value, Markup)
+    plain = isinstance(value, str) and not hasattr(value, "__html__")
     return "\n".join(map(visible, value.split("\n"))) if plain else value
 
 
