@@ -29,7 +29,7 @@ RULES: dict[str, Callable[[Floats], Floats]] = {
     "n / (n + 50)": lambda n: n / (n + 50),
     "root of n": np.sqrt,
     "n": lambda n: n,
-    "10 or more": lambda n: (n >= 10) * 1.0 if (n >= 10).any() else np.ones_like(n),
+    "10 or more": lambda n: np.where(n >= min(10, n.max()), 1.0, 0.0),
 }
 HOSPITALS = {
     "40 36 24 18 2": (40, 36, 24, 18, 2),

@@ -16,7 +16,9 @@ import os
 import random
 import resource
 import signal
+import socket
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -29,6 +31,7 @@ import torch
 from medfed.commands.main import main
 from medfed.config.compose import load
 from medfed.config.description import written
+from medfed.config.paths import is_path_key
 
 SMALL = ("experiment=clinical_pfednet", "progress=false", "logger=none", "pictures.format=none")
 VALUES = (
@@ -39,13 +42,34 @@ VALUES = (
     *("word", "Größe", "数", "'two words'", "a.b.c", "os.system", "~", "~/x", "*", "${seed}"),
     *("${nothing}", "${oc.env:HOME}", "???", "range(3)", "1,2", "choice(1,2)", "glob(*)", "x=y"),
     *("\\", '"', "'", "[", "{", "x" * 3000, "'%s'", "'{0}'", "'[bold]'"),
+    *("1e308", "-1e308", "1e39", "[" * 500 + "]" * 500, "{a: " * 200 + "1" + "}" * 200),
+    *("[/nope]", "\x1b[31m", "a\nb", "\u202eb", "＝1", "a;=1", "\udcff", "{_target_: os.system}"),
+    *("{_target_: torch.nn.Linear, in_features: 1, out_features: 1}", "${hydra:run.dir}"),
+)
+PATHS = (
+    *("/dev/zero", "/dev/full", "/dev/stdin", "pipe", "socket", "circle", "circle/x", "file"),
+    *("file/x", "folder", "x" * 300, "d/" * 300, "/proc/self", "/proc/self/mem", "/proc/x", ""),
+    *("../" * 50 + "x", "\udcff", "[pipe,circle]", "a b", "~nobody/x", "."),
 )
 FORMS = ("{key}={value}",) * 12 + ("+{key}={value}", "++{key}={value}", "~{key}", "~{key}={value}")
 COMMANDS = (
     *("evaluate", "export", "predict", "report", "compare", "prepare", "methods", "doctor"),
     *("benchmark", "advise", "site", "deploy", "help", "train"),
 )
+HYDRA = (
+    *("run.dir", "sweep.dir", "sweep.subdir", "sweeper.params", "job.name", "job.chdir", "mode"),
+    *(
+        "output_subdir",
+        "verbose",
+        "launcher",
+        "sweeper",
+        "job_logging",
+        "runtime.cwd",
+        "hydra_logging",
+    ),
+)
 OTHERS = (
+    *("of", "resume", "init.weights", "kit", "provision", "dry_run", "patients", "plugins", "runs"),
     *("run", "runs", "client", "k", "onboard", "bundle", "input", "output", "out", "suite", "size"),
     *("shard", "methods", "folds", "split", "folder", "data", "data.path", "workers", "format"),
 )
@@ -69,24 +93,39 @@ def keys_of(node: Mapping[str, Any], place: str = "") -> Iterator[str]:
 
 
 def lines(count: int, seed: int = 0) -> list[list[str]]:
-    """Draws command lines; most are runs in which one or two keys have odd values."""
+    """Draws command lines; most are runs in which one or two keys have odd values.
+
+    Of ten lines one names paths of all kinds, and one sets keys of Hydra.
+    """
     chance = random.Random(seed)
     keys = [key for key in keys_of(written(load(SMALL))) if not key.startswith("hydra")]
+    paths = [key for key in (*keys, *OTHERS) if is_path_key(key)]
     made = []
     for _ in range(count):
+        kind = chance.random()
+        if kind < 0.2:
+            sets = [f"{chance.choice(paths)}={chance.choice(PATHS)}"]
+            if kind < 0.1:
+                sets = [f"hydra.{chance.choice(HYDRA)}={chance.choice((*VALUES, *PATHS))}"]
+            command = chance.choice(("train", "train", *COMMANDS))
+            made.append([command, *SMALL * (command == "train"), *sets])
+            continue
         train = chance.random() < 0.8
         names = keys if train else OTHERS
         overrides = [
             chance.choice(FORMS).format(key=chance.choice(names), value=chance.choice(VALUES))
             for _ in range(chance.choice((1, 1, 1, 2)))
         ]
-        command = ["train", *SMALL] if train else [chance.choice(COMMANDS)]
-        made.append([*command, *overrides])
+        line = ["train", *SMALL] if train else [chance.choice(COMMANDS)]
+        made.append([*line, *overrides])
     return made
 
 
-def outcome(line: list[str], seconds: int) -> str:
-    """Runs a line in this process: ``sentence``, ``gradient``, ``done``, or what went wrong."""
+def outcome(line: list[str], seconds: int) -> tuple[str, str]:
+    """Runs a line in this process; returns how it ended, and what it said or what went wrong.
+
+    It ends with a ``sentence``, at its first ``gradient``, ``done``, or ``wrong``.
+    """
 
     def too_long(*_: object) -> None:
         raise TimeoutError(f"no answer within {seconds} s")
@@ -99,30 +138,41 @@ def outcome(line: list[str], seconds: int) -> str:
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
             main(line)
     except FirstGradientError:
-        return "gradient"
+        return "gradient", ""
     except SystemExit as ended:
         text = error.getvalue()
-        plain = "unexpected" not in text and "Traceback" not in text and text.count("\n") == 1
         if not ended.code:
-            return "done"
-        return "sentence" if plain and text.startswith("error: ") else text or "silent"
+            return "done", text
+        plain = "please report" not in text and "Traceback" not in text and text.count("\n") == 1
+        return "sentence" if plain and text.startswith("error: ") else "wrong", text
     except BaseException as unexpected:
-        return f"{type(unexpected).__name__}: {unexpected}"
+        return "wrong", f"{type(unexpected).__name__}: {unexpected}"
     finally:
         if seconds:
             signal.alarm(0)
-    return "done"
+    return "done", error.getvalue()
 
 
 @contextlib.contextmanager
 def stage(folder: Path) -> Iterator[None]:
-    """Runs lines in a folder, without training, and with 16 GB of address space."""
+    """Runs lines in a folder, without training, and with 16 GB of address space.
+
+    The folder gets a file, a folder, a pipe, a socket and links in a circle.
+    """
 
     def stop(*_: object, **__: object) -> None:
         raise FirstGradientError
 
     here, limits = Path.cwd(), resource.getrlimit(resource.RLIMIT_AS)
     os.chdir(folder)
+    if not Path("circle").is_symlink():
+        os.mkfifo("pipe")
+        os.symlink("loop", "circle")
+        os.symlink("circle", "loop")
+        Path("file").touch()
+        Path("folder").mkdir()
+        with socket.socket(socket.AF_UNIX) as there:
+            there.bind("socket")
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, limits[1]))
     try:
         with mock.patch.object(torch.Tensor, "backward", stop):
@@ -137,12 +187,10 @@ def bad_lines(asked: list[list[str]], seconds: int = 60) -> tuple[Counter[str], 
     ends, wrong = Counter[str](), {}
     for line in asked:
         with tempfile.TemporaryDirectory() as folder, stage(Path(folder)):
-            end = outcome(line, seconds)
-        if end in ("sentence", "gradient", "done"):
-            ends[end] += 1
-        else:
-            ends["wrong"] += 1
-            wrong[" ".join(line)[:300]] = end[:1000]
+            end, text = outcome(line, seconds)
+        ends[end] += 1
+        if end == "wrong":
+            wrong[" ".join(line)[:300]] = text[:1000]
     return ends, wrong
 
 
@@ -153,11 +201,15 @@ def run() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     import_module("medfed.run.train")  # no line is to wait for libraries
-    ends, wrong = bad_lines(lines(options.count, options.seed))
-    for line, end in wrong.items():
-        print(f"{line}\n    {end}")
-    print(", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
-    raise SystemExit(bool(wrong))
+    ends, begun = Counter[str](), time.process_time()
+    for line in lines(options.count, options.seed):
+        end, wrong = bad_lines([line])
+        ends += end
+        for text, why in wrong.items():
+            print(f"{text!a}\n    {why!a}", flush=True)
+    counts = ", ".join(f"{count:,} {end}" for end, count in sorted(ends.items()))
+    print(f"{counts}; {time.process_time() - begun:.0f} s of CPU time")
+    raise SystemExit(ends["wrong"] > 0)
 
 
 if __name__ == "__main__":

@@ -734,7 +734,7 @@ def print_advice(advice: Advice, command: str) -> None:
     console = wide_console()
     first, *rest = sentences(advice)
     console.print()
-    console.print(first, style="bold", highlight=False, markup=False)
+    console.print(first, style="bold")
     titles = (f"Methods: {advice.task.metric}", f"Hospitals, with {advice.shown}")
     for title, table in zip(titles, _tables(advice), strict=True):
         console.print(table.printed(title))

@@ -347,16 +347,23 @@ def _sentence(error: Exception, folder: Path | None) -> str:
     """Returns what went wrong, in one sentence; of what is unexpected it keeps the traceback."""
     if isinstance(error, errors.MedfedError):
         return console.visible(str(error))
+    logged = _logged(error, folder)
+    if isinstance(error, OSError) and error.strerror:  # a disk, a right or a link, but no mistake
+        what = f"The system refuses {error.filename or 'to go on'} ({error.strerror}); check that "
+        return f"{console.visible(what)}it is there, may be used and has room; {logged}."
+    if isinstance(error, RecursionError):
+        return f"A value is nested too deeply; write it with fewer levels; {logged}."
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return f"The memory of this machine is too small; train with smaller batches; {logged}."
     what = f"unexpected {type(error).__name__}: {errors.first_line(error)}"
-    return f"{console.visible(what)}; {_logged(error, folder)}"
+    return f"{console.visible(what)}; {logged}; please report it."
 
 
 def _logged(error: Exception, folder: Path | None) -> str:
     """Writes the traceback, if possible to the folder of a run that began, and says where."""
     text = "".join(traceback.format_exception(error))
-    places = [tempfile.gettempdir()]
-    if folder is not None and (folder / Places.config_yaml).is_file():
-        places.insert(0, str(folder))
+    begun = folder is not None and (folder / Places.config_yaml).is_file()
+    places = [*[str(folder)] * begun, None]  # at last the system's folder for what is temporary
     for place in places:
         try:
             handle, name = tempfile.mkstemp(".log", "medfed-error-", place)
@@ -364,5 +371,5 @@ def _logged(error: Exception, folder: Path | None) -> str:
                 file.write(text)
         except OSError:
             continue
-        return f"the traceback is in {name}; please report it."
-    return "HYDRA_FULL_ERROR=1 shows the traceback; please report it."
+        return f"the traceback is in {name}"
+    return "HYDRA_FULL_ERROR=1 shows the traceback"

@@ -21,8 +21,7 @@ import yaml  # type: ignore[import-untyped]
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_help
 from medfed.common.errors import ConfigError
-from medfed.config import compose, description, sections
-from medfed.config.check import check_keys
+from medfed.config import check, compose, description, sections
 from medfed.sites import actions
 
 NAME = "deploy"
@@ -49,7 +48,8 @@ def split(given: Sequence[str]) -> tuple[sections.Section, list[str]]:
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
     settings = sections.Section(description.resolved(compose.load(list(listed), NAME)))
-    check_keys(settings)
+    check.check_keys(settings)
+    check.check_paths(settings.plain())
     if settings.run is not None or settings.onboard is not None:
         _check_joining(settings, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
     elif settings.sites in ("???", []) and settings.provision is None:

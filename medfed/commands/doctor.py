@@ -16,7 +16,7 @@ from rich.table import Table
 
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
-from medfed.common.console import wide_console
+from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError
 
 
@@ -32,8 +32,7 @@ def main(given: Sequence[str]) -> None:
     _print(console, "This machine", doctor.machine(Path.cwd()))
     _print(console, "Optional packages", doctor.extras())
     wrong = list(doctor.mistakes(Path.cwd()))
-    for sentence in wrong:
-        print(f"wrong: {sentence}")
+    say(console, *(f"wrong: {sentence}" for sentence in wrong))
     print("Something is wrong." if wrong else "Nothing is wrong.")
     if wrong:
         sys.exit(1)
@@ -44,6 +43,6 @@ def _print(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> Non
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for what, answer in rows:
-        table.add_row(what.replace("[", r"\["), answer.replace("[", r"\["))
+        table.add_row(what, answer)
     console.print(table)
     console.print()

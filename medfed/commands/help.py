@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from medfed.common.console import Terminal
 from medfed.config.compose import CONFIG_DIR
 
 OVERVIEW = (Path(__file__).parent / "overview.txt").read_text(encoding="utf-8")
@@ -35,13 +34,13 @@ def print_help(name: str, doc: str) -> None:
         name: The command.
         doc: The docstring of its module.
     """
-    text = (CONFIG_DIR / f"{name}.yaml").read_text()
+    text = (CONFIG_DIR / f"{name}.yaml").read_text("utf-8")
     first, _, rest = doc.replace("``", "").strip().partition("\n")
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{escape(first)}\n")
+    console = Terminal(soft_wrap=True)
+    print(f"{first}\n")
     if rest.strip():
-        console.print(f"{escape(rest.strip())}\n")
-    console.print(f"Usage: medfed {name} KEY=VALUE ...\n")
+        print(f"{rest.strip()}\n")
+    print(f"Usage: medfed {name} KEY=VALUE ...\n")
     if chosen := list(groups(text)):
         table = Table(title="Groups, chosen by GROUP=OPTION (* the default)", title_justify="left")
         table.add_column("group", no_wrap=True)
@@ -55,14 +54,14 @@ def print_help(name: str, doc: str) -> None:
     for column in ("key", "default", ""):
         table.add_column(column, no_wrap=column != "")
     for key in keys(text):
-        table.add_row(*map(escape, key))
+        table.add_row(*key)
     console.print(table)
     if name == "train":
-        console.print(
+        print(
             "\n-m with several values of a key (seed=0,1,2) runs each combination; sweep.workers=4 "
             "runs four at once."
         )
-    console.print(
+    print(
         f"\nmedfed {name} --cfg job [KEY=VALUE ...] prints the whole configuration with the keys "
         "of the chosen options."
     )

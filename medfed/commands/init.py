@@ -28,7 +28,7 @@ from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
 from medfed.common.console import say, wide_console
 from medfed.common.errors import ConfigError, DataError, MedfedError, few
-from medfed.common.files import write_text, writing
+from medfed.common.files import refuse_special, write_text, writing
 from medfed.config import allowed, compose, description, sections, spelling
 from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
 from medfed.datamodules.segmentation import SegmentationDataModule
@@ -357,7 +357,8 @@ def init(given: Sequence[str]) -> Path:
     places = [a for a in given if "=" not in a]
     if len(places) != 1:
         raise ConfigError(f"medfed init takes one folder or file, not {len(places)}: {USAGE}.")
-    path = Path(places[0]).expanduser().resolve()
+    refuse_special(path := Path(places[0]).expanduser())
+    path = path.resolve()
     typed = spelling.hydra_spelling([a for a in given if "=" in a])
     keys: dict[str, Any] = {o.key_or_group: o.value() for o in compose.parse(typed, "The command")}
     yes, into = keys.pop("yes", False) is True, str(keys.pop("into", "medfed_experiments"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from medfed import __version__
 from medfed.commands.help import NAMES, OVERVIEW
+from medfed.common.console import escape_unknown
 from medfed.common.errors import did_you_mean
 from medfed.common.processes import ended_by_signals
 
@@ -18,6 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: The command line without the program; ``None``: this process's.
     """
+    escape_unknown()
+    if wrong := _wrong_here():
+        print(f"error: {wrong}", file=sys.stderr)
+        sys.exit(1)
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(OVERVIEW.format(version=__version__), end="")
@@ -31,3 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         with ended_by_signals():
             importlib.import_module(f"medfed.commands.{given[0]}").main(given[1:])
+
+
+def _wrong_here() -> str:
+    """Says why no command can work here."""
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        return f"Python writes the names of files in {encoding} here; set PYTHONUTF8=1."
+    try:
+        os.getcwd()
+    except OSError:
+        return "The folder from which you call medfed is gone; go to another."
+    return ""

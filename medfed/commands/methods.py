@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
+from medfed.common.console import Terminal
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.allowed import plugin_folders, yamls_of
 from medfed.config.compose import CONFIG_DIR
@@ -138,7 +137,6 @@ def by_family(methods: Iterator[Method]) -> list[Method]:
 
 def print_table(methods: Sequence[Method]) -> None:
     """Prints what each method does, as wide as the terminal, with a section per family."""
-    console = Console(highlight=False)
     table = Table(box=SIMPLE_HEAD, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -148,11 +146,11 @@ def print_table(methods: Sequence[Method]) -> None:
         if card.family != family:
             family = card.family
             table.add_section()
-            table.add_row(f"[bold]{family}")
+            table.add_row(family, style="bold")
         note = f" {card.note[:1].upper()}{card.note[1:]}." if card.note else ""
-        table.add_row(one.name, escape(head(one.yaml) + note))
-    console.print(table)
-    console.print("medfed methods NAME shows what a method keeps, sends and costs, and its keys.")
+        table.add_row(one.name, head(one.yaml) + note)
+    Terminal().print(table)
+    print("medfed methods NAME shows what a method keeps, sends and costs, and its keys.")
 
 
 def head(yaml: Path) -> str:
@@ -165,21 +163,20 @@ def print_page(one: Method) -> None:
     """Prints a method's row, its paper, symbols and deviations, and its hyper-parameters."""
     from medfed.federation.card import UNPROTECTED
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"algorithm={one.name} ({one.kind.card.family})\n")
+    print(f"algorithm={one.name} ({one.kind.card.family})\n")
     for title, cell in zip(COLUMNS[1:], one.row[1:], strict=True):
-        console.print(f"  {title:<20}{cell}")
+        print(f"  {title:<20}{cell}")
     covered = " and ".join(one.kind.averaged)
-    console.print(f"  {'aggregation':<20}{f'any, of {covered}' if covered else 'mean'}")
+    print(f"  {'aggregation':<20}{f'any, of {covered}' if covered else 'mean'}")
     reason = UNPROTECTED.get(one.kind.card.touches)
-    console.print(f"  {'privacy.example':<20}{f'refused: it {reason}' if reason else 'covered'}")
+    print(f"  {'privacy.example':<20}{f'refused: it {reason}' if reason else 'covered'}")
     for name, over in one.kind.card.tune.items():
         print(f"  {'tuned':<20}algorithm.{name} from {over.low:g} to {over.high:g}")
     module = sys.modules[one.kind.__module__]
-    console.print("\n" + (module.__doc__ or "").strip().replace("``", "") + "\n")
+    print("\n" + (module.__doc__ or "").strip().replace("``", "") + "\n")
     for key in keys(one.yaml.read_text(encoding="utf-8")):
-        console.print(f"  algorithm.{key.name}={key.default}  {key.comment}")
-    console.print()
+        print(f"  algorithm.{key.name}={key.default}  {key.comment}")
+    print()
 
 
 def markdown(methods: Sequence[Method]) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.config.check import check_path
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
 from medfed.sites import actions
@@ -77,6 +78,8 @@ def read(what: str, given: Sequence[str]) -> dict[str, str]:
             )
     if lacking := [key for key in _KEYS[what] if not (keys.get(key) or key in _OPTIONAL)]:
         raise ConfigError(f"{lacking[0]} has no value yet; set it by {lacking[0]}=VALUE.")
+    for key in {"agreed", "local", "folder", "run"} & keys.keys():
+        check_path(key, keys[key])
     return keys
 
 

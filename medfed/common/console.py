@@ -7,6 +7,7 @@ Progress is a bar on a terminal and plain lines elsewhere.
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import re
@@ -22,7 +23,6 @@ from typing import Any, TextIO
 from rich import progress, table
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.text import Text
 
@@ -90,16 +90,6 @@ def visible(text: str) -> str:
     return "".join(c if _visible(c) else ascii(c)[1:-1] for c in text)
 
 
-def cell(name: str, most: int = _SHOWN) -> str:
-    r"""Returns a name for Rich's markup, as in a table or a progress bar.
-
-    Example:
-        >>> cell("hospital_0"), cell("[red]")
-        ('hospital_0', '\\[red]')
-    """
-    return escape(f"{shown(name, most)} ")[:-1]  # Rich would double a backslash at the end
-
-
 def in_markdown(value: Any) -> Any:
     r"""Returns texts for a Markdown page, also those in lists and mappings.
 
@@ -117,6 +107,20 @@ def in_markdown(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {in_markdown(name): in_markdown(each) for name, each in value.items()}
     return [in_markdown(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_LATEX = {c: f"\\{c}" for c in "_%&#{}$"} | {"\\": r"\textbackslash{}", "−": "$-$"}
+_LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def in_latex(text: str) -> str:
+    r"""Returns a text for LaTeX, in which it is words alone.
+
+    Example:
+        >>> print(in_latex("a_b\n\\input{x}"))
+        a\_b\textbackslash{}n\textbackslash{}input\{x\}
+    """
+    return "".join(_LATEX.get(c, c) for c in visible(text))
 
 
 def caption(name: str) -> str:
@@ -154,10 +158,24 @@ def _folded(file: str) -> str:
     return unicodedata.normalize("NFKC", file).casefold()
 
 
-def wide_console() -> Console:
+class Terminal(Console):
+    """A console that prints a string as it is, on one line, on any encoding.
+
+    Names come from outside: none brings colours, emoji or lines, or controls the terminal. What has
+    several lines is a :class:`rich.text.Text`.
+    """
+
+    def render_str(self, text: str, **how: Any) -> Text:  # type: ignore[override]
+        """Returns a string as Rich draws it in titles, cells, branches of trees, and lines."""
+        plain = visible(text).encode(self.encoding, "backslashreplace").decode(self.encoding)
+        plainly = dict.fromkeys(("emoji", "markup", "highlight"), False)
+        return super().render_str(plain, **how | plainly)
+
+
+def wide_console() -> Terminal:
     """Returns a console that does not squeeze tables if there is no terminal."""
-    console = Console(emoji=False)
-    return console if console.is_terminal else Console(width=140, emoji=False)
+    console = Terminal()
+    return console if console.is_terminal else Terminal(width=140)
 
 
 class Table(table.Table):
@@ -166,7 +184,7 @@ class Table(table.Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Renders it; a column is as wide as its longest word, or wider."""
         written = [[c.header, *c.cells] for c in self.columns]
-        texts = [[console.render_str(str(cell)).plain for cell in column] for column in written]
+        texts = [[_plain(console, cell) for cell in column] for column in written]
         most = [max(map(cell_len, "\n".join(column).split("\n"))) for column in texts]
         words = [max(map(cell_len, " ".join(column).split()), default=1) for column in texts]
         least = [m if c.no_wrap else w for c, m, w in zip(self.columns, most, words, strict=True)]
@@ -175,7 +193,7 @@ class Table(table.Table):
         whole = Measurement.get(console, options.update(max_width=100_000), self).minimum
         if (room := options.max_width - whole) < 0:
             heads, *rows = zip(*texts, strict=True)
-            yield console.render_str(str(self.title or ""))
+            yield _plain(console, self.title or "")
             for row in rows:
                 pairs = zip(heads, row, strict=True)
                 yield Text("\n".join(["", *(f"{head}: {cell}" for head, cell in pairs if cell)]))
@@ -187,11 +205,37 @@ class Table(table.Table):
         yield from super().__rich_console__(console, options)
 
 
+def _plain(console: Console, cell: Any) -> str:
+    """What is drawn of a cell."""
+    return cell.plain if isinstance(cell, Text) else console.render_str(str(cell)).plain
+
+
 def say(console: Console, *lines: str, style: str = "") -> None:
-    """Prints sentences unchanged: without wrapping, and without reading markup in names."""
-    for line in "\n".join(lines).split("\n"):
-        text = Text(visible(line), style)  # with neither markup nor pictures for :words:
-        console.print(text, soft_wrap=True, highlight=False)
+    """Prints each sentence on a line of its own, without wrapping it."""
+    for line in lines:
+        console.print(line, style=style or None, soft_wrap=True)
+
+
+_made = logging.getLogRecordFactory()
+
+
+def _record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    """A record of which each message of medfed is one line, whichever handler writes it."""
+    record = _made(*args, **kwargs)
+    if record.name.partition(".")[0] == "medfed":
+        record.msg, record.args = visible(record.getMessage()), ()
+    return record
+
+
+logging.setLogRecordFactory(_record)
+
+
+def escape_unknown() -> None:
+    """Lets standard output and error escape what their encoding lacks, on Windows and in pipes."""
+    logging.raiseExceptions = False  # a full disk stops the run where it writes its results
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def size(count: int) -> str:
@@ -359,7 +403,7 @@ class Steps:
         self.verb = verb
         self.total = total
         self.quiet = quiet
-        self.console = console or Console(file=sys.stderr)
+        self.console = console or Terminal(file=sys.stderr)
         self.done = 0
         self._bar: progress.Progress | None = None
         self._task = progress.TaskID(0)
@@ -367,7 +411,8 @@ class Steps:
 
     def __enter__(self) -> Steps:
         if self.console.is_terminal and not self.quiet:
-            count, item = progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[item]}")
+            count = progress.MofNCompleteColumn()
+            item = progress.TextColumn("{task.fields[item]}", markup=False)
             self._bar = bar(self.console, f"{self.verb}ing", 32, count, item)
             self._task = self._bar.add_task("", total=self.total, item="")
             self._bar.start()
@@ -385,7 +430,7 @@ class Steps:
         """
         self.done += 1
         if self._bar:
-            self._bar.update(self._task, completed=self.done, item=cell(item[-24:]))
+            self._bar.update(self._task, completed=self.done, item=shown(item[-24:]))
             return
         now = time.monotonic()
         if self.quiet or (now - self._spoke < SECONDS and self.done < self.total):
@@ -393,6 +438,5 @@ class Steps:
         self._spoke, spent = now, now - self._began
         left = spent / self.done * (self.total - self.done)
         self.console.print(
-            f"{self.verb}ed {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left",
-            highlight=False,
+            f"{self.verb}ed {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left"
         )

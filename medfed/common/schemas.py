@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from medfed.common.errors import CheckpointError, did_you_mean, first_line
+from medfed.common.files import refuse_special
 
 T = TypeVar("T")
 LIMIT = 1 << 26
@@ -68,6 +69,7 @@ def parse_json(
         ValueError: the key a occurs twice
     """
     if isinstance(source, Path):
+        refuse_special(source)
         with source.open("rb") as file:
             content = file.read(limit + 1)
         if len(content) > limit:

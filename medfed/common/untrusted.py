@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from medfed.common.errors import CheckpointError, MedfedError, first_line
-from medfed.common.files import original
+from medfed.common.files import original, refuse_special
 from medfed.common.schemas import fit, parse_json
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def reading(path: Path, what_to_do: str = "") -> Iterator[None]:
         medfed.standalone.errors.CheckpointError: run/summary.json cannot be read (could not \
 convert string to float: 'x'); copy it again or repeat the run.
     """
+    refuse_special(path)
     try:
         yield
     except MedfedError:

@@ -33,6 +33,7 @@ from typing import Any
 from hydra._internal.utils import _locate
 
 from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.common.files import refuse_special
 from medfed.config.paths import literal, paths_in, unquoted
 from medfed.config.sections import targets
 
@@ -77,10 +78,11 @@ def plugin_folders(override: str) -> list[Path]:
         ConfigError: If one does not exist.
     """
     names = [unquoted(name) for name in paths_in(override.removeprefix(KEY))]
-    folders = [Path(name).expanduser().resolve() for name in names if name != "null"]
+    folders = [Path(name).expanduser() for name in names if name != "null"]
     for folder in folders:
-        _activate(folder)
-    return folders
+        refuse_special(folder, f"{KEY}{folder}")
+        _activate(folder.resolve())
+    return [folder.resolve() for folder in folders]
 
 
 def yamls_of(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from medfed.common.checks import check_known, checks_of
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
 from medfed.config.paths import EXISTING, is_path_key
 from medfed.config.sections import has, select, targets, walk
@@ -161,6 +162,29 @@ def _hints(target: str) -> dict[str, Any]:
     return hints
 
 
+def check_path(key: str, value: str) -> None:
+    """Checks that a path is one, and of a file or folder if something is there.
+
+    Raises:
+        ConfigError: If it is empty, very deep or not in UTF-8, which PyTorch's files need.
+        DataError: See :func:`medfed.common.files.refuse_special`.
+    """
+    if not value:
+        raise ConfigError(f"{key} names no file or folder; write {key}=PATH, or leave it out.")
+    if (deep := value.count("/")) > DEEPEST_PATH:
+        raise ConfigError(f"{key} names {deep} folders within each other; name a shorter path.")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise ConfigError(f"{key}={value} is not in UTF-8; rename it.")
+    refuse_special(Path(value).expanduser(), f"{key}={value}")
+
+
+def check_paths(values: Mapping[str, Any]) -> None:
+    """Checks all paths of a configuration; see :func:`check_path`."""
+    for key, value in walk(values):
+        if isinstance(value, str) and is_path_key(re.sub(r"\[\d+\]$", "", key)):
+            check_path(key, value)
+
+
 def check_exists(key: str, value: str) -> None:
     """Checks that a user's file or folder exists.
 
@@ -241,6 +265,7 @@ KEYS: dict[str, Any] = {
 }
 # In bytes: what file systems take, with room for the files in a run folder.
 LONGEST_NAME, LONGEST_PATH = 255, 3000
+DEEPEST_PATH = 200  # folders within each other
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
 _RULES = r"None|youden|\{'(sensitivity|specificity)': (0\.\d+|1(\.0)?)\}"
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16", "64")
@@ -311,9 +336,7 @@ def _check_names(values: Mapping[str, Any]) -> None:
             f"The run folder {folder[:40]}… has a name of {longest} bytes in a path of "
             f"{len(os.fsencode(folder))}; set a shorter name, or hydra.run.dir=FOLDER."
         )
-    for key, value in walk(values):
-        if value == "" and is_path_key(re.sub(r"\[\d+\]$", "", key)):
-            raise ConfigError(f"{key} names no file or folder; write {key}=PATH, or leave it out.")
+    check_paths(values)
 
 
 def check_folders(values: Mapping[str, Any]) -> None:

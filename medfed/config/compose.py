@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets, with_plugins
-from medfed.config.check import check_types
+from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, leaves, walk
 from medfed.config.spelling import GROUPS, key_of, spelled
@@ -165,6 +165,7 @@ def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -
     hydra.set_config(config)
     try:
         folder = os.path.abspath(os.path.join(above, str(OmegaConf.select(config, key))))
+        check_path(key, folder)
         with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
             config.hydra.runtime.output_dir = folder
         hydra.set_config(config)
@@ -293,7 +294,7 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
         return parsed
-    except HydraException as error:
+    except (HydraException, RecursionError) as error:
         raise ConfigError(f"{what} cannot be read: {first_line(error)}.") from error
 
 
@@ -372,7 +373,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         check_targets(values, node.place, found=True)
     check_types(values, node.place)
     try:
-        return instantiate(with_custom_parts(values), **kwargs)
+        made = instantiate(with_custom_parts(values), **kwargs)
     except InstantiationException as error:
         cause: BaseException = error
         while not isinstance(cause, MedfedError) and cause.__cause__ is not None:
@@ -381,6 +382,19 @@ def build(node: Any, **kwargs: Any) -> Any:
             raise cause from error
         what = node.place or str(node.get("_target_"))
         raise ConfigError(f"{what} cannot be used as it is: {first_line(cause)}.") from error
+    if made and (base := _BASES.get(node.place)) and not isinstance(made, get_class(base)):
+        raise ConfigError(f"{node.place} is a {type(made).__name__}, which is no {base}.")
+    return made
+
+
+# What sections must be, also those of plugins.
+_BASES = {
+    "algorithm": "medfed.federation.algorithm.Algorithm",
+    "aggregation": "medfed.federation.aggregation.Aggregation",
+    "data": "medfed.datamodules.base.FederatedDataModule",
+    "logger": "pytorch_lightning.loggers.Logger",
+    "model": "medfed.models.task.TaskModule",
+}
 
 
 def class_of(section: Section) -> Any:

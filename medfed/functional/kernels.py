@@ -53,7 +53,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from medfed.common.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 _START = 4096
@@ -62,7 +63,7 @@ _CHUNK = 1024
 """Elements that are compared at a time: with what is found they stay in the nearest cache."""
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _recentred(knots: Array, first: int, last: int) -> tuple[Array, int, int]:
     """The knots from ``first`` to ``last`` in the middle of their room, or of one twice as large.
 
@@ -76,7 +77,7 @@ def _recentred(knots: Array, first: int, last: int) -> tuple[Array, int, int]:
     return moved, start, start + count - 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@compiled(error_model="numpy")
 def _forward(g: Array, gamma: float, low: Array, high: Array) -> None:
     """Writes the bounds that each element has towards its right neighbour."""
     # One row per knot: position, slope, level. Read together, they lie together.
@@ -114,7 +115,7 @@ def _forward(g: Array, gamma: float, low: Array, high: Array) -> None:
         low[i], high[i] = lower, upper
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _backward(w: Array, high: Array) -> None:
     """Turns the lower bounds in ``w`` into the solution, from the last element to the first."""
     value = w.dtype.type(0)
@@ -126,7 +127,7 @@ def _backward(w: Array, high: Array) -> None:
         w[i] = value
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def solve_chain(g: Array, gamma: float, out: Array) -> None:
     """Writes the minimiser of ``||w - g||^2 / 2 + gamma (sum_i |w_i - w_{i+1}| + |w_d|)``.
 
@@ -143,7 +144,7 @@ def solve_chain(g: Array, gamma: float, out: Array) -> None:
     _backward(out, high)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _error(sums: Array, i: int, j: int) -> float:
     """The squared error of the points i to j - 1 around their mean."""
     w, wx, wxx = sums[0, j] - sums[0, i], sums[1, j] - sums[1, i], sums[2, j] - sums[2, i]
@@ -151,7 +152,7 @@ def _error(sums: Array, i: int, j: int) -> float:
     return error
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def partition(sums: Array, m: int) -> Array:
     """Splits sorted points into the ``m`` intervals with the least squared error.
 
@@ -192,7 +193,7 @@ def partition(sums: Array, m: int) -> Array:
     return starts
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _dual_row(row: Array, out: Array, cut: float, norm: int) -> None:
     """Writes the scaled dual part of one row block."""
     if norm == 2:
@@ -206,7 +207,7 @@ def _dual_row(row: Array, out: Array, cut: float, norm: int) -> None:
         out[c] = y if norm == 1 else x - y
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _solve_block(inverse: Array, rhs: Array, z: Array) -> None:
     """``z = inverse @ rhs`` for one block of columns."""
     for i in range(rhs.shape[0]):
@@ -220,7 +221,7 @@ def _solve_block(inverse: Array, rhs: Array, z: Array) -> None:
                 out[c] += factor * row[c]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _improve(
     mass: Array, scale: Array, edges: Array, rho: float, rhs: Array, z: Array, rest: Array
 ) -> None:
@@ -241,7 +242,7 @@ def _improve(
                 z[i, c] += rest[i, c] * scale[i]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def admm_step(
     a: Array,
     z: Array,
@@ -306,7 +307,7 @@ def admm_step(
     return sums
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _push(head: Array, tail: Array, row: Array, factor: float) -> None:
     """Adds ``factor * row`` to one end of an edge and subtracts it from the other."""
     for c in range(row.shape[0]):
@@ -315,7 +316,7 @@ def _push(head: Array, tail: Array, row: Array, factor: float) -> None:
         tail[c] -= x
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _edge_sums(row: Array, u: Array, head: Array, tail: Array, sums: Array) -> None:
     """Adds one edge's share of the squares of ZQ - W, ZQ and W."""
     primal, gaps, splitting = sums[0], sums[2], sums[3]
@@ -327,7 +328,7 @@ def _edge_sums(row: Array, u: Array, head: Array, tail: Array, sums: Array) -> N
         splitting[c] += w * w
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _node_sums(v: Array, z: Array, mass: float, pull: Array, sums: Array) -> None:
     """Adds one node's share of the squares of mass (V - Z) - Omega Q^T and Omega Q^T."""
     dual, forces = sums[1], sums[4]
@@ -338,7 +339,7 @@ def _node_sums(v: Array, z: Array, mass: float, pull: Array, sums: Array) -> Non
         forces[c] += force * force
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def residual_norms(
     a: Array,
     z: Array,
@@ -387,7 +388,7 @@ def residual_norms(
     return sums
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _excess(row: Array, level: float, total: Array, count: Array) -> tuple[float, float]:
     """The sum and the number of the magnitudes above ``level``."""
     for c in range(total.shape[0]):
@@ -406,7 +407,7 @@ def _excess(row: Array, level: float, total: Array, count: Array) -> tuple[float
     return size, number
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def clip_levels(a: Array, tau: Array, levels: Array) -> None:
     """Finds for each row the level t with sum(max(|a| - t, 0)) = tau, starting from ``levels``.
 
@@ -435,7 +436,7 @@ def clip_levels(a: Array, tau: Array, levels: Array) -> None:
         levels[e] = level
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def find_cuts(values: Array) -> tuple[Array, bool]:
     """The largest numbers of their dtype that still belong to the lower of two centres.
 
@@ -461,7 +462,7 @@ def find_cuts(values: Array) -> tuple[Array, bool]:
     return cuts, usable
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _locate(x: Array, cuts: Array, index: Array) -> None:
     """Writes the index of the nearest centre of each element of a chunk; 0 for NaN."""
     for c in range(x.shape[0]):
@@ -472,7 +473,7 @@ def _locate(x: Array, cuts: Array, index: Array) -> None:
             index[c] = beyond if x[c] > cut else index[c]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _round(x: Array, cuts: Array, values: Array, out: Array) -> None:
     """Writes the nearest centre of each element of a chunk; NaN stays."""
     first = values[0]
@@ -486,7 +487,7 @@ def _round(x: Array, cuts: Array, values: Array, out: Array) -> None:
         out[c] = out[c] if x[c] == x[c] else x[c]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def round_all(x: Array, cuts: Array, values: Array, out: Array) -> None:
     """Writes the nearest centre of each element.
 
@@ -500,7 +501,7 @@ def round_all(x: Array, cuts: Array, values: Array, out: Array) -> None:
         _round(x[lo : lo + _CHUNK], cuts, values, out[lo : lo + _CHUNK])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def locate_all(x: Array, cuts: Array, out: Array) -> bool:
     """Writes the index of each element's nearest centre; returns whether there is no NaN.
 
@@ -520,7 +521,7 @@ def locate_all(x: Array, cuts: Array, out: Array) -> bool:
     return missing == 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def shrink_all(y: Array, cuts: Array, values: Array, tau: float, x: Array, nearest: Array) -> None:
     """Writes the proximal map of the distance to the nearest centre, and that centre.
 
@@ -541,7 +542,7 @@ def shrink_all(y: Array, cuts: Array, values: Array, tau: float, x: Array, neare
             out[c] = q[c] if abs(gap) <= tau else moved
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def tally(x: Array, gradient: Array, cuts: Array, values: Array) -> tuple[Array, Array, bool]:
     """Counts the elements around each centre and sums their gradients, in one pass.
 
@@ -573,7 +574,7 @@ def tally(x: Array, gradient: Array, cuts: Array, values: Array) -> tuple[Array,
     return counts, sums, missing == 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def settle(mu: Array, values: Array, counts: Array, tau: float) -> tuple[Array, Array, bool]:
     """Where each centre comes to rest if it passes no element but those at ``values``.
 
@@ -612,7 +613,7 @@ def settle(mu: Array, values: Array, counts: Array, tau: float) -> tuple[Array, 
     return rests, bounds, passing
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def collect(
     x: Array, cuts: Array, values: Array, bounds: Array, between: Array, numbers: Array
 ) -> int:
@@ -648,7 +649,7 @@ def collect(
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def walk(
     mu: Array,
     values: Array,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from medfed.common.console import caption, size
+from medfed.common.console import caption, size, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,7 +153,7 @@ def _dot(
     """Draws a marker; with a name, the legend has it."""
     style: dict[str, Any] = {"color": look.paper, "ms": 2 * radius, "mew": 0, "clip_on": False}
     label = caption(name) if name else None
-    axes.plot([x], [y], look.shape, gid=f"hover {hover}", label=label, **style)
+    axes.plot([x], [y], look.shape, gid=f"hover {visible(hover)}", label=label, **style)
 
 
 def _words(axes: Axes, below: str, above: str = "") -> None:
@@ -327,7 +327,7 @@ def curves(
         at = [[spread(x) for x, _ in seen], [y for _, y in seen]]
         dashes = "-" if look.shape == "o" else _DASHES
         style: dict[str, Any] = {"color": look.paper, "lw": 2, "ls": dashes, "clip_on": False}
-        axes.plot(*at, gid=f"hover {name}", **style)
+        axes.plot(*at, gid=f"hover {visible(name)}", **style)
         for n, (x, y) in enumerate(seen, start=1):
             hover = f"{name}: {y:.4f} at {size(round(x)) if log else f'{x:g}'}"
             _dot(axes, spread(x), y, look, hover, 3, name * (n == len(seen)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from medfed.common.console import in_markdown, say, wide_console
+from medfed.common.console import in_latex, in_markdown, say, visible, wide_console
 from medfed.common.errors import ConfigError, few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text, writing
@@ -240,7 +240,7 @@ def latex(report: Report) -> str:
         report: The report.
     """
     judged = [(task, tables.methods_table(task, v).only(tables.PAPER)) for task, v in report.tasks]
-    words = {"tables": judged, "text": tables.latex_text, "cell": tables.latex_cell}
+    words = {"tables": judged, "text": in_latex, "cell": tables.latex_cell}
     return filled(TEMPLATES / "tables.tex", **words)
 
 
@@ -277,11 +277,18 @@ def page(report: Report) -> str:
 
 def rendered(template: str, **content: Any) -> str:
     """Returns a page of a template in ``templates``, which escapes all content."""
-    loader = PackageLoader("medfed.reports")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    how: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": _seen}
+    environment = Environment(loader=PackageLoader("medfed.reports"), **how)
     environment.filters |= {"place": place, "svg": svg}
     environment.globals["colours"] = COLOURS
     return environment.get_template(template).render(generator=GENERATOR, **content)
+
+
+def _seen(value: object) -> object:
+    """Returns what a page shows: of a text without markup, every character can be seen."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return "\n".join(map(visible, value.split("\n")))
+    return value
 
 
 def place(name: str) -> str:

@@ -6,7 +6,6 @@ The page and the LaTeX file have the same tables, see ``templates``.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,8 +13,7 @@ from typing import NamedTuple
 from rich.box import SIMPLE_HEAD
 
 from medfed.common.console import Table as Printed
-from medfed.common.console import cell as escaped
-from medfed.common.console import in_markdown, size
+from medfed.common.console import in_latex, in_markdown, shown, size
 from medfed.common.scores import mean_of_known
 from medfed.federation.card import REFERENCES
 from medfed.reports.tasks import Task
@@ -104,25 +102,19 @@ class Table:
 
     def printed(self, title: str) -> Printed:
         """Returns the table for a terminal."""
-        table = Printed(box=SIMPLE_HEAD, title=escaped(title, _WORDS), title_justify="left")
+        table = Printed(box=SIMPLE_HEAD, title=shown(title, _WORDS), title_justify="left")
         for i, column in enumerate(self.head):
-            name = escaped(column, _WORDS)
-            table.add_column(name, justify="left" if i in self.prose else "right")
+            title = shown(column, _WORDS)
+            table.add_column(title, justify="left" if i in self.prose else "right")
         for row in self.rows:
-            table.add_row(*(escaped(cell.brief, _WORDS) if cell.brief else "" for cell in row))
+            table.add_row(*(shown(cell.brief, _WORDS) if cell.brief else "" for cell in row))
         return table
-
-
-def latex_text(text: str) -> str:
-    """Returns words in LaTeX."""
-    plain = re.sub(r"([_%&#{}$])", r"\\\1", text.replace("\\", r"\textbackslash "))
-    return plain.replace("−", "$-$").replace("~", r"\~{}").replace("^", r"\^{}")
 
 
 def latex_cell(cell: Cell) -> str:
     """Returns a number with ± half of its interval, or with the ends if the metric cuts it."""
     if math.isnan(cell.value):
-        return latex_text(cell.text)
+        return in_latex(cell.text)
     low, high = cell.low, cell.high
     text = cell.text.replace("%", r"\%")
     if abs(low + high - 2 * cell.value) < 1e-4:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.markup import escape
 from torch import Tensor
 
-from medfed.common.console import Table, cell, say, wide_console
+from medfed.common.console import Table, say, shown, wide_console
 from medfed.common.errors import DataError, few
 from medfed.common.files import csv_text, digest
 from medfed.common.scores import mean_of_known, span
@@ -373,17 +372,17 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
 
 
 def _table(cohort: CohortRecord) -> Table:
-    title, shown = _prevalence(cohort)
+    title, share = _prevalence(cohort)
     rows = {
         name: {
-            "client": cell(name),
+            "client": shown(name),
             "patients": f"{h.patients:,} of {h.of:,}",
             "train / val / test": " / ".join(f"{n:,}" for n in h.splits.values()),
             "samples": _thinned(h),
-            "channels removed": escape(", ".join(h.removed)),
-            "annotated": escape(", ".join(h.annotated or [])),
-            title: shown(h.before, h.after),
-            "note": escape("; ".join([*_missing(h), *h.notes])),
+            "channels removed": ", ".join(h.removed),
+            "annotated": ", ".join(h.annotated or []),
+            title: share(h.before, h.after),
+            "note": "; ".join([*_missing(h), *h.notes]),
         }
         for name, h in cohort.clients.items()
     }
@@ -392,7 +391,7 @@ def _table(cohort: CohortRecord) -> Table:
         "client": "all",
         "patients": f"{cohort.used:,} of {cohort.patients:,}",
         "train / val / test": " / ".join(f"{n:,}" for n in splits),
-        title: shown(cohort.whole, []),
+        title: share(cohort.whole, []),
     }
     # Empty columns are left out.
     columns = [c for c in next(iter(rows.values())) if any(row[c] for row in rows.values())]
@@ -413,18 +412,18 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     if kind == "boxes":
         return "lesions per scan", lambda _, after: f"{after[0]:.2g}" if after else ""
     if kind == "outcome":
-        return f"mean {cell(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
+        return f"mean {shown(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
     if kind != "regions" and len(names) > _COLUMNS:
         return kind, lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}"
     two = kind in ("classes", "survival") and len(names) == 2
     chosen = slice(1, None) if two else slice(None)
 
-    def shown(before: list[float], after: list[float]) -> str:
+    def share(before: list[float], after: list[float]) -> str:
         texts = [" / ".join(f"{100 * x:.1f}" for x in part[chosen]) for part in (before, after)]
         return " → ".join(dict.fromkeys(f"{text} %" for text in texts if text))
 
     title = "share of voxels in patches:" if kind == "regions" else "share of"
-    return f"{title} {' / '.join(map(cell, names[chosen]))}", shown
+    return f"{title} {' / '.join(map(shown, names[chosen]))}", share
 
 
 def _thinned(had: Had) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from medfed.common import scores
 from medfed.common.checks import check_known
-from medfed.common.console import cell, say, wide_console
+from medfed.common.console import say, shown, wide_console
 from medfed.common.errors import ConfigError, did_you_mean, few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
@@ -464,15 +464,15 @@ def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None
     clients = list(subsets.metrics)
     for metric in shown_metrics(subsets):
         values = table_of(subsets, metric)
-        shown, rows = clients if len(clients) <= _FEW else [], []
+        apart, rows = clients if len(clients) <= _FEW else [], []
         for column, subset in enumerate(subsets.subsets):
-            texts = ["" if np.isnan(v) else scores.number(v) for v in values[: len(shown), column]]
+            texts = ["" if np.isnan(v) else scores.number(v) for v in values[: len(apart), column]]
             having = sum(subset in by_subset for by_subset in subsets.metrics.values())
             row = [*texts, scores.number(values[-1, column]), f"{having} of {len(clients)}"]
             rows.append(["+".join(subset), *row])
         title = f"{subsets.split} {scores.label_of(metric)} on subsets of the channels"
-        run = f"{cell(subsets.summary['name'])}, {subsets.summary['algorithm']}"
-        table = Table.of(["channels", *shown, "mean", "of"], rows, prose=(0,))
+        run = f"{shown(subsets.summary['name'])}, {subsets.summary['algorithm']}"
+        table = Table.of(["channels", *apart, "mean", "of"], rows, prose=(0,))
         console.print(table.printed(f"{run}: {title}"))
     say(
         console,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -122,6 +121,9 @@ def preprocessing(exchanged: Iterable[Exchanged]) -> list[Entry]:
     return [Entry(0, name, client, way, name, size, size) for client, way, size in exchanged]
 
 
+_LARGEST_RATE = 1e30  # 32 bits hold no larger steps
+
+
 def federation_of(
     config: RunDescription,
     task: TaskModule,
@@ -152,8 +154,8 @@ def federation_of(
     optimizer, scheduler = build(config.optimizer), build(config.scheduler)
     try:
         rates = learning_rates(optimizer, scheduler, config.rounds)
-        if not all(map(math.isfinite, rates)):
-            raise ConfigError("a learning rate is not finite")
+        if not all(abs(rate) < _LARGEST_RATE for rate in rates):
+            raise ConfigError(f"a learning rate must be a number below {_LARGEST_RATE:g}")
         if config.local.optimizer_state == "kept" and remembers_elsewhere(optimizer):
             raise ConfigError(
                 "medfed cannot keep all of its state; choose local.optimizer_state=fresh"

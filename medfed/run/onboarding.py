@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from medfed.common import scores
-from medfed.common.console import cell, say, shown, size, wide_console
+from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, did_you_mean
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
@@ -256,7 +256,7 @@ def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | No
     metric = onboarding.summary["selection"][0]
     names = list(dict.fromkeys(row.client for row in onboarding.rows))
     title = (
-        f"{cell(onboarding.summary['name'])}, {onboarding.summary['algorithm']}: "
+        f"{shown(onboarding.summary['name'])}, {onboarding.summary['algorithm']}: "
         f"{len(names)} client{'s' * (len(names) != 1)} onboarded, test {scores.label_of(metric)}, "
         f"up to {onboarding.steps} gradient steps"
     )

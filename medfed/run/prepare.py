@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
-from rich.markup import escape
 from rich.tree import Tree
 from torch import Tensor, nn
 
@@ -230,7 +229,7 @@ def _grow(
         kind = "personal" if block.personal else "shared"
         kind = f"{block.personal:,} of them personal" if mixed else kind
         share = _percent(block.parameters, whole)
-        branch = tree.add(f"{escape(block.name)}: {block.parameters:,} {share}, {kind}")
+        branch = tree.add(f"{block.name}: {block.parameters:,} {share}, {kind}")
         if mixed or len(parts) == 1:
             inner = blocks(network, personal, block.name)
             _grow(branch, network, inner, personal, whole)

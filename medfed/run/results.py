@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
+from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, cell, evenly, say, shown, size, wide_console
+from medfed.common.console import Table, evenly, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text
@@ -262,7 +263,8 @@ def save_predictions(experiment: Experiment) -> None:
 
 
 _STATISTICS = ("mean", "sd", "worst")
-_SHORT = {"balanced_accuracy": "balanced\naccuracy", "sensitivity": "sens.", "specificity": "spec."}
+_SHORT: dict[str, Any] = {"sensitivity": "sens.", "specificity": "spec."}
+_SHORT["balanced_accuracy"] = Text("balanced\naccuracy")
 _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best and the worst
 
 
@@ -326,7 +328,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
         first in ends for ends in intervals["clients"].values()
     )
     table = Table(
-        title=f"{cell(summary['name'])}, {summary['algorithm']}: "
+        title=f"{shown(summary['name'])}, {summary['algorithm']}: "
         f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "
         f"of {summary['rounds']} (selected by validation {first})",
         box=box.SIMPLE_HEAD,
@@ -345,7 +347,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     def add(name: str, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
         texts = [scores.number(values[n]) if n in values else "–" for n in names]
         texts[1:1] = [scores.interval(ends.get(first))] * shows
-        table.add_row(cell(name), *[str(patients.get(name, ""))] * bool(patients), *texts)
+        table.add_row(shown(name), *[str(patients.get(name, ""))] * bool(patients), *texts)
 
     best, worst = ends_of(summary["clients"], *summary["selection"])
     for client in best:

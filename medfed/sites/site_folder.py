@@ -139,7 +139,7 @@ class SiteFolder:
             self.spending.check(run.folder.name, self._protection)
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
-            self.ledger = Ledger.from_csv(run.ledger_csv.read_text())
+            self.ledger = Ledger.from_csv(run.ledger_csv.read_text("utf-8"))
         if config.resume and run.validation_json.is_file():
             kept = untrusted.read_json(run.validation_json, _Validation)
             self.history = [Record(n, self.name, with_nan(m)) for n, m in kept.metrics]

@@ -17,7 +17,7 @@ from threading import Lock
 from rich.console import Group
 
 from medfed.common import errors, files, schemas, untrusted
-from medfed.common.console import shown, size, wide_console
+from medfed.common.console import Terminal, shown, size
 from medfed.records.folder import RunFolder
 from medfed.reports.tables import Table
 from medfed.sites.agreement import words_for
@@ -187,7 +187,7 @@ def show(folder: Path) -> None:
     Args:
         folder: The coordinator's run folder.
     """
-    wide_console().print(tables(RunFolder(folder)))
+    Terminal().print(tables(RunFolder(folder)))
 
 
 def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:

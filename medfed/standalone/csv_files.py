@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, did_you_mean, few
-from .files import kind_of, original
+from .files import kind_of, original, refuse_special
 from .names import fold, same, tidy
 
 Categories = Mapping[str, Sequence[str]]
@@ -47,6 +47,7 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[list[str]]:
 
 def _text(path: Path, absent: str) -> tuple[str, bool]:
     """The text of a file, and whether it is in Windows' Latin-1 instead of UTF-8."""
+    refuse_special(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a CSV file.")
     try:

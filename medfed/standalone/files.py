@@ -27,13 +27,14 @@ import os
 import platform
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .errors import ConfigError, MedfedError, WriteError
+from .errors import ConfigError, DataError, MedfedError, WriteError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors that only writing gives
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_FORMULA = r"""(?=['" ]*[=+\-@\t\r＝＋－＠])"""  # also by semicolons or tabs, a cell begins so
+_BEFORE, _GUARDED = (re.compile(rf"(?<![^;\t\r\n]){quote}{_FORMULA}") for quote in ("", "'"))
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
 ExistingPath = str
 """A user's file or folder that must exist; the check of the configuration looks for it."""
@@ -265,17 +267,17 @@ def original(cell: str) -> str:
         >>> original("'=1+1"), original("'a'"), original("-0.5")
         ('=1+1', "'a'", '-0.5')
     """
-    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+    return _GUARDED.sub("", cell) if "'" in cell else cell
 
 
 def _inert(cell: object) -> object:
     """Puts a quote before text that a spreadsheet would compute, or that has such a quote."""
-    if cell is None or isinstance(cell, int | float) or not _FORMULA.match(text := str(cell)):
+    if cell is None or isinstance(cell, int | float):
         return cell
     try:
-        float(text)
+        float(text := str(cell))
     except ValueError:
-        return f"'{text}"
+        return _BEFORE.sub("'", text)
     return cell
 
 
@@ -432,6 +434,34 @@ through it; remove it, or put the file or folder itself there.
             f"{link} is a link, and nothing is written through it; remove it, or put the file or "
             "folder itself there."
         )
+
+
+def refuse_special(path: str | Path, named: str = "") -> None:
+    """Refuses what is neither a file nor a folder, as reading a device or a pipe may never end.
+
+    Args:
+        path: What is to be read or written; what is not there is left to others.
+        named: Its name in the sentence, such as the key with its value.
+
+    Raises:
+        DataError: If it is a device, pipe or socket, or the system knows no such path.
+
+    Example:
+        >>> refuse_special("/dev/zero")
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.DataError: /dev/zero is a device, pipe or socket; name a file or \
+folder.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    except (OSError, ValueError) as error:  # links in a circle, very long names
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{named or path!s:.200} is no path here ({why}); name another.") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise DataError(f"{named or path} is a device, pipe or socket; name a file or folder.")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, first_line
-from .files import GZIP, kind_of
+from .files import GZIP, kind_of, refuse_special
 
 _LINE = 256  # characters of a field; only NRRD's user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header, which the voxels may follow
@@ -253,6 +253,7 @@ def _length(reader: Any) -> int:
 
 def _head(path: Path) -> bytes:
     """The beginning of a file."""
+    refuse_special(path)
     try:
         with path.open("rb") as file:
             return file.read(_HEADER_BYTES)

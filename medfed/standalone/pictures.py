@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, MedfedError, first_line
-from .files import kind_of
+from .files import kind_of, refuse_special
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -174,6 +174,7 @@ def opened(file: Path) -> Iterator[Image.Image]:
     """
     from PIL import Image
 
+    refuse_special(file)
     try:
         with Image.open(file) as picture:
             if (pages := getattr(picture, "n_frames", 1)) > 1:

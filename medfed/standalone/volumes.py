@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from . import dicom, itk
 from .errors import DataError, first_line
-from .files import is_visible
+from .files import is_visible, refuse_special
 from .itk import SIDE, corrupt, missing, say_once
 
 if TYPE_CHECKING:
@@ -389,6 +389,7 @@ def _opened(path: Path) -> Any:
     from nibabel import load  # imported here, as it takes a while
     from nibabel.spatialimages import HeaderDataError
 
+    refuse_special(path)
     try:
         image = load(path)
         if hasattr(image, "get_qform"):

@@ -22,13 +22,12 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.table import Table
 
 import medfed
 from medfed.commands.main import main
 from medfed.common import files
-from medfed.common.console import cell, file_names, shown
+from medfed.common.console import Terminal, file_names, shown
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
 from medfed.common.figures import save_figures
 from medfed.common.files import locked
@@ -260,9 +259,9 @@ def test_file_names_are_safe_and_unique():
 
 @pytest.mark.parametrize("name", [*NAMES.values(), ""], ids=[*NAMES, "empty"])
 def test_names_are_shown_as_they_are(name):
-    console = Console(file=io.StringIO(), width=200)
+    console = Terminal(file=io.StringIO(), width=200)
     table = Table("client")
-    table.add_row(cell(name))
+    table.add_row(shown(name))
     console.print(table)
     assert shown(name).rstrip() in console.file.getvalue()
     assert "\x1b" not in console.file.getvalue()
@@ -328,10 +327,10 @@ def test_what_reads_the_run_works(named, capsys):
 
 
 def test_the_progress_bar_shows_names():
-    progress = RoundProgress(None, Console(file=io.StringIO(), force_terminal=True, width=120))
+    progress = RoundProgress(None, Terminal(file=io.StringIO(), force_terminal=True, width=120))
     assert progress.console.is_terminal
     for name in NAMES.values():
-        progress.console.print(cell(name))
+        progress.console.print(shown(name))
 
 
 def test_two_trainings_in_one_folder(tmp_path, monkeypatch):

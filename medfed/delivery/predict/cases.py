@@ -29,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from medfed.common.console import cell, say
+from medfed.common.console import say, shown
 from medfed.common.errors import ConfigError, MedfedError
 from medfed.common.files import (
     csv_text,
@@ -359,8 +358,8 @@ def predict_cases(
             left_out += len(table.rows) == _SHOWN
             if len(table.rows) < _SHOWN:
                 digits = {n: _UNITS[_kind(n)][0] for n in named if _kind(n) in _UNITS}
-                shown = (f"{sizes[n]:.{count}f}" for n, count in digits.items())
-                table.add_row(cell(case.name), *shown, escape(str(case.targets[0])))
+                texts = (f"{sizes[n]:.{count}f}" for n, count in digits.items())
+                table.add_row(shown(case.name), *texts, str(case.targets[0]))
 
         def report() -> None:
             if done := [c.targets[0] for c in cases if record is not None and record.is_whole(c)]:
@@ -398,8 +397,8 @@ def _kind(column: str) -> str:
 
 def _table(named: Sequence[str], what: str) -> Table:
     kinds = {name: kind for name in named if (kind := _kind(name)) in _UNITS}
-    shown = [f"{cell(n.removesuffix(f'_{k}'))} ({_UNITS[k][1]})" for n, k in kinds.items()]
-    table = Table(what.removesuffix("s"), *shown, "file")
+    heads = [f"{shown(n.removesuffix(f'_{k}'))} ({_UNITS[k][1]})" for n, k in kinds.items()]
+    table = Table(what.removesuffix("s"), *heads, "file")
     for column in table.columns[1:-1]:
         column.justify = "right"
     table.columns[-1].overflow = "fold"  # a path is to be copied

@@ -48,7 +48,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from medfed.common.console import say
+from medfed.common.console import Terminal, say
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.config.sections import Section
@@ -70,7 +70,7 @@ def predict(config: Section, console: Console | None = None) -> None:
         MedfedError: If a value, the bundle or an input cannot be used.
     """
     options: PredictOptions = build(config)
-    console = console or Console()
+    console = console or Terminal()
     check_place(options)
     bundle = read_bundle(Path(options.bundle))
     predictor = make_predictor(bundle, options)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
-from medfed.common.console import bar, cell, shown
+from medfed.common.console import Terminal, bar, shown, visible
 from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
@@ -226,7 +226,7 @@ class PersonalEvaluation(pl.Callback):
             # A logger cannot show more clients usefully: metrics.csv has them all.
             few = metrics if len(metrics) <= LOGGED else {}
             per_client = {
-                f"val/{client}/{name}": value
+                f"val/{visible(client)}/{name}": value
                 for client, known in few.items()
                 for name, value in known.items()
                 if not math.isnan(value)
@@ -267,7 +267,7 @@ class PersonalEvaluation(pl.Callback):
             self._log(pl_module, {"train/loss": sum(losses.values()) / len(losses)})
         if trainer.logger and losses:
             few = losses if len(losses) <= LOGGED else {}
-            per_client = {f"train/{client}/loss": loss for client, loss in few.items()}
+            per_client = {f"train/{visible(c)}/loss": loss for c, loss in few.items()}
             mean = sum(losses.values()) / len(losses)
             trainer.logger.log_metrics({"train/loss": mean, **per_client}, step=number)
 
@@ -477,7 +477,7 @@ class RoundProgress(ProgressBar):
     def __init__(self, evaluation: PersonalEvaluation, console: Console | None = None) -> None:
         super().__init__()
         self.evaluation = evaluation
-        self.console = console or Console(file=sys.stderr)
+        self.console = console or Terminal(file=sys.stderr)
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._began, self._first = time.monotonic(), 0
@@ -496,7 +496,10 @@ class RoundProgress(ProgressBar):
             self.console,
             "round {task.fields[round]}/{task.fields[rounds]}",
             24,
-            TextColumn("{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"),
+            TextColumn(
+                "{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}",
+                markup=False,
+            ),
             TextColumn("{task.fields[score]}"),
         )
         pl_module.listeners.append(lambda *news: self._tell(pl_module, *news))
@@ -519,7 +522,7 @@ class RoundProgress(ProgressBar):
             return
         if not done:
             number = module.next_round + 1
-            self._bar.update(self._task, round=number, phase=phase, client=cell(client))
+            self._bar.update(self._task, round=number, phase=phase, client=shown(client))
             return
         loss = module.federation.clients[client].loss
         # The other ranks have probably made the same progress.
@@ -551,8 +554,7 @@ class RoundProgress(ProgressBar):
             # Across sites the losses stay at the sites.
             loss = f"loss {sum(losses) / len(losses):.4f}  " if losses else ""
             self.console.print(
-                f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left",
-                highlight=False,
+                f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left"
             )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

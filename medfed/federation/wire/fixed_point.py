@@ -16,7 +16,6 @@ In a simulation nothing hides the vectors: it computes the same sums. Across hos
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ FEWEST = 3
 """Clients of a sum: of two, each knows the other's vector."""
 _HEADER = struct.Struct("<4sQ")
 _MAGIC = b"mfq1"
+_LARGEST = 1e6  # range: steps of 5e-4 are coarse already
 _MOST = 2**31 - 2**16  # leaves room for the rounding of 2^17 clients
 
 
@@ -47,7 +47,7 @@ class FixedPoint:
         range: The largest magnitude that is not clipped.
 
     Raises:
-        ConfigError: If the range is not a positive number.
+        ConfigError: If the range is not positive, or too large for its steps.
 
     Example:
         >>> sums = FixedPoint(("shared",), 16.0)
@@ -62,8 +62,11 @@ class FixedPoint:
     range: float = 16.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.range < math.inf:
-            raise ConfigError(f"channel.range must be a positive number, not {self.range}.")
+        if not 0 < self.range <= _LARGEST:
+            raise ConfigError(
+                f"channel.range must be a positive number of at most {_LARGEST:g}, as it is cut "
+                f"into 2^31 steps, not {self.range:g}."
+            )
 
     @property
     def scale(self) -> float:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from medfed.common.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +30,7 @@ _HIGH, _LOW = 16, 15
 """The 31 bits of a float32 magnitude, whose order is that of the numbers, in two halves."""
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _log2(x: int) -> int:
     """floor(log2(x)) of x >= 1."""
     n = 0
@@ -39,7 +40,7 @@ def _log2(x: int) -> int:
     return n
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _put(words: Array, at: int, value: int, width: int) -> int:
     """Writes the ``width`` low bits of ``value``, which has no others."""
     word, shift = at >> 6, np.uint64(at & 63)
@@ -50,14 +51,14 @@ def _put(words: Array, at: int, value: int, width: int) -> int:
     return at + width
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _put_unary(words: Array, at: int, count: int) -> int:
     """Writes ``count`` zeros, which are there already, and a one."""
     end: int = _put(words, at + count, 1, 1)
     return end
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _get(words: Array, at: int, width: int) -> int:
     """Reads ``width`` <= 62 bits; a word beyond the last bit must exist."""
     word, shift = at >> 6, np.uint64(at & 63)
@@ -68,7 +69,7 @@ def _get(words: Array, at: int, width: int) -> int:
     return value
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _get_unary(words: Array, at: int, end: int) -> int:
     """Counts the zeros before the next one; -1 if none comes before ``end``."""
     start = at
@@ -87,7 +88,7 @@ def _get_unary(words: Array, at: int, end: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def count_bits(values: Array, kind: int, b: int) -> int:
     """The length in bits of all ``values`` in a code."""
     total = 0
@@ -108,7 +109,7 @@ def count_bits(values: Array, kind: int, b: int) -> int:
     return total
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _put_omega(words: Array, at: int, x: int) -> int:
     """Writes x >= 1; the groups are found from the last to the first."""
     groups = np.empty(8, np.int64)
@@ -124,7 +125,7 @@ def _put_omega(words: Array, at: int, x: int) -> int:
     return at + 1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def write(words: Array, values: Array, kind: int, b: int) -> None:
     """Writes all ``values`` >= 0 into words that are zero and long enough."""
     at = 0
@@ -148,7 +149,7 @@ def write(words: Array, values: Array, kind: int, b: int) -> None:
         at = _put(words, at, x - (1 << n), n)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _get_omega(words: Array, at: int, end: int) -> tuple[int, int]:
     """Reads x >= 1 and the place after it; (-1, 0) if it is torn or too large."""
     x = 1
@@ -165,7 +166,7 @@ def _get_omega(words: Array, at: int, end: int) -> tuple[int, int]:
     return -1, 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def read(words: Array, end: int, out: Array, kind: int, b: int, limit: int) -> int:
     """Reads ``out.shape[0]`` numbers.
 
@@ -214,7 +215,7 @@ def read(words: Array, end: int, out: Array, kind: int, b: int, limit: int) -> i
     return at
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _from_the_top(counts: Array, k: int) -> tuple[int, int]:
     """The bin that holds the k-th largest, and how many of it belong to the k (all, if fewer)."""
     for place in range(counts.shape[0] - 1, 0, -1):
@@ -224,7 +225,7 @@ def _from_the_top(counts: Array, k: int) -> tuple[int, int]:
     return 0, min(k, counts[0])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def select_largest(bits: Array, k: int) -> Array:
     """The positions of the k largest magnitudes of float32 numbers, whose bits are given as uint32.
 
@@ -261,7 +262,7 @@ def select_largest(bits: Array, k: int) -> Array:
     return out[:count]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def draw_positions(d: int, k: int, state: Any) -> Array:
     """K of d positions as ``(d,)`` booleans, by Floyd's method from a SplitMix64 stream."""
     taken = np.zeros(d, np.bool_)
@@ -275,7 +276,7 @@ def draw_positions(d: int, k: int, state: Any) -> Array:
     return taken
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled()
 def round_part(
     values: Array, units: Array, bucket: int, start: int, uniforms: Array, levels: Array
 ) -> None:
