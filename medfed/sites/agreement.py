@@ -49,12 +49,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from medfed import __version__
+from medfed.common import schemas
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean
 from medfed.common.files import digest, write_text
@@ -89,6 +90,7 @@ class AgreedRecord(TypedDict):
     sites: tuple[str, ...]
     cut: bool
     overrides: tuple[str, ...]
+    joins: NotRequired[schemas.Count]
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Agreed:
         cut: Whether all sites hold the same data set and the partition gives each its share, for a
             demonstration. Otherwise all patients at a site are its own.
         medfed: The version of medfed.
+        joins: Gradient steps by which the last site joins the others, which have trained; 0: all
+            train together.
 
     Raises:
         ConfigError: If names or overrides cannot be used.
@@ -110,6 +114,7 @@ class Agreed:
     overrides: tuple[str, ...] = ()
     cut: bool = False
     medfed: str = __version__
+    joins: int = 0
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) < len(self.sites):
@@ -179,7 +184,8 @@ class Agreed:
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
         named = {"medfed": self.medfed, "sites": self.sites, "cut": self.cut}
-        return {**named, "overrides": self.overrides}  # type: ignore[typeddict-item]
+        joins = {"joins": self.joins} if self.joins else {}
+        return {**named, "overrides": self.overrides, **joins}  # type: ignore[typeddict-item]
 
     @property
     def digest(self) -> str:
