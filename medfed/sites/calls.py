@@ -15,6 +15,7 @@ from medfed.common.checks import check_fields, within
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, SiteError
 from medfed.datamodules.base import Exchanged
+from medfed.datamodules.claims import Claims
 from medfed.sites import wire
 from medfed.sites.agreement import words_for
 from medfed.sites.status import Traffic
@@ -261,13 +262,14 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
 
 
 def agree_on_data(
-    caller: Caller, server: Merging
+    caller: Caller, server: Merging, claims: Claims | None = None
 ) -> tuple[dict[str, Facts], list[bytes], list[Exchanged]]:
     """Lets sites agree on the inputs; then each reads its data and builds the model.
 
     Args:
         caller: Reaches them.
         server: The coordinator's half, from `FederatedDataModule.merging`.
+        claims: What it has noted of the sites' counts.
 
     Returns:
         Each site's facts, the answers (which a restarted site needs), and the byte records, in the
@@ -299,6 +301,12 @@ def agree_on_data(
                 "The sites send more messages about their data than the configuration needs."
             ) from None
         exchanged += [(c, "down", len(answers[-1])) for c in replies]
+    for site, most in () if claims is None else claims.samples.items():
+        if most > facts[site].num_samples:
+            raise SiteError(
+                f"Site {shown(site)} claims {most} values of a column and "
+                f"{facts[site].num_samples} training samples; check its data and its version."
+            )
     first, *others = caller.sites
     for site in others:
         compare_models(facts[first], facts[site], first, site)

@@ -519,7 +519,9 @@ class ConfiguredSite:
         if number == len(self._statements) and number:
             self._answers.append(answer)
             try:
-                self._statements.append(self._agreeing.send(answer))
+                statement = self._agreeing.send(answer)
+                self.policy.check_statistics(self.data.summaries(self.name))
+                self._statements.append(statement)
             except StopIteration:
                 self._statements.append(None)
             self._settle()
