@@ -62,7 +62,7 @@ from medfed.common.files import digest, write_text
 from medfed.common.schemas import fit
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
-from medfed.config.compose import load, parse
+from medfed.config.compose import CONFIG_DIR, load, parse
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of, with_whole_data
@@ -225,6 +225,7 @@ class Agreed:
         source["trainer"]["precision"] = precision
         source |= {"plugins": list(plugins) or None, "folder": "."}
         _check_targets(source)
+        _check_interpolations(source, plugins)
         if not self.cut and "path" not in source["data"]:  # also where it is ???
             made_by = source["data"]["_target_"].rpartition(".")[2]
             raise ConfigError(
@@ -311,16 +312,11 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     """Refuses overrides other than one value of one key, before composing.
 
     Raises:
-        ConfigError: If an override sweeps, reads the environment, or is of a site's own key.
+        ConfigError: If an override sweeps, or is of a site's own key.
     """
     if len(overrides) > _MOST or any(len(o) > _MOST for o in overrides):
         raise ConfigError(f"More than {_MOST} overrides, or characters in one, are refused.")
     for override in overrides:
-        if re.search(r"\$\{", re.sub(r"\$\{[\w.]+\}", "", override)):
-            raise ConfigError(
-                f"{_key(override)} holds more than a plain ${{key}}, and could read data at a "
-                "site; write its value."
-            )
         if _is_site_key(_key(override)):
             raise ConfigError(
                 f"{_key(override)} belongs to each site's file, so the agreement may not set it."
@@ -330,6 +326,36 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"{override.get_key_element()} has several values; a federation has one."
             )
+
+
+def _check_interpolations(config: dict[str, Any], plugins: Sequence[str]) -> None:
+    """Refuses interpolations other than those of the files that are installed here.
+
+    Raises:
+        ConfigError: If there is one; the key is named.
+    """
+    known = _interpolations(CONFIG_DIR).union(*(_interpolations(Path(each)) for each in plugins))
+    for key, value in walk(config):
+        name = _leaf(key)
+        if "${" in key or (isinstance(value, str) and "${" in value and (name, value) not in known):
+            raise ConfigError(
+                f"{key:.100} holds {value!s:.60}, an interpolation that the files of medfed do not "
+                "hold there; it could read a path or a secret of a site, so write its value."
+            )
+
+
+@cache
+def _interpolations(folder: Path) -> frozenset[tuple[str, str]]:
+    """The interpolations of a folder's configurations, each with its key."""
+    texts = (path.read_text("utf-8") for path in sorted(folder.rglob("*.yaml")))
+    contents = [yaml.load(text, yaml.CSafeLoader) for text in texts if "${" in text]
+    every = ((_leaf(key), value) for content in contents for key, value in walk(content))
+    return frozenset(pair for pair in every if isinstance(pair[1], str) and "${" in pair[1])
+
+
+def _leaf(key: str) -> str:
+    """The last name in a key, without the place in a list."""
+    return re.sub(r"(\[\d+\])+$", "", key).rpartition(".")[2]
 
 
 def _check_targets(config: Mapping[str, Any]) -> None:

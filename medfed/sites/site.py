@@ -236,7 +236,9 @@ class Site:
             self._states = {START: self._states[START], gate.base: self._state(gate.base)}
         gate.here = None
         module.next_round = asked.round
-        reply = module.federation.answer(self.name, packet, asked.round, asked.phase)
+        # A sum may be made without sites that are lost later; their noise is then missing.
+        noisy = masks.needed(len(gate.half.sites)) if gate.half else len({*asked.cohort})
+        reply = module.federation.answer(self.name, packet, asked.round, asked.phase, noisy)
         if sums is not None and len(sums.read(reply)):
             if gate.half is None or not asked.boxes:
                 raise Refusal("sums")
