@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from medfed.common.checks import check_fields, check_positive
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, DataError, few
-from medfed.common.files import sha256
+from medfed.common.files import digest, sha256
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.datamodules import client_data
@@ -455,8 +455,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
         Returns:
             ``seed``, ``clients`` (patient ids per client and split), ``partition`` (channels,
-            class shares and scanner of each client), ``settings``, and ``files`` (SHA-256 per file
-            that was used).
+            class shares and scanner of each client), ``settings``, ``files`` (SHA-256 per file that
+            was used), and ``labels`` (SHA-256 of those of all patients).
         """
         if self._hashes is None:
             used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
@@ -468,6 +468,9 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             "partition": {client: p.record(names) for client, p in self.plans.items()},
             "settings": self.settings(),
             "files": dict(self._hashes),
+            "labels": digest(
+                [(i, str(p.label), *map(str, p.counts or ())) for i, p in self._patients.items()]
+            ),
         }
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:

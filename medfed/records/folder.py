@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,14 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from medfed.common.console import file_names
-from medfed.common.errors import CheckpointError, CodecError, ConfigError, did_you_mean, first_line
+from medfed.common.errors import (
+    CheckpointError,
+    CodecError,
+    ConfigError,
+    did_you_mean,
+    few,
+    first_line,
+)
 from medfed.common.files import atomic, digest, write_json, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
@@ -77,6 +85,7 @@ class _Splits(TypedDict):
 
     clients: dict[str, dict[str, list[str]]]
     files: dict[str, str]
+    labels: NotRequired[str]
 
 
 class _Constant(TypedDict):
@@ -231,7 +240,8 @@ class RunFolder(Places):
             cohort: What each client has, and what is there twice.
 
         Raises:
-            CheckpointError: If the run to resume does not exist or has another configuration.
+            CheckpointError: If the run to resume does not exist, or has another configuration or
+                other data.
         """
         if config.resume is not None:
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
@@ -241,6 +251,7 @@ class RunFolder(Places):
                     f"({'; '.join(changed[:5])}); resume with the same overrides or start a new "
                     "run."
                 )
+            self.check_data(splits)
             return
         code = {"commit": commit_here(), "plugins": fingerprints(config.plugins)}
         write_json(self.versions_json, {**versions(), **code})
@@ -253,6 +264,38 @@ class RunFolder(Places):
             write_text(self.overrides_yaml, as_yaml(list(config.overrides)))
         # The last one: by it a run folder is known.
         write_text(self.config_yaml, config.yaml())
+
+    def check_data(self, splits: Mapping[str, Any]) -> None:
+        """Compares the data with those of the run, wherever its record is opened again.
+
+        Args:
+            splits: Of the data as they are now.
+
+        Raises:
+            CheckpointError: If files, labels or splits have changed; they are named.
+        """
+        kept = read_json(self.splits_json, _Splits)
+        then, now = (Counter(one["files"].values()) for one in (kept, splits))
+        if then != now:  # the files may have moved
+            names = [path for path, value in splits["files"].items() if value not in then]
+            names += [path for path, value in kept["files"].items() if value not in now]
+            raise CheckpointError(
+                f"The data files are not those that {self.splits_json} records: "
+                f"{few(sorted({Path(name).name for name in names}))} changed; restore the files of "
+                "the run, or start a new run."
+            )
+        if "labels" in kept and kept["labels"] != splits.get("labels", kept["labels"]):
+            raise CheckpointError(
+                f"The labels of the patients are not those that {self.splits_json} records; "
+                "restore them, or start a new run."
+            )
+        clients = {**kept["clients"], **splits["clients"]}
+        if odd := [c for c in clients if kept["clients"].get(c) != splits["clients"].get(c)]:
+            raise CheckpointError(
+                f"The data do not give the splits that {self.splits_json} records for "
+                f"{few(odd)}, so the test patients would differ; restore the data of the run, or "
+                "start a new run."
+            )
 
     @cached_property
     def config(self) -> Section:

@@ -319,24 +319,13 @@ def reopen(folder: Path) -> Experiment:
         CheckpointError: If the folder is no run folder, or the data have changed since the run.
     """
     run = RunFolder(folder)
-    config, kept = run.config, run.splits
+    config, _ = run.config, run.splits  # both are read before the data
     check_plugins(config, folder)
     try:
         experiment = build_experiment(reopened(config, folder))
     except LacksKeyError as error:
         raise CheckpointError(f"{run.config_yaml} lacks a key: {error}.") from error
-    splits = experiment.data.splits()
-    if kept["clients"] != splits["clients"]:
-        raise CheckpointError(
-            f"The data do not give the splits that {run.splits_json} records, so the test "
-            "patients would differ; restore the data of the run."
-        )
-    # The data may have moved, so only their contents are compared.
-    if sorted(kept["files"].values()) != sorted(splits["files"].values()):
-        raise CheckpointError(
-            f"The data files are not those that {run.splits_json} records; restore the files of "
-            "the run."
-        )
+    run.check_data(experiment.data.splits())
     return experiment
 
 
