@@ -12,6 +12,9 @@ from medfed.common.errors import DataError
 from medfed.standalone.columns import Array
 
 
+_MOST = 1 << 48
+
+
 @dataclass
 class Claims:
     """What clients say of themselves in their messages to the server.
@@ -37,7 +40,7 @@ class Claims:
             DataError: If one is no count; the client is named.
         """
         for at, counts in enumerate(messages):
-            if odd := [n for n in counts if not (n >= 0 and n == int(n))]:
+            if odd := [n for n in counts if not (0 <= n < _MOST and n == int(n))]:
                 raise DataError(
                     f"{self.name(at)} claims {odd[0]:g} {what}, which is no count; check its data "
                     "and its version of medfed."

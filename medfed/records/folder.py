@@ -244,6 +244,10 @@ class RunFolder(Places):
                 other data.
         """
         if config.resume is not None:
+            kept = read_json(self.splits_json, _Splits)["files"]
+            edited = any(kept.get(path, value) != value for path, value in splits["files"].items())
+            if edited:  # which may also change what follows from the data
+                self.check_data(splits)
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
             if changed:
                 raise CheckpointError(

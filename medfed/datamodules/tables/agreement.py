@@ -576,6 +576,10 @@ class OutcomeScale(Fact):
         sums = np.array([one["outcome"] for one in messages])
         count = claims.counted("outcomes", sums[:, :1].tolist())[:, 0]
         claims.refuse(_contradict(count, sums[:, 1], sums[:, 2]), "sums of the outcome")
+        each = np.array([scale_of([one]) for one in sums.tolist()])
+        middle, sd = np.median(each, axis=0)
+        if len(each) > 2:  # of two nobody knows which is wrong
+            claims.refuse(np.abs(each - middle).max(axis=1) > _BEYOND * sd, "outcomes in units")
         return {"outcome": scale_of(sums.tolist())}
 
 
@@ -710,7 +714,9 @@ class Moments(Fact):
         low, median, high = (np.array(agreed[end]) for end in self.question.ends)
         reach = np.maximum(high - median, median - low)
         wrong = (count != agreed["counts"]) | _contradict(count, total, squares)
-        wrong |= (np.abs(total) > _beyond(count * reach)) | (squares > _beyond(count * reach**2))
+        wrong |= (np.abs(total) > _beyond(count * reach)) | (
+            np.sqrt(np.maximum(squares, 0)) > _beyond(np.sqrt(count) * reach)
+        )
         claims.refuse(wrong, "counts or sums of a column")
         summed = (each.sum(axis=0) for each in (count, total, squares))
         mean, sd = columns.moments(next(summed), median, next(summed), next(summed))
@@ -820,4 +826,4 @@ def _beyond(values: Array) -> Array:
 
 def _contradict(count: Array, total: Array, squares: Array) -> NDArray[np.bool_]:
     """Whether a count, a sum and a sum of squares are of no numbers."""
-    return (squares < 0) | (total**2 > _beyond(count * squares))
+    return (squares < 0) | (np.abs(total) > _beyond(np.sqrt(count * np.maximum(squares, 0))))
