@@ -369,6 +369,13 @@ class Coordinator(RuleBasedStateMachine):
         where = (SITE, self.sessions[slot], round, attempt, 0, at)
         self.send(slot, wire.Commit(*where, needed=[]) if keep else wire.Load(*where))
 
+    @rule(slot=SLOTS, attempt=ATTEMPT, sent=st.sampled_from([SITES, SITES[:3]]))
+    def begin_and_sum(self, slot: int, attempt: int, sent: tuple[str, ...]) -> None:
+        """Starts an honest session, and makes the first sum, of all sites or without one."""
+        self.begin(slot=slot, job=0, session=0, honest_sites=True)
+        where = {"slot": slot, "round": 0, "attempt": attempt, "at": -1, "number": 0}
+        self.train(**where, cohort=SITES, sent=sent, masked=True)
+
     @rule(slot=SLOTS, last=st.booleans(), number=NUMBERS, phase=NUMBERS)
     def onboard(self, slot: int, last: bool, number: int, phase: int) -> None:
         """Treats the site as one that joins the others."""

@@ -33,7 +33,7 @@ from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.datamodules import client_data
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
-from medfed.datamodules.claims import Claims
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, ClientData
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
@@ -281,9 +281,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Yields the planned client's messages before its data are read; see `one_site`."""
         yield from ()
 
-    def merging(
-        self, facts: Mapping[str, Any], claims: Claims | None = None
-    ) -> Generator[bytes, Sequence[bytes], None]:
+    def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """The server's half of `agreeing`, for clients with these common `facts`."""
         yield from ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from medfed.common.errors import DataError
 from medfed.standalone.columns import Array
 
-
 _MOST = 1 << 48
+Merging = Generator[bytes, Sequence[bytes], None]
+"""The server's half of an agreement: receives all clients' messages, yields its answers."""
 
 
 @dataclass
@@ -57,8 +58,7 @@ class Claims:
         """
         for at in np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1)).tolist():
             raise DataError(
-                f"{self.name(at)} sends {what} that no data have; check its data and its version "
-                "of medfed."
+                f"{self.name(at)} sends {what}; check its data and its version of medfed."
             )
 
     def remark(self, far: NDArray[np.bool_], times: float, columns: Sequence[str]) -> None:

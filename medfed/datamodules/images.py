@@ -17,7 +17,7 @@ from torch import Tensor
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.volumes import OnDiskDataModule
-from medfed.datamodules.claims import Claims
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan
@@ -124,9 +124,7 @@ class ImageDataModule(OnDiskDataModule):
         weights = torch.where(present > 0, absent / present, 1.0)
         return weights.clamp(1 / HEAVIEST, HEAVIEST)
 
-    def merging(
-        self, facts: Mapping[str, Any], claims: Claims | None = None
-    ) -> Generator[bytes, Sequence[bytes], None]:
+    def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
         if self.balanced and facts.get("findings"):
             form = {"counts": 2 * len(facts["classes"])}

@@ -183,17 +183,15 @@ def assemble(
 
 def _check_averages(algorithm: Algorithm, channel: Channel | None) -> None:
     """Refuses what protects means, of a model that is wholly personal."""
-    robust = type(algorithm.aggregation) is not Aggregation
-    for is_on, key, usual in (
-        (channel is not None and channel.sums is not None, "channel.secure=masks", "null"),
-        (robust, f"aggregation={type(algorithm.aggregation).__name__.lower()}", "mean"),
-    ):
-        if is_on and algorithm.averaged:
-            raise ConfigError(
-                f"{key} protects what is averaged, and the model is wholly personal, so "
-                f"{type(algorithm).__name__} averages nothing; make less of it personal "
-                f"(model.personal), or set {key.partition('=')[0]}={usual}."
-            )
+    robust = type(algorithm.aggregation)
+    masks = channel is not None and channel.sums is not None
+    key = "channel.secure=masks" if masks else f"aggregation={robust.__name__.lower()}"
+    if algorithm.averaged and (masks or robust is not Aggregation):
+        raise ConfigError(
+            f"{key} protects what is averaged, and the model is wholly personal, so "
+            f"{type(algorithm).__name__} averages nothing; make less of it personal "
+            f"(model.personal), or leave {key} out."
+        )
 
 
 def federate(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 import subprocess
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -245,9 +244,8 @@ class RunFolder(Places):
         """
         if config.resume is not None:
             kept = read_json(self.splits_json, _Splits)["files"]
-            edited = any(kept.get(path, value) != value for path, value in splits["files"].items())
-            if edited:  # which may also change what follows from the data
-                self.check_data(splits)
+            if any(kept.get(file, value) != value for file, value in splits["files"].items()):
+                self.check_data(splits)  # as what follows from the data may also have changed
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
             if changed:
                 raise CheckpointError(
@@ -279,26 +277,28 @@ class RunFolder(Places):
             CheckpointError: If files, labels or splits have changed; they are named.
         """
         kept = read_json(self.splits_json, _Splits)
-        then, now = (Counter(one["files"].values()) for one in (kept, splits))
-        if then != now:  # the files may have moved
-            names = [path for path, value in splits["files"].items() if value not in then]
-            names += [path for path, value in kept["files"].items() if value not in now]
-            raise CheckpointError(
-                f"The data files are not those that {self.splits_json} records: "
-                f"{few(sorted({Path(name).name for name in names}))} changed; restore the files of "
-                "the run, or start a new run."
-            )
-        if "labels" in kept and kept["labels"] != splits.get("labels", kept["labels"]):
-            raise CheckpointError(
-                f"The labels of the patients are not those that {self.splits_json} records; "
-                "restore them, or start a new run."
-            )
+        then, now = kept["files"], splits["files"]
+        files = {
+            Path(f).name
+            for one, other in ((now, then), (then, now))
+            for f in one
+            if one[f] not in other.values()
+        }
         clients = {**kept["clients"], **splits["clients"]}
-        if odd := [c for c in clients if kept["clients"].get(c) != splits["clients"].get(c)]:
+        moved = [c for c in clients if kept["clients"].get(c) != splits["clients"].get(c)]
+        changed = ""
+        if sorted(then.values()) != sorted(now.values()):  # the files may have moved
+            changed = (
+                f"The data files are not those that {{}} records: {few(sorted(files))} changed"
+            )
+        elif kept.get("labels", "") not in ("", splits.get("labels", "")):
+            changed = "The labels of the patients are not those that {} records"
+        elif moved:
+            changed = f"The data do not give the splits that {{}} records for {few(moved)}"
+        if changed:
             raise CheckpointError(
-                f"The data do not give the splits that {self.splits_json} records for "
-                f"{few(odd)}, so the test patients would differ; restore the data of the run, or "
-                "start a new run."
+                f"{changed.format(self.splits_json)}; restore the data of the run, or start a new "
+                "run."
             )
 
     @cached_property

@@ -6,7 +6,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar, cast
@@ -15,24 +15,14 @@ from medfed.common.checks import check_fields, within
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, SiteError
 from medfed.datamodules.base import Exchanged
-from medfed.datamodules.claims import Claims
+from medfed.datamodules.claims import Claims, Merging
 from medfed.sites import wire
 from medfed.sites.agreement import words_for
 from medfed.sites.status import Traffic
-from medfed.sites.wire import (
-    Answer,
-    Asking,
-    Facts,
-    Greeting,
-    Reply,
-    Request,
-    Silent,
-    Transport,
-)
+from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
 
 Found = TypeVar("Found")
-Asked = TypeVar("Asked", bound=Request)
-Merging = Generator[bytes, Sequence[bytes], None]
+Asked = TypeVar("Asked", bound=wire.Request)
 _Ask = Callable[[Any, float], Any]
 _Seconds = Annotated[float, within("[0, inf)")]
 SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was restarted"
@@ -156,7 +146,7 @@ class Caller:
                 return ENDED
             try:
                 answer = self.transport.call(asked.site, data, seconds)
-                reply = Reply.from_bytes(answer)
+                reply = wire.Reply.from_bytes(answer)
             except Silent:
                 continue
             except CodecError as error:
@@ -198,7 +188,9 @@ class Caller:
         futures = {c: self.in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
         end, least = time.monotonic() + self.terms.hello, self.terms.quorum * len(futures)
         while waiting := [f for f in futures.values() if not f.done()]:
-            answered = sum(f.done() and isinstance(f.result(), Reply) for f in futures.values())
+            answered = sum(
+                f.done() and isinstance(f.result(), wire.Reply) for f in futures.values()
+            )
             if answered >= least:
                 end, least = min(end, time.monotonic() + self.terms.timeout), math.inf
             if (left := end - time.monotonic()) <= 0:
@@ -230,7 +222,7 @@ def _divided(
     return replies, {c: why for c, why in answers.items() if isinstance(why, str)}
 
 
-def refusal(reply: Reply) -> str:
+def refusal(reply: wire.Reply) -> str:
     """Says why a reply cannot be used."""
     if reply.status == "failed":
         return f"it failed ({reply.reason}); see the log of {reply.site}"

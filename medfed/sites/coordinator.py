@@ -352,7 +352,8 @@ class Coordinator:
             for c in current.recipients:
                 body = bodies.setdefault(sent := current.sent(c).to_bytes(), sent)
                 more = {"cohort": list(cohort), **masks.for_site(c)}
-                asked[c] = self._asked(wire.Fit, c, current, where, body, **more)
+                place = self._place(c, current, where)
+                asked[c] = self.caller.request(wire.Fit, c, body=body, **place, **more)
             replies, wrong = self._answers(asked)
             del asked, bodies  # which may be large, as the replies are
             packets, forms = {}, dict[str, Any]()
@@ -384,19 +385,9 @@ class Coordinator:
                 raise Lost(dict.fromkeys(lacking, f"its message has no {name!s:.60}")) from error
         return [c for c in federation.ids if c in trained]
 
-    def _asked(
-        self,
-        kind: Callable[..., calls.Asked],
-        site: str,
-        current: Round,
-        where: Mapping[str, int],
-        body: bytes = b"",
-        **content: Any,
-    ) -> calls.Asked:
-        """A request to a site in the open phase of a round."""
-        at = self.progress.at[site]
-        place = {"phase": current.position, "at": at, **where}
-        return self.caller.request(kind, site, body=body, **content, **place)
+    def _place(self, site: str, current: Round, where: Mapping[str, int]) -> dict[str, Any]:
+        """Where a site's request is, in the open phase of a round."""
+        return {"phase": current.position, "at": self.progress.at[site], **where}
 
     def _keys(self, current: Round, where: Mapping[str, int]) -> _Masks:
         """Lets the sites of a phase make keys for masks, and share their secrets.
@@ -408,14 +399,16 @@ class Coordinator:
         sites = current.recipients
         if self.federation.channel.sums is None or len(sites) < FEWEST:
             return _Masks("", {}, {})
-        asked = {c: self._asked(wire.Keys, c, current, where, cohort=sites) for c in sites}
+        places = {c: self._place(c, current, where) for c in sites}
+        ask = self.caller.request
+        asked = {c: ask(wire.Keys, c, cohort=sites, **at) for c, at in places.items()}
         announced = self._needed(asked)
         keys = {c: reply.keys for c, reply in announced.items()}
         for before in {tuple(reply.given) for reply in announced.values()}:
             if not self._summed and len(before) >= FEWEST and {*before} < {*sites}:
                 self._summed = before
                 raise Lost({})
-        shares = {c: self._asked(wire.Shares, c, current, where, keys=keys) for c in sites}
+        shares = {c: ask(wire.Shares, c, keys=keys, **at) for c, at in places.items()}
         boxes = {c: reply.boxes for c, reply in self._needed(shares).items()}
         wrong = {c: "its shares are not for all sites" for c in sites if {*boxes[c], c} != {*sites}}
         if wrong:
@@ -464,7 +457,9 @@ class Coordinator:
         sums, sites = self.federation.channel.sums, current.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
-        asked = {c: self._asked(wire.Unmask, c, current, where, sent=sites) for c in sites}
+        places = {c: self._place(c, current, where) for c in sites}
+        ask = self.caller.request
+        asked = {c: ask(wire.Unmask, c, sent=sites, **at) for c, at in places.items()}
         self._summed = current.cohort
         replies, why = self.caller.all(asked, self.terms.timeout)
         if len(replies) < needed(len(masks.keys)):

@@ -54,7 +54,7 @@ from medfed.common.errors import DataError
 from medfed.common.floors import CATEGORY
 from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
-from medfed.datamodules.claims import Claims
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables import columns
@@ -64,7 +64,6 @@ from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 from medfed.standalone.csv_files import Categories
 
 Agreed = TypeVar("Agreed")
-Merging = Generator[bytes, Sequence[bytes], None]
 _map: Any = TypedDict  # made of what a run asks for
 _Sum = Annotated[float, Meta(gt=-1e300, lt=1e300)]  # of table cells, which are below 1e30
 _ENOUGH = 3  # columns from which a prior can be fitted
@@ -474,9 +473,7 @@ class TrainRows:
 
     def patients_in(self, rows: NDArray[np.bool_]) -> int:
         """How many patients have some rows."""
-        return len(
-            np.unique(np.arange(len(rows))[rows] if self.patients is None else self.patients[rows])
-        )
+        return int(rows.sum()) if self.patients is None else len(np.unique(self.patients[rows]))
 
 
 Form = Mapping[str, Any]
@@ -575,11 +572,16 @@ class OutcomeScale(Fact):
         """See the base class: mean and deviation of all."""
         sums = np.array([one["outcome"] for one in messages])
         count = claims.counted("outcomes", sums[:, :1].tolist())[:, 0]
-        claims.refuse(_contradict(count, sums[:, 1], sums[:, 2]), "sums of the outcome")
+        claims.refuse(
+            _contradict(count, sums[:, 1], sums[:, 2]), "sums of the outcome that no data have"
+        )
         each = np.array([scale_of([one]) for one in sums.tolist()])
         middle, sd = np.median(each, axis=0)
         if len(each) > 2:  # of two nobody knows which is wrong
-            claims.refuse(np.abs(each - middle).max(axis=1) > _BEYOND * sd, "outcomes in units")
+            claims.refuse(
+                np.abs(each - middle).max(axis=1) > _BEYOND * sd,
+                "outcomes far from those of all others",
+            )
         return {"outcome": scale_of(sums.tolist())}
 
 
@@ -630,7 +632,7 @@ class Ends(Fact):
         names, empty = self.question.ends, counts == 0
         ends = {n: np.array([one[n] for one in messages], dtype=float) for n in names}
         low, high = ends[names[0]], ends[names[-1]]
-        claims.refuse(~empty & (low > high), "ends of a column")
+        claims.refuse(~empty & (low > high), "ends of a column that no data have")
         # A client without a value has ends of 0, which must not count; nor does a constant column.
         varies = ~empty & (high > low)
         used = np.where(varies.any(axis=0), varies, ~empty)
@@ -717,7 +719,7 @@ class Moments(Fact):
         wrong |= (np.abs(total) > _beyond(count * reach)) | (
             np.sqrt(np.maximum(squares, 0)) > _beyond(np.sqrt(count) * reach)
         )
-        claims.refuse(wrong, "counts or sums of a column")
+        claims.refuse(wrong, "counts or sums of a column that no data have")
         summed = (each.sum(axis=0) for each in (count, total, squares))
         mean, sd = columns.moments(next(summed), median, next(summed), next(summed))
         fitted = {"mean": mean, "sd": sd}
@@ -727,7 +729,7 @@ class Moments(Fact):
             for name, size in (("x", k), ("xx", k**2), ("xy", k)):
                 each = np.array([one[name] for one in messages], float).reshape(*count.shape, size)
                 bound = most if name == "x" else most * reach.max(initial=0)
-                claims.refuse(np.abs(each) > bound, "products of columns")
+                claims.refuse(np.abs(each) > bound, "products of columns that no data have")
             kept = np.isin(self.question.numeric, agreed["kept"])
             within = pooled_fit(messages, median, k)
             fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
@@ -826,4 +828,6 @@ def _beyond(values: Array) -> Array:
 
 def _contradict(count: Array, total: Array, squares: Array) -> NDArray[np.bool_]:
     """Whether a count, a sum and a sum of squares are of no numbers."""
-    return (squares < 0) | (np.abs(total) > _beyond(np.sqrt(count * np.maximum(squares, 0))))
+    return (squares < 0) | (
+        np.abs(total) > _beyond(np.sqrt(count) * np.sqrt(np.maximum(squares, 0)))
+    )

@@ -23,7 +23,7 @@ from medfed.common.files import ExistingPath
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.claims import Claims
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
@@ -360,9 +360,7 @@ class TabularDataModule(FederatedDataModule):
             self.contributing = told.contributing
             self.agreement = yield from client_side(told)
 
-    def merging(
-        self, facts: Mapping[str, Any], claims: Claims | None = None
-    ) -> Generator[bytes, Sequence[bytes], None]:
+    def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
         yield from server_side(self._question(facts), claims)
 
