@@ -8,7 +8,7 @@ machine checks what it has seen from outside, against the table and not against 
 
 - a site that trains never answers as one that joins; after the test it trains no further;
 - behind the sums of a column are at least 20 patients strictly within the limits;
-- an agreement has one answer to each message about the data;
+- an agreement has one answer to each message about the data, and no other scales them;
 - a sum of an agreement has one set of sites;
 - no more models are trained on in a phase, or evaluated, than the protocol needs, and no more are
   tested than the policy allows, over all jobs and restarts;
@@ -234,6 +234,11 @@ class Coordinator(RuleBasedStateMachine):
         """Sends a request to one job's process, and checks what comes back."""
         before, self.last = self.log.count, asked
         reply = wire.Reply.from_bytes(self.jobs[slot].answer(asked.to_bytes()))
+        if isinstance(asked, wire.Begin) and reply.status == "ok":
+            place: Any = self.jobs[slot].workplace
+            used = enumerate(place.exchanged[1], 1)
+            known = all(body in self.answered.get(phase, ()) for phase, body in used)
+            assert known, "it trains on data that a refused answer has scaled"
         assert reply.status == "ok" or self.log.count > before, f"{reply} is not in the log"
         if reply.status == "ok":
             self.note(asked, reply)
@@ -473,6 +478,15 @@ def _uncounted(*kinds: type[wire.Request]) -> Iterator[None]:
 
 
 @contextmanager
+def _used_before_counted() -> Iterator[None]:
+    """An answer about the data is used before the site looks whether it had another one."""
+    usual = gate.RULES[wire.Agree]
+    rule = usual._replace(checks=(*usual.checks, *usual.then), then=())
+    with mock.patch.dict(gate.RULES, {wire.Agree: rule}):
+        yield
+
+
+@contextmanager
 def _no_lock() -> Iterator[None]:
     """Two jobs read what was counted before either writes it."""
     barrier = Barrier(2)
@@ -504,6 +518,7 @@ HOLES: dict[str, Callable[[], Any]] = {
     "1: a side entrance for one that joins": _side_entrance,
     "3: the floor counts rows that are summed": _all_rows_count,
     "3: another answer after a restart": lambda: _uncounted(wire.Agree),
+    "3: a refused answer scales the data": _used_before_counted,
     "4: another set of sites in another job": lambda: _uncounted(wire.Unmask),
     "5: two jobs count at once": _no_lock,
 }

@@ -121,6 +121,8 @@ class Gate:
                 self.counted.add(key, item, 1 if count.once else len(self.ids) + MODELS)
             except FullError as error:
                 raise Refusal(count.reason) from error
+        for check in rule.then:
+            check(self, asked)
 
     def start(self, session: str, ids: Sequence[str]) -> None:
         """Starts a session at the initial state."""
@@ -300,12 +302,14 @@ class Rule(NamedTuple):
         leaves: What the answer holds.
         policy: The keys of the site's policy that apply.
         counts: What is counted once all checks have passed.
+        then: What must hold then, and cannot be known without using the request.
     """
 
     checks: tuple[Callable[[Gate, Any], None], ...]
     leaves: str
     policy: tuple[str, ...] = ()
     counts: tuple[Count, ...] = ()
+    then: tuple[Callable[[Gate, Any], None], ...] = ()
 
 
 def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
@@ -339,10 +343,11 @@ RULES: dict[type[Request], Rule] = {
         (Gate.approved,), "hashes of agreed keys, names of channels and classes, versions", _STUDY
     ),
     wire.Agree: Rule(
-        (Gate.approved, Gate.enough_patients),
+        (Gate.approved,),
         "columns, names of categories, counts, sums and limits; at the end the number of samples",
         _STUDY,
         (Count("one answer to each message", _model("answer/{phase}"), True, "answers"),),
+        (Gate.enough_patients,),
     ),
     wire.Begin: Rule(
         (Gate.trains, Gate.named_job, Gate.all_members),
@@ -391,7 +396,7 @@ def table() -> list[tuple[str, ...]]:
     return [
         (
             f"`{kind.__struct_config__.tag}`",
-            " ".join(check.__doc__ or "" for check in rule.checks),
+            " ".join(check.__doc__ or "" for check in (*rule.checks, *rule.then)),
             "; ".join(count.what for count in rule.counts),
             ", ".join(f"`{key}`" for key in rule.policy),
             rule.leaves,

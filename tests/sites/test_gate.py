@@ -308,6 +308,11 @@ ATTACKS = {
         ("restart", {"slot": 0}),
         ("agree", {"slot": 0, "answer": 4, "last": 0}),
     ],
+    "3: a refused answer scales the data": [
+        ("agree", {"slot": 0, "answer": 0, "last": 1}),
+        ("agree", {"slot": 1, "answer": 4, "last": 1}),
+        (BEGIN[0], {**BEGIN[1], "slot": 1}),
+    ],
     "4: another set of sites in another job": [
         (BEGIN[0], BEGIN[1]),
         (TRAIN[0], TRAIN[1]),
