@@ -257,6 +257,7 @@ class Coordinator(RuleBasedStateMachine):
         if isinstance(asked, wire.Fit):
             assert asked.session not in self.tested, "it trains after the test"
             assert 0 <= asked.round < ROUNDS, "it trains in a round that is not agreed"
+            assert asked.phase == 0, "it trains in a phase that the method does not have"
             self.add(self.trained, place, asked.body)
         if isinstance(asked, wire.Unmask):
             sets = self.sums.setdefault(place, set())
@@ -324,15 +325,15 @@ class Coordinator(RuleBasedStateMachine):
 
     @rule(
         slot=SLOTS, round=ROUND, attempt=ATTEMPT, at=AT, number=st.integers(0, 20),
-        cohort=PEERS, sent=PEERS, masked=st.booleans(),
+        cohort=PEERS, sent=PEERS, masked=st.booleans(), phase=st.sampled_from([0, 0, 0, 1, 9]),
     )  # fmt: skip
     def train(
         self, slot: int, round: int, attempt: int, at: int, number: int,
-        cohort: tuple[str, ...], sent: tuple[str, ...], masked: bool,
+        cohort: tuple[str, ...], sent: tuple[str, ...], masked: bool, phase: int = 0,
     ) -> None:  # fmt: skip
         """Trains in a round, and unmasks a sum of some sites."""
         session = self.opened(slot)
-        where = {"round": round, "attempt": attempt, "at": at}
+        where = {"round": round, "attempt": attempt, "at": at, "phase": phase}
         boxes: dict[str, str] = {}
         if masked:
             asked = wire.Keys(SITE, session, **where, cohort=[*cohort])

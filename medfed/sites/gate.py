@@ -77,6 +77,7 @@ class Gate:
         workplace: Its agreement, policy and data.
         counted: What it has answered of this agreement.
         go_to: Restores the state of a kept round, or refuses.
+        plan: The phases of a round, by the agreed method.
         session: The id of the coordinator's process that the site last greeted.
         ids: All clients of the session.
         latest: Round and attempt of the last request.
@@ -92,6 +93,7 @@ class Gate:
     workplace: Agreement
     counted: Counted
     go_to: Callable[[int], None]
+    plan: Callable[[int], Sequence[str]] = lambda _: ()
     session: str = ""
     ids: tuple[str, ...] = ()
     latest: tuple[int, int] = (START, 0)
@@ -187,9 +189,11 @@ class Gate:
             raise Refusal("session")
 
     def training_round(self, asked: Request) -> None:
-        """The round is one of the agreement, and no test came before."""
+        """Round and phase are those of the agreed method, and no test came before."""
         if not 0 <= asked.round < self.workplace.rounds:
             raise Refusal("round")
+        if not 0 <= asked.phase < len(self.plan(asked.round)):
+            raise Refusal("order")
         if self.tested:  # a run that trains on after the test would select by it
             raise Refusal("order")
 
