@@ -16,14 +16,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from medfed.common.console import file_names
-from medfed.common.errors import (
-    CheckpointError,
-    CodecError,
-    ConfigError,
-    did_you_mean,
-    few,
-    first_line,
-)
+from medfed.common.errors import CheckpointError, CodecError, ConfigError, did_you_mean, first_line
 from medfed.common.files import atomic, digest, write_json, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
@@ -181,6 +174,10 @@ def versions() -> dict[str, str]:
     return installed
 
 
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)[:5]) or "a copy"
+
+
 @dataclass(frozen=True)
 class RunFolder(Places):
     """The files of a run: each file's path and content.
@@ -276,30 +273,19 @@ class RunFolder(Places):
         Raises:
             CheckpointError: If files, labels or splits have changed; they are named.
         """
-        kept = read_json(self.splits_json, _Splits)
+        kept, record, why = read_json(self.splits_json, _Splits), self.splits_json, ""
         then, now = kept["files"], splits["files"]
-        files = {
-            Path(f).name
-            for one, other in ((now, then), (then, now))
-            for f in one
-            if one[f] not in other.values()
-        }
-        clients = {**kept["clients"], **splits["clients"]}
-        moved = [c for c in clients if kept["clients"].get(c) != splits["clients"].get(c)]
-        changed = ""
+        before, after = kept["clients"], splits["clients"]
         if sorted(then.values()) != sorted(now.values()):  # the files may have moved
-            changed = (
-                f"The data files are not those that {{}} records: {few(sorted(files))} changed"
-            )
+            known = {*then.values()} & {*now.values()}
+            odd = {Path(file).name for file, value in {**then, **now}.items() if value not in known}
+            why = f"The data files are not those that {record} records: {_some(odd)} changed"
         elif kept.get("labels", "") not in ("", splits.get("labels", "")):
-            changed = "The labels of the patients are not those that {} records"
-        elif moved:
-            changed = f"The data do not give the splits that {{}} records for {few(moved)}"
-        if changed:
-            raise CheckpointError(
-                f"{changed.format(self.splits_json)}; restore the data of the run, or start a new "
-                "run."
-            )
+            why = f"The labels of the patients are not those that {record} records"
+        elif odd := {c for c in {**before, **after} if before.get(c) != after.get(c)}:
+            why = f"The data do not give the splits that {record} records for {_some(odd)}"
+        if why:
+            raise CheckpointError(f"{why}; restore the data of the run, or start a new run.")
 
     @cached_property
     def config(self) -> Section:
