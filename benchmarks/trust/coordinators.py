@@ -307,7 +307,7 @@ class Coordinator(RuleBasedStateMachine):
         named = first(wire.Begin).clients
         clients = named if honest_sites else [*named[:1], wire.Client("nobody", 10**9)]
         self.sessions[slot] = f"s{slot}{session}"
-        where = {"job": f"{job}{slot}" * 16, "clients": clients}
+        where: dict[str, Any] = {"job": f"{job}{slot}" * 16, "clients": clients}
         self.send(slot, wire.Begin(SITE, self.sessions[slot], **where))
 
     def opened(self, slot: int) -> str:
@@ -333,7 +333,7 @@ class Coordinator(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         """Trains in a round, and unmasks a sum of some sites."""
         session = self.opened(slot)
-        where = {"round": round, "attempt": attempt, "at": at, "phase": phase}
+        where: dict[str, Any] = {"round": round, "attempt": attempt, "at": at, "phase": phase}
         boxes: dict[str, str] = {}
         if masked:
             asked = wire.Keys(SITE, session, **where, cohort=[*cohort])
@@ -344,7 +344,7 @@ class Coordinator(RuleBasedStateMachine):
                 boxes = {c: half.boxes(keys)[SITE] for c, half in peers.items()}
                 self.send(slot, wire.Shares(SITE, session, **where, keys=keys))
         body = model(wire.Fit, number)
-        more = {"cohort": [*cohort], "boxes": boxes}
+        more: dict[str, Any] = {"cohort": [*cohort], "boxes": boxes}
         self.send(slot, wire.Fit(SITE, session, **where, body=body, **more))
         self.send(slot, wire.Unmask(SITE, session, **where, sent=[*sent]))
 
@@ -379,7 +379,13 @@ class Coordinator(RuleBasedStateMachine):
     def begin_and_sum(self, slot: int, attempt: int, sent: tuple[str, ...]) -> None:
         """Starts an honest session, and makes the first sum, of all sites or without one."""
         self.begin(slot=slot, job=0, session=0, honest_sites=True)
-        where = {"slot": slot, "round": 0, "attempt": attempt, "at": -1, "number": 0}
+        where: dict[str, Any] = {
+            "slot": slot,
+            "round": 0,
+            "attempt": attempt,
+            "at": -1,
+            "number": 0,
+        }
         self.train(**where, cohort=SITES, sent=sent, masked=True)
 
     @rule(slot=SLOTS, last=st.booleans(), number=NUMBERS, phase=NUMBERS)
@@ -387,7 +393,7 @@ class Coordinator(RuleBasedStateMachine):
         """Treats the site as one that joins the others."""
         if self.ready(slot):
             clients = [wire.Client(name, 40) for name in OTHERS]
-            more = {"last": last, "job": "j" * 31, "clients": clients}
+            more: dict[str, Any] = {"last": last, "job": "j" * 31, "clients": clients}
             body = model(wire.Fit, number)
             self.send(slot, wire.Onboard(SITE, f"s{slot}", phase=phase, body=body, **more))
 

@@ -22,7 +22,7 @@ import torch
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import EncodedPart, Packet, dense_bytes
 from medfed.sites.masks import Half, context_of, unmasked
-from medfed.sites.wire import Request
+from medfed.sites.wire import Keys
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def timed(spent: dict[str, float], who: str, work: Callable[[], T]) -> T:
 def measured(sites: int, lost: int, elements: int) -> tuple[float, float, float, float]:
     """Returns seconds at one site and at the coordinator, bytes over fp32, and the error."""
     names, spent = [f"site {n}" for n in range(sites)], dict[str, float]()
-    sums, asked = FixedPoint(("shared",)), Request("keys", names[0], "session", 0, 0, 0)
+    sums, asked = FixedPoint(("shared",)), Keys(names[0], "session", 0, 0, 0, cohort=names)
     layout, rng = (("w", (elements,), "float32"),), np.random.default_rng(0)
     halves = {c: Half(c, asked, names, None) for c in names}
     keys = {c: timed(spent, "site", half.announced) for c, half in halves.items()}
