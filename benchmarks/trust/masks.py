@@ -10,12 +10,12 @@ Run with ``python benchmarks/trust/masks.py``.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
@@ -67,7 +67,9 @@ def measured(sites: int, lost: int, elements: int) -> tuple[float, float, float,
     mean = timed(spent, "coordinator", summed)
     error = float((mean - exact * sites / len(there)).abs().max())
     texts = [keys, boxes, shares, *(keys for _ in names), boxes]  # to the coordinator and back
-    bytes_up = sum(p.size for p in packets.values()) + sum(len(json.dumps(t)) for t in texts)
+    bytes_up = sum(p.size for p in packets.values()) + sum(
+        len(msgspec.json.encode(t)) for t in texts
+    )
     return (
         spent["site"] / sites,
         spent["coordinator"],
