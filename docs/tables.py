@@ -22,6 +22,7 @@ keeps its ``findings.json`` in ``docs/benchmark``.
 ``detection``      what benchmarks/evidence/detection.py prints; ``paired``: by seed and hospital
 ``methods``        what ``medfed methods --markdown`` prints
 ``references``     what each file of tests/references checks
+``requests``       what a site checks before it answers a request
 ``readme``         README.md, with which the site begins
 =================  ===============================================================
 """
@@ -56,6 +57,8 @@ from medfed.reports.sentences import answer, card, short_of, undecided
 from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Against, Gain, Harm, Verdict
+from medfed.sites import gate
+from medfed.sites.agreement import words_for
 
 DOCS = Path(__file__).parent
 FINDINGS = "findings.json"
@@ -485,6 +488,14 @@ def of_references(findings: Findings, name: str) -> list[str]:
     return _rows(("file", "methods", "compares", "its tests"), rows, left=4)
 
 
+def of_requests(findings: Findings, name: str) -> list[str]:
+    """Each kind of request, by the gate's table."""
+    meanings = words_for("requests")
+    rows = [(kind, meanings[kind.strip("`")], *rest) for kind, *rest in gate.table()]
+    head = ("request", "what it is", "what must hold", "counted", "policy", "what leaves")
+    return _rows(head, rows, left=len(head))
+
+
 def of_readme(findings: Findings, name: str) -> list[str]:
     """The first page, whose links lead into the site; others become text."""
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8").partition("\n## More\n")[0]
@@ -525,6 +536,7 @@ KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "detection": of_detection,
     "methods": of_methods,
     "references": of_references,
+    "requests": of_requests,
     "readme": of_readme,
 }
 

@@ -59,6 +59,7 @@ NOT_HERE = {
         ("speed/bundles.py --networks --models unet --bits 2", "seconds of k-means"),
         ("trust/kill.py --kills 1 --kinds train", "left over"),
         ("trust/fuzz.py --inputs 20 --messages", "links with memory"),
+        ("trust/coordinators.py --sequences 2 --holes 0", "nothing was broken"),
         ("trust/fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
         (
             "evidence/detection.py FOLDER --rounds 0 --store docs/detection.json",

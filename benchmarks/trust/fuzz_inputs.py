@@ -26,7 +26,8 @@ from medfed.federation.wire.codecs.base import HEADER_BYTES, Codec
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import EncodedPart, Packet
-from medfed.sites.wire import Reply, Request, framed
+from medfed.sites import wire
+from medfed.sites.wire import framed
 
 Read = Iterable[Tensor | np.ndarray[Any, Any]]
 
@@ -149,27 +150,27 @@ def _texts() -> Iterable[Family]:
 
 def _of_sites() -> Family:
     """Requests to sites, and their replies."""
-    clients = [{"id": "a", "num_samples": 3}, {"id": "b, c", "num_samples": 4}]
-    commit = Request("commit", "a", "0f", 3, 1, 0, 2, {"needed": [1, 2]})
-    begin = Request("begin", "a", "0f", content={"clients": clients, "job": "x"})
-    content = {"cohort": ["a", "b, c"]}
-    fit = Request("fit", "a", "0f", 3, 1, 2, 2, content, body=torch.randn(9).numpy().tobytes())
+    clients = [wire.Client("a", 3), wire.Client("b, c", 4)]
+    commit = wire.Commit("a", "0f", 3, 1, 0, 2, needed=[1, 2])
+    begin = wire.Begin("a", "0f", clients=clients, job="x")
+    body = torch.randn(9).numpy().tobytes()
+    fit = wire.Fit("a", "0f", 3, 1, 2, 2, body, cohort=["a", "b, c"])
     metrics = {"loss": 0.5, "iou/whole": 1e-3, "auroc": float("nan")}
-    measured = Request("evaluate", "a", "0f", 3, content={"split": "val", "trained": True})
-    told = {"agreed": {"seed": "00"}, "data": {"channels": ["x"]}}
-    replies = [
-        Reply.to(commit, content={"steps": 3, "passes": [3, 0]}),
-        Reply.to(measured, content={"metrics": metrics}),
-        Reply.to(Request("hello", "a"), content=told),
-        Reply.to(fit, "failed", "ValueError"),
+    measured = wire.Evaluate("a", "0f", 3, split="val", trained=True)
+    greeting = wire.Greeting({"seed": "00"}, {"channels": ["x"]})
+    replies: list[wire.Reply] = [
+        wire.Committed.to(commit, steps=3, passes=(3, 0)),
+        wire.Measured.to(measured, metrics=metrics),
+        wire.Greeted.to(wire.Hello("a"), greeting=greeting),
+        wire.declined(fit, "failed", "ValueError"),
     ]
     seeds = [m.to_bytes() for m in (commit, begin, fit, measured)]
     seeds += [reply.to_bytes() for reply in replies]
 
     def read(data: bytes) -> Read:
         fits = framed(data[20:])  # with a hash that fits
-        reply = b'"status"' in data
-        found = Reply.from_bytes(fits) if reply else Request.from_bytes(fits)
+        reply = any(word in data for word in (b'"steps"', b'"metrics"', b'"greeting"', b'"why"'))
+        found = wire.Reply.from_bytes(fits) if reply else wire.Request.from_bytes(fits)
         return [np.array([found.round, found.attempt, found.phase, found.at])]
 
     return Family("requests to sites and replies", seeds, read, 24, share=20)

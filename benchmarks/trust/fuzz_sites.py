@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 import random
 import tempfile
@@ -52,7 +53,7 @@ from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.policy import NO_LIMITS
 from medfed.sites.site import Site
-from medfed.sites.wire import HEAD_LIMIT, Facts, Greeting, Reply, Request, framed
+from medfed.sites.wire import HEAD_LIMIT, KINDS, Facts, Greeting, Reply, Request, framed
 
 SITES = ("north", "south", "west")
 TERMS = Terms(timeout=60, hello=60, grace=0.01, probe=1.0, patience=1e4, faults=10**9)
@@ -113,6 +114,7 @@ class Desk:
 
     def __init__(self, name: str) -> None:
         self.name, self.policy = name, NO_LIMITS
+        self.members, self.joins = None, 0
 
     @property
     def rounds(self) -> int:
@@ -184,13 +186,20 @@ def foreign(rng: random.Random, wire: Wire, site: str) -> bytes:
             {"at": rng.randrange(50), "attempt": rng.randrange(9)},
             {"phase": rng.randrange(2**31)},
             {"body": rng.randbytes(60)},
-            {"kind": rng.choice(("load", "commit", "evaluate", "fit", "begin", "agree"))},
+            {"kind": rng.choice(KINDS)},
         ]
     )
     changes |= {"session": rng.randbytes(8).hex()}
-    known = Request.from_bytes(rng.choice(own))
-    request: bytes = dataclasses.replace(known, **changes).to_bytes()
-    return request
+    return changed(rng.choice(own), **changes)
+
+
+def changed(message: bytes, **changes: Any) -> bytes:
+    """Returns a message with other members of its head, or another body."""
+    size = int.from_bytes(message[20:24], "little")
+    head, body = json.loads(message[24 : 24 + size]), message[24 + size :]
+    body = changes.pop("body", body)
+    text = json.dumps({**head, **changes}).encode()
+    return framed(len(text).to_bytes(4, "little"), text, body)
 
 
 def forged(rng: random.Random, wire: Wire, asked: Request, reply: bytes) -> bytes:
@@ -203,19 +212,15 @@ def forged(rng: random.Random, wire: Wire, asked: Request, reply: bytes) -> byte
     if kind == 2:
         name = rng.choice(("site", "session", "round", "attempt", "phase", "at", "kind"))
         value = getattr(found, name)
-        other = "commit" if name == "kind" and value != "commit" else "load"
-        changed = value + 1 if isinstance(value, int) else other if name == "kind" else value + "x"
-        spent: dict[str, Any] = {"steps": 1, "passes": [1, 1]}
-        told = spent if changed == "commit" else {"digest": "0"}
-        changes: dict[str, Any] = {name: changed} | ({"content": told} if name == "kind" else {})
-        return dataclasses.replace(found, **changes).to_bytes()
+        if name == "kind":
+            return changed(reply, kind="commit" if value != "commit" else "load")
+        return changed(reply, **{name: value + 1 if isinstance(value, int) else value + "x"})
     if kind == 3:
         return framed((2**32 - 1).to_bytes(4, "little"), reply[24:])
     if found.body:
-        return dataclasses.replace(found, body=spoilt(rng, found.body)).to_bytes()
+        return changed(reply, body=spoilt(rng, found.body))
     wrong: dict[str, Any] = {"evaluate": {"metrics": {"gain": 1e9}}}
-    content = wrong.get(asked.kind, {"steps": -1, "passes": [1, 2, 3]})
-    return dataclasses.replace(found, content=content).to_bytes()
+    return changed(reply, **wrong.get(asked.kind, {"steps": -1, "passes": [1, 2, 3]}))
 
 
 def spoilt(rng: random.Random, body: bytes) -> bytes:

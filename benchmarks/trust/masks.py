@@ -10,19 +10,19 @@ Run with ``python benchmarks/trust/masks.py``.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import EncodedPart, Packet, dense_bytes
 from medfed.sites.masks import Half, context_of, unmasked
-from medfed.sites.wire import Request
+from medfed.sites.wire import Keys
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def timed(spent: dict[str, float], who: str, work: Callable[[], T]) -> T:
 def measured(sites: int, lost: int, elements: int) -> tuple[float, float, float, float]:
     """Returns seconds at one site and at the coordinator, bytes over fp32, and the error."""
     names, spent = [f"site {n}" for n in range(sites)], dict[str, float]()
-    sums, asked = FixedPoint(("shared",)), Request("keys", names[0], "session", 0, 0, 0)
+    sums, asked = FixedPoint(("shared",)), Keys(names[0], "session", 0, 0, 0, cohort=names)
     layout, rng = (("w", (elements,), "float32"),), np.random.default_rng(0)
     halves = {c: Half(c, asked, names, None) for c in names}
     keys = {c: timed(spent, "site", half.announced) for c, half in halves.items()}
@@ -67,7 +67,9 @@ def measured(sites: int, lost: int, elements: int) -> tuple[float, float, float,
     mean = timed(spent, "coordinator", summed)
     error = float((mean - exact * sites / len(there)).abs().max())
     texts = [keys, boxes, shares, *(keys for _ in names), boxes]  # to the coordinator and back
-    bytes_up = sum(p.size for p in packets.values()) + sum(len(json.dumps(t)) for t in texts)
+    bytes_up = sum(p.size for p in packets.values()) + sum(
+        len(msgspec.json.encode(t)) for t in texts
+    )
     return (
         spent["site"] / sites,
         spent["coordinator"],

@@ -28,11 +28,12 @@ from torch.utils.data import DataLoader
 from medfed.common.checks import check_fields, check_positive
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, DataError, few
-from medfed.common.files import sha256
+from medfed.common.files import digest, sha256
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.datamodules import client_data
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, ClientData
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
@@ -280,7 +281,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Yields the planned client's messages before its data are read; see `one_site`."""
         yield from ()
 
-    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+    def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """The server's half of `agreeing`, for clients with these common `facts`."""
         yield from ()
 
@@ -452,8 +453,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
         Returns:
             ``seed``, ``clients`` (patient ids per client and split), ``partition`` (channels,
-            class shares and scanner of each client), ``settings``, and ``files`` (SHA-256 per file
-            that was used).
+            class shares and scanner of each client), ``settings``, ``files`` (SHA-256 per file that
+            was used), and ``labels`` (SHA-256 of those of all patients).
         """
         if self._hashes is None:
             used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
@@ -465,6 +466,9 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             "partition": {client: p.record(names) for client, p in self.plans.items()},
             "settings": self.settings(),
             "files": dict(self._hashes),
+            "labels": digest(
+                [(i, str(p.label), *map(str, p.counts or ())) for i, p in self._patients.items()]
+            ),
         }
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:

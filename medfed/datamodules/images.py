@@ -17,6 +17,7 @@ from torch import Tensor
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.volumes import OnDiskDataModule
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan
@@ -125,12 +126,13 @@ class ImageDataModule(OnDiskDataModule):
         weights = torch.where(present > 0, absent / present, 1.0)
         return weights.clamp(1 / HEAVIEST, HEAVIEST)
 
-    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+    def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
         if self.balanced and facts.get("findings"):
             form = {"counts": 2 * len(facts["classes"])}
             counts = [unpacked(content, form)["counts"] for content in (yield b"")]
-            yield packed({"counts": np.sum(counts, axis=0).tolist()})
+            each = (claims or Claims()).counted("findings", counts)
+            yield packed({"counts": each.sum(axis=0).tolist()})
 
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: counts of findings."""

@@ -29,6 +29,7 @@ from medfed.datamodules.cache.volumes import (
     cached_volume,
     read_volume,
 )
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.one_site import OwnData
@@ -230,7 +231,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self._waits:
             yield from self._tell(next(iter(self.plans)))
 
-    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+    def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
         if self.planning is not None:
             names, labels = facts["channels"], len(facts["classes"]) + 1

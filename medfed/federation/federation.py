@@ -150,7 +150,9 @@ class Federation:
         """Starts a round."""
         return Round(self, round)
 
-    def answer(self, client: str, packet: Packet, number: int, position: int) -> Packet:
+    def answer(
+        self, client: str, packet: Packet, number: int, position: int, noisy: int | None = None
+    ) -> Packet:
         """The client's half of one exchange: decodes the packet, trains, and encodes its reply.
 
         Args:
@@ -158,6 +160,8 @@ class Federation:
             packet: The server's packet.
             number: The round's number.
             position: The position of the phase within the round.
+            noisy: How many clients at least add noise to the sum, if the round's cohort is not
+                known here.
 
         Raises:
             NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
@@ -169,7 +173,7 @@ class Federation:
             check_reply(self.algorithm, reply)
             reply = second_moments(reply, message, self.algorithm.averaged)
             if self.noise is not None:
-                count = len(self.members(number))
+                count = noisy or len(self.members(number))
                 reply = self.noise.protect(reply, count, client, number, position, "noise")
             place = Place(client, number, position, self.share(client))
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
+from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
 from medfed.federation.client import Batch, ClientData
@@ -173,9 +174,24 @@ def assemble(
         server = {**server, "reads": entries_reading(network, shape)}
     local_clients = {c.id: LocalClient(c, local, weights, state) for c in clients}
     sent = None if channel is None else channel(algorithm)
+    if not split.parameters("shared"):
+        _check_averages(algorithm, sent)
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     return Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local), local
+
+
+def _check_averages(algorithm: Algorithm, channel: Channel | None) -> None:
+    """Refuses what protects means, of a model that is wholly personal."""
+    robust = type(algorithm.aggregation)
+    masks = channel is not None and channel.sums is not None
+    key = "channel.secure=masks" if masks else f"aggregation={robust.__name__.lower()}"
+    if algorithm.averaged and (masks or robust is not Aggregation):
+        raise ConfigError(
+            f"{key} protects what is averaged, and the model is wholly personal, so "
+            f"{type(algorithm).__name__} averages nothing; make less of it personal "
+            f"(model.personal), or leave {key} out."
+        )
 
 
 def federate(

@@ -21,7 +21,6 @@ from medfed.common.errors import (
     CodecError,
     ConfigError,
     did_you_mean,
-    few,
     first_line,
 )
 from medfed.common.files import atomic, digest, write_json, write_text
@@ -84,6 +83,7 @@ class _Splits(TypedDict):
 
     clients: dict[str, dict[str, list[str]]]
     files: dict[str, str]
+    labels: NotRequired[str]
 
 
 class _Constant(TypedDict):
@@ -180,6 +180,10 @@ def versions() -> dict[str, str]:
     return installed
 
 
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)[:5]) or "a copy"
+
+
 @dataclass(frozen=True)
 class RunFolder(Places):
     """The files of a run: each file's path and content.
@@ -242,6 +246,9 @@ class RunFolder(Places):
                 other data.
         """
         if config.resume is not None:
+            kept = read_json(self.splits_json, _Splits)["files"]
+            if any(kept.get(file, value) != value for file, value in splits["files"].items()):
+                self.check_data(splits)  # as what follows from the data may also have changed
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
             if changed:
                 raise CheckpointError(
@@ -264,34 +271,27 @@ class RunFolder(Places):
         write_text(self.config_yaml, config.yaml())
 
     def check_data(self, splits: Mapping[str, Any]) -> None:
-        """Checks that the data are those that the run recorded.
+        """Compares the data with those of the run, wherever its record is opened again.
 
         Args:
-            splits: The splits that the data give now, with the hashes of their files.
+            splits: Of the data as they are now.
 
         Raises:
-            CheckpointError: If the contents of a file or the patients of a split have changed; the
-                error names one.
+            CheckpointError: If files, labels or splits have changed; they are named.
         """
-        recorded = read_json(self.splits_json, _Splits)
-        # The data may have moved, so only their contents are compared.
-        before, now = recorded["files"], splits["files"]
-        if sorted(before.values()) != sorted(now.values()):
-            known = set(before.values())
-            others = [path for path, sha256 in now.items() if sha256 not in known]
-            changed = f"{few(others, 3)} changed" if others else f"{len(before) - len(now)} lack"
-            raise CheckpointError(
-                f"The data files are not those that {self.splits_json} records: {changed}; restore "
-                "the files of the run, or start a new run."
-            )
-        for client in sorted({*recorded["clients"], *splits["clients"]}):
-            parts = (recorded["clients"].get(client), splits["clients"].get(client))
-            if parts[0] != parts[1]:
-                raise CheckpointError(
-                    f"The data do not give the splits that {self.splits_json} records: {client} "
-                    "has other patients, so some may have been in training that are in the test "
-                    "set now; restore the data of the run, or start a new run."
-                )
+        kept, record, why = read_json(self.splits_json, _Splits), self.splits_json, ""
+        then, now = kept["files"], splits["files"]
+        before, after = kept["clients"], splits["clients"]
+        if sorted(then.values()) != sorted(now.values()):  # the files may have moved
+            known = {*then.values()} & {*now.values()}
+            odd = {Path(file).name for file, value in {**then, **now}.items() if value not in known}
+            why = f"The data files are not those that {record} records: {_some(odd)} changed"
+        elif kept.get("labels", "") not in ("", splits.get("labels", "")):
+            why = f"The labels of the patients are not those that {record} records"
+        elif odd := {c for c in {**before, **after} if before.get(c) != after.get(c)}:
+            why = f"The data do not give the splits that {record} records for {_some(odd)}"
+        if why:
+            raise CheckpointError(f"{why}; restore the data of the run, or start a new run.")
 
     @cached_property
     def config(self) -> Section:

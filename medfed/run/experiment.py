@@ -319,7 +319,7 @@ def reopen(folder: Path) -> Experiment:
         CheckpointError: If the folder is no run folder, or the data have changed since the run.
     """
     run = RunFolder(folder)
-    config = run.config
+    config, _ = run.config, run.splits  # both are read before the data
     check_plugins(config, folder)
     try:
         return build_experiment(reopened(config, folder))

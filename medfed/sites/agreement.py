@@ -49,19 +49,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from medfed import __version__
+from medfed.common import schemas
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean
 from medfed.common.files import digest, write_text
 from medfed.common.schemas import fit
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
-from medfed.config.compose import load, parse, with_other_data
+from medfed.config.compose import CONFIG_DIR, load, parse, with_other_data
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of
@@ -91,6 +92,7 @@ class AgreedRecord(TypedDict):
     sites: tuple[str, ...]
     cut: bool
     overrides: tuple[str, ...]
+    joins: NotRequired[schemas.Count]
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Agreed:
         cut: Whether all sites hold the same data set and the partition gives each its share, for a
             demonstration. Otherwise all patients at a site are its own.
         medfed: The version of medfed.
+        joins: Gradient steps by which the last site joins the others, which have trained; 0: all
+            train together.
         code: The hash of its code, from :func:`medfed.sites.installed.code`.
 
     Raises:
@@ -113,6 +117,7 @@ class Agreed:
     overrides: tuple[str, ...] = ()
     cut: bool = False
     medfed: str = __version__
+    joins: int = 0
     code: str = field(default_factory=installed.code)
 
     def __post_init__(self) -> None:
@@ -178,8 +183,9 @@ class Agreed:
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
-        named = {"medfed": self.medfed, "code": self.code, "sites": self.sites}
-        return {**named, "cut": self.cut, "overrides": self.overrides}  # type: ignore[typeddict-item]
+        named = {"medfed": self.medfed, "code": self.code, "sites": self.sites, "cut": self.cut}
+        joins = {"joins": self.joins} if self.joins else {}
+        return {**named, "overrides": self.overrides, **joins}  # type: ignore[typeddict-item]
 
     @property
     def digest(self) -> str:
@@ -219,6 +225,7 @@ class Agreed:
         source["trainer"]["precision"] = precision
         source |= {"plugins": list(plugins) or None, "folder": "."}
         _check_targets(source)
+        _check_interpolations(source, plugins)
         if not self.cut and "path" not in source["data"]:  # also where it is ???
             made_by = source["data"]["_target_"].rpartition(".")[2]
             raise ConfigError(
@@ -305,16 +312,11 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     """Refuses overrides other than one value of one key, before composing.
 
     Raises:
-        ConfigError: If an override sweeps, reads the environment, or is of a site's own key.
+        ConfigError: If an override sweeps, or is of a site's own key.
     """
     if len(overrides) > _MOST or any(len(o) > _MOST for o in overrides):
         raise ConfigError(f"More than {_MOST} overrides, or characters in one, are refused.")
     for override in overrides:
-        if re.search(r"\$\{", re.sub(r"\$\{[\w.]+\}", "", override)):
-            raise ConfigError(
-                f"{_key(override)} holds more than a plain ${{key}}, and could read data at a "
-                "site; write its value."
-            )
         if _is_site_key(_key(override)):
             raise ConfigError(
                 f"{_key(override)} belongs to each site's file, so the agreement may not set it."
@@ -324,6 +326,36 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"{override.get_key_element()} has several values; a federation has one."
             )
+
+
+def _check_interpolations(config: dict[str, Any], plugins: Sequence[str]) -> None:
+    """Refuses interpolations other than those of the files that are installed here.
+
+    Raises:
+        ConfigError: If there is one; the key is named.
+    """
+    known = _interpolations(CONFIG_DIR).union(*(_interpolations(Path(each)) for each in plugins))
+    for key, value in walk(config):
+        name = _leaf(key)
+        if "${" in key or (isinstance(value, str) and "${" in value and (name, value) not in known):
+            raise ConfigError(
+                f"{key:.100} holds {value!s:.60}, an interpolation that the files of medfed do not "
+                "hold there; it could read a path or a secret of a site, so write its value."
+            )
+
+
+@cache
+def _interpolations(folder: Path) -> frozenset[tuple[str, str]]:
+    """The interpolations of a folder's configurations, each with its key."""
+    texts = (path.read_text("utf-8") for path in sorted(folder.rglob("*.yaml")))
+    contents = [yaml.load(text, yaml.CSafeLoader) for text in texts if "${" in text]
+    every = ((_leaf(key), value) for content in contents for key, value in walk(content))
+    return frozenset(pair for pair in every if isinstance(pair[1], str) and "${" in pair[1])
+
+
+def _leaf(key: str) -> str:
+    """The last name in a key, without the place in a list."""
+    return re.sub(r"(\[\d+\])+$", "", key).rpartition(".")[2]
 
 
 def _check_targets(config: Mapping[str, Any]) -> None:

@@ -6,22 +6,24 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar, cast
 
 from medfed.common.checks import check_fields, within
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, SiteError
 from medfed.datamodules.base import Exchanged
+from medfed.datamodules.claims import Claims, Merging
+from medfed.sites import wire
 from medfed.sites.agreement import words_for
 from medfed.sites.status import Traffic
-from medfed.sites.wire import Facts, Greeting, Kind, Reply, Request, Silent, Transport
+from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
 
 Found = TypeVar("Found")
-Merging = Generator[bytes, Sequence[bytes], None]
-_Ask = Callable[[Request, float], Reply | str]
+Asked = TypeVar("Asked", bound=wire.Request)
+_Ask = Callable[[Any, float], Any]
 _Seconds = Annotated[float, within("[0, inf)")]
 SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was restarted"
 ENDED = "the run has ended"
@@ -113,13 +115,13 @@ class Caller:
         thread.start()
         return future
 
-    def request(self, kind: Kind, site: str, **rest: Any) -> Request:
+    def request(self, kind: Callable[..., Asked], site: str, **rest: Any) -> Asked:
         """Returns a request of this session."""
-        return Request(kind, site, self.session, **rest)
+        return kind(site, self.session, **rest)
 
     def all(
-        self, requests: Mapping[str, Request], timeout: float, ask: _Ask | None = None
-    ) -> tuple[dict[str, Reply], dict[str, str]]:
+        self, requests: Mapping[str, Asking[Answer]], timeout: float, ask: _Ask | None = None
+    ) -> tuple[dict[str, Answer], dict[str, str]]:
         """Sends requests to several sites in parallel.
 
         Returns:
@@ -131,7 +133,7 @@ class Caller:
         futures = {c: self.in_thread(ask or self.one, r, timeout) for c, r in requests.items()}
         return _divided({c: future.result() for c, future in futures.items()})
 
-    def one(self, asked: Request, timeout: float) -> Reply | str:
+    def one(self, asked: Asking[Answer], timeout: float) -> Answer | str:
         """Sends a request to one site; retries once without a reply, which may have been lost.
 
         Returns:
@@ -144,7 +146,7 @@ class Caller:
                 return ENDED
             try:
                 answer = self.transport.call(asked.site, data, seconds)
-                reply = Reply.from_bytes(answer)
+                reply = wire.Reply.from_bytes(answer)
             except Silent:
                 continue
             except CodecError as error:
@@ -157,10 +159,10 @@ class Caller:
                 if number == 0:  # a late reply to another request
                     continue
                 return "its reply belongs to another request"
-            return reply if reply.status == "ok" else refusal(reply)
+            return cast("Answer", reply) if reply.status == "ok" else refusal(reply)
         return SILENT
 
-    def everyone(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
+    def everyone(self, requests: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Sends a request to all sites before the first round; all must answer.
 
         Raises:
@@ -174,7 +176,7 @@ class Caller:
             )
         return replies
 
-    def greet_some(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
+    def greet_some(self, requests: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Greets sites, and continues with those that answer.
 
         A site may need as long as before the first round, as it may have been started again. Once
@@ -186,7 +188,9 @@ class Caller:
         futures = {c: self.in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
         end, least = time.monotonic() + self.terms.hello, self.terms.quorum * len(futures)
         while waiting := [f for f in futures.values() if not f.done()]:
-            answered = sum(f.done() and isinstance(f.result(), Reply) for f in futures.values())
+            answered = sum(
+                f.done() and isinstance(f.result(), wire.Reply) for f in futures.values()
+            )
             if answered >= least:
                 end, least = min(end, time.monotonic() + self.terms.timeout), math.inf
             if (left := end - time.monotonic()) <= 0:
@@ -200,7 +204,7 @@ class Caller:
         self.sites = list(replies)
         return replies
 
-    def hello(self, asked: Request, timeout: float) -> Reply | str:
+    def hello(self, asked: Asking[Answer], timeout: float) -> Answer | str:
         """Greets a site until it answers; it may still be reading its data."""
         end = time.monotonic() + timeout
         while True:
@@ -210,13 +214,15 @@ class Caller:
             self._ended.wait(min(1.0, max(0.0, end - time.monotonic())))
 
 
-def _divided(answers: Mapping[str, Reply | str]) -> tuple[dict[str, Reply], dict[str, str]]:
+def _divided(
+    answers: Mapping[str, Answer | str],
+) -> tuple[dict[str, Answer], dict[str, str]]:
     """Divides answers into replies and reasons why there are none."""
-    replies = {c: reply for c, reply in answers.items() if isinstance(reply, Reply)}
+    replies = {c: reply for c, reply in answers.items() if not isinstance(reply, str)}
     return replies, {c: why for c, why in answers.items() if isinstance(why, str)}
 
 
-def refusal(reply: Reply) -> str:
+def refusal(reply: wire.Reply) -> str:
     """Says why a reply cannot be used."""
     if reply.status == "failed":
         return f"it failed ({reply.reason}); see the log of {reply.site}"
@@ -238,9 +244,9 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
         SiteError: If a site does not answer, or another configuration or kind of data is there; it
             is named, and what differs.
     """
-    asked = {c: caller.request("hello", c) for c in caller.sites}
+    asked = {c: caller.request(wire.Hello, c) for c in caller.sites}
     replies = caller.greet_some(asked) if some else caller.everyone(asked)
-    greetings = {c: Greeting(**r.content) for c, r in replies.items()}
+    greetings = {c: r.greeting for c, r in replies.items()}
     first, *others = caller.sites
     for site in others:
         compare(greetings[first], greetings[site], first, site)
@@ -248,13 +254,14 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
 
 
 def agree_on_data(
-    caller: Caller, server: Merging
+    caller: Caller, server: Merging, claims: Claims | None = None
 ) -> tuple[dict[str, Facts], list[bytes], list[Exchanged]]:
     """Lets sites agree on the inputs; then each reads its data and builds the model.
 
     Args:
         caller: Reaches them.
         server: The coordinator's half, from `FederatedDataModule.merging`.
+        claims: What it has noted of the sites' counts.
 
     Returns:
         Each site's facts, the answers (which a restarted site needs), and the byte records, in the
@@ -268,15 +275,16 @@ def agree_on_data(
     next(server, None)
     while True:
         body = answers[-1] if answers else b""
-        asked = {c: caller.request("agree", c, phase=len(answers), body=body) for c in caller.sites}
+        asked = {
+            c: caller.request(wire.Agree, c, phase=len(answers), body=body) for c in caller.sites
+        }
         replies = caller.everyone(asked)
-        done = [c for c, r in replies.items() if r.content["facts"]]
-        if len(done) == len(replies):
+        facts = {c: r.facts for c, r in replies.items() if r.facts is not None}
+        if len(facts) == len(replies):
             break
-        if done:
-            raise SiteError(
-                f"Site {shown(done[0])} sends fewer messages about its data than the others."
-            )
+        if facts:
+            first = shown(next(iter(facts)))
+            raise SiteError(f"Site {first} sends fewer messages about its data than the others.")
         exchanged += [(c, "up", len(r.body)) for c, r in replies.items()]
         try:
             answers.append(server.send([r.body for r in replies.values()]))
@@ -285,7 +293,12 @@ def agree_on_data(
                 "The sites send more messages about their data than the configuration needs."
             ) from None
         exchanged += [(c, "down", len(answers[-1])) for c in replies]
-    facts = {c: Facts.of(r.content["facts"]) for c, r in replies.items()}
+    for site, most in () if claims is None else claims.samples.items():
+        if most > facts[site].num_samples:
+            raise SiteError(
+                f"Site {shown(site)} claims {most} values of a column and "
+                f"{facts[site].num_samples} training samples; check its data and its version."
+            )
     first, *others = caller.sites
     for site in others:
         compare_models(facts[first], facts[site], first, site)
@@ -299,7 +312,7 @@ def agree_on_data(
 
 def catch_up(
     caller: Caller, site: str, answers: Sequence[bytes], exchanged: list[Exchanged] | None = None
-) -> Reply | str:
+) -> wire.Described | str:
     """Repeats `agree_on_data` for a site that was restarted or that joins.
 
     Args:
@@ -308,10 +321,10 @@ def catch_up(
         answers: The answers to all sites.
         exchanged: Records the messages, if given.
     """
-    answer: Reply | str = SILENT
+    answer: wire.Described | str = SILENT
     for number in range(len(answers) + 1):
         body = answers[number - 1] if number else b""
-        asked = caller.request("agree", site, phase=number, body=body)
+        asked = caller.request(wire.Agree, site, phase=number, body=body)
         answer = caller.hello(asked, caller.terms.hello)
         if isinstance(answer, str):
             return answer

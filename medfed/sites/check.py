@@ -176,7 +176,11 @@ def sentences(
 
 
 def warnings(
-    config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
+    config: RunDescription,
+    data: FederatedDataModule,
+    federation: Federation,
+    file: SiteFile,
+    joins: int | None = None,
 ) -> list[str]:
     """Says what could single out a patient.
 
@@ -185,10 +189,12 @@ def warnings(
         data: Its own, read.
         federation: From `try_rounds`.
         file: The site's file.
+        joins: Steps that the site may take if it joins.
     """
     plan, every = data.plans[file.site].patients, statistics_of(federation.algorithm, data)
     lines = [line for one in every if (line := one.too_few(file.policy.least))]
-    patients, noise = policy.patients_of_message(config, data, file.site), config.privacy.example
+    patients = policy.patients_of_message(config, data, file.site, joins)
+    noise = config.privacy.example
     if noise is None and patients < policy.FEW:
         lines.append(f"{policy.behind_a_message(patients)}; gradients of so few can be undone.")
     counts = {split: len(plan[split]) for split in ("val", "test")}
@@ -237,8 +243,10 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     traffic = traffic_of(federation.ledger, file.site)
     print_traffic(traffic, config.rounds, console)
     say(console, *sentences(config, data, federation, file))
-    say(console, *warnings(config, data, federation, file), style="red")
-    policy.check_data(file.policy, config, data, file.site, tells=bool(data.exchanged))
+    say(console, *warnings(config, data, federation, file, terms.joins or None), style="red")
+    policy.check_data(
+        file.policy, config, data, file.site, bool(data.exchanged), terms.joins or None
+    )
     file.policy.check_statistics(statistics_of(federation.algorithm, data))
     spending = policy.Spending(file.policy.privacy, file.folder / policy.SPENT)
     for planned in protections(config, data.clients, federation).values():

@@ -37,9 +37,9 @@ from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.functional.points import Point, settled
-from medfed.sites import calls
+from medfed.sites import calls, wire
 from medfed.sites.masks import context_of, needed, unmasked
-from medfed.sites.wire import START, Facts, Kind, Reply, Request
+from medfed.sites.wire import START, Answer, Asking, Facts
 
 
 @dataclass
@@ -106,7 +106,7 @@ class _Masks(NamedTuple):
     """
 
     context: str
-    keys: dict[str, dict[str, str]]
+    keys: dict[str, wire.PublicKeys]
     boxes: dict[str, dict[str, str]]
 
     def for_site(self, site: str) -> dict[str, Any]:
@@ -180,13 +180,12 @@ class Coordinator:
         self.tell(doing, round, self.away, self.progress.at)
 
     def _begin(self, site: str) -> str | None:
-        clients = [{"id": c, "num_samples": self.facts[c].num_samples} for c in self.federation.ids]
-        content = {"clients": clients, "job": self.job}
-        asked = self.caller.request("begin", site, content=content)
+        clients = [wire.Client(c, self.facts[c].num_samples) for c in self.federation.ids]
+        asked = self.caller.request(wire.Begin, site, clients=clients, job=self.job)
         reply = self.caller.one(asked, self.terms.timeout)
         if isinstance(reply, str):
             return reply
-        if (at := self.progress.at[site]) not in (START, *reply.content["rounds"]):
+        if (at := self.progress.at[site]) not in (START, *reply.rounds):
             return f"it has not kept round {at + 1}, which it should restore"
         return None
 
@@ -307,10 +306,11 @@ class Coordinator:
         reply = calls.catch_up(self.caller, site, self.answers)
         if isinstance(reply, str):
             return reply
+        if (now := reply.facts) is None:
+            return "it sends more messages about its data than before"
         try:
-            now = Facts.of(reply.content["facts"])
             calls.compare_models(self.facts[site], now, "before", site)
-        except (SiteError, CodecError) as error:
+        except SiteError as error:
             return str(error).rstrip(".")
         return calls.other_samples(self.facts[site], now) or self._begin(site)
 
@@ -352,7 +352,8 @@ class Coordinator:
             for c in current.recipients:
                 body = bodies.setdefault(sent := current.sent(c).to_bytes(), sent)
                 more = {"cohort": list(cohort), **masks.for_site(c)}
-                asked[c] = self._asked("fit", c, current, where, body, **more)
+                place = self._place(c, current, where)
+                asked[c] = self.caller.request(wire.Fit, c, body=body, **place, **more)
             replies, wrong = self._answers(asked)
             del asked, bodies  # which may be large, as the replies are
             packets, forms = {}, dict[str, Any]()
@@ -384,19 +385,9 @@ class Coordinator:
                 raise Lost(dict.fromkeys(lacking, f"its message has no {name!s:.60}")) from error
         return [c for c in federation.ids if c in trained]
 
-    def _asked(
-        self,
-        kind: Kind,
-        site: str,
-        current: Round,
-        where: Mapping[str, int],
-        body: bytes = b"",
-        **content: Any,
-    ) -> Request:
-        """A request to a site in the open phase of a round."""
-        at = self.progress.at[site]
-        place = {"phase": current.position, "at": at, **where}
-        return self.caller.request(kind, site, body=body, content=content, **place)
+    def _place(self, site: str, current: Round, where: Mapping[str, int]) -> dict[str, Any]:
+        """Where a site's request is, in the open phase of a round."""
+        return {"phase": current.position, "at": self.progress.at[site], **where}
 
     def _keys(self, current: Round, where: Mapping[str, int]) -> _Masks:
         """Lets the sites of a phase make keys for masks, and share their secrets.
@@ -408,14 +399,17 @@ class Coordinator:
         sites = current.recipients
         if self.federation.channel.sums is None or len(sites) < FEWEST:
             return _Masks("", {}, {})
-        asked = {c: self._asked("keys", c, current, where, cohort=sites) for c in sites}
-        keys = {c: dict(reply.content) for c, reply in self._needed(asked).items()}
-        for before in {tuple(key.pop("given")) for key in keys.values()}:
+        places = {c: self._place(c, current, where) for c in sites}
+        ask = self.caller.request
+        asked = {c: ask(wire.Keys, c, cohort=sites, **at) for c, at in places.items()}
+        announced = self._needed(asked)
+        keys = {c: reply.keys for c, reply in announced.items()}
+        for before in {tuple(reply.given) for reply in announced.values()}:
             if not self._summed and len(before) >= FEWEST and {*before} < {*sites}:
                 self._summed = before
                 raise Lost({})
-        asked = {c: self._asked("shares", c, current, where, keys=keys) for c in sites}
-        boxes = {c: reply.content["boxes"] for c, reply in self._needed(asked).items()}
+        shares = {c: ask(wire.Shares, c, keys=keys, **at) for c, at in places.items()}
+        boxes = {c: reply.boxes for c, reply in self._needed(shares).items()}
         wrong = {c: "its shares are not for all sites" for c in sites if {*boxes[c], c} != {*sites}}
         if wrong:
             raise Lost(wrong)
@@ -463,12 +457,14 @@ class Coordinator:
         sums, sites = self.federation.channel.sums, current.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
-        asked = {c: self._asked("unmask", c, current, where, sent=sites) for c in sites}
+        places = {c: self._place(c, current, where) for c in sites}
+        ask = self.caller.request
+        asked = {c: ask(wire.Unmask, c, sent=sites, **at) for c, at in places.items()}
         self._summed = current.cohort
         replies, why = self.caller.all(asked, self.terms.timeout)
         if len(replies) < needed(len(masks.keys)):
             raise Lost(why)
-        shares = {c: reply.content["shares"] for c, reply in replies.items()}
+        shares = {c: reply.shares for c, reply in replies.items()}
         try:
             rest = unmasked(masks.context, masks.keys, sites, shares, length)
         except ValueError as error:
@@ -515,17 +511,19 @@ class Coordinator:
         first = max(sizes, key=lambda site: sizes[site])
         self._largest = first if sizes[first] > 100 * max(1.0, usual) else ""
 
-    def _note(self, site: str, reply: Reply) -> None:
-        self.progress.spent[site] = reply.content["steps"], Passes(*reply.content["passes"])
+    def _note(self, site: str, reply: wire.Trained) -> None:
+        self.progress.spent[site] = reply.steps, Passes(*reply.passes)
 
-    def _needed(self, asked: Mapping[str, Request]) -> dict[str, Reply]:
+    def _needed(self, asked: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Sends a request to sites that must all answer."""
         replies, why = self._answers(asked)
         if why:
             raise Lost(why)
         return replies
 
-    def _answers(self, asked: Mapping[str, Request]) -> tuple[dict[str, Reply], dict[str, str]]:
+    def _answers(
+        self, asked: Mapping[str, Asking[Answer]]
+    ) -> tuple[dict[str, Answer], dict[str, str]]:
         """Sends a request to sites, and returns the replies, and reasons where there are none."""
         replies, why = self.caller.all(asked, self.terms.timeout)
         for site, reason in why.items():
@@ -553,52 +551,57 @@ class Coordinator:
         self.leave_out(why, where["round"])
         return metrics
 
-    def _measured(self, asked: Mapping[str, Request]) -> tuple[Metrics, dict[str, str]]:
+    def _measured(self, asked: Mapping[str, wire.Evaluate]) -> tuple[Metrics, dict[str, str]]:
         replies, why = self.caller.all(asked, self.terms.timeout)
-        metrics = {c: dict(reply.content["metrics"]) for c, reply in replies.items()}
-        given = {c: reply.content.get("point") for c, reply in replies.items()}
-        self.points |= {c: dict(point) for c, point in given.items() if point is not None}
+        metrics = {c: reply.metrics for c, reply in replies.items()}
+        self.points |= {c: reply.point for c, reply in replies.items() if reply.point is not None}
         names = Counter(frozenset(m) for m in metrics.values()).most_common(1)
-        split = next((r.content["split"] for r in asked.values()), "")
+        split = next((r.split for r in asked.values()), "")
         usual = self._metrics.setdefault(split, names[0][0]) if names else frozenset()
         strange = {c: said for c, m in metrics.items() if (said := _impossible(m, usual))}
-        self.diverged = [c for c, reply in replies.items() if reply.content.get("diverged")]
+        self.diverged = [c for c, reply in replies.items() if reply.diverged]
         return {c: m for c, m in metrics.items() if c not in strange}, why | strange
 
     def _measure(
-        self, site: str, split: str, trained: bool, at: Mapping[str, int], where: dict[str, int]
-    ) -> Request:
-        said = {"content": {"split": split, "trained": trained}, "at": at[site], **where}
+        self,
+        site: str,
+        split: str,
+        trained: bool,
+        at: Mapping[str, int],
+        where: dict[str, int],
+        **more: Any,
+    ) -> wire.Evaluate:
+        said = {"split": split, "trained": trained, "at": at[site], **more, **where}
         body = self.federation.delivery(site).to_bytes()
-        return self.caller.request("evaluate", site, body=body, **said)
+        return self.caller.request(wire.Evaluate, site, body=body, **said)
 
     def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
         asked = {}
         for site in trained:
             at, kept = self.progress.at[site], self.progress.rounds.values()
-            content = {"needed": sorted({at, *(one[site] for one in kept)} - {START})}
-            asked[site] = self.caller.request("commit", site, at=at, content=content, **where)
+            rounds = sorted({at, *(one[site] for one in kept)} - {START})
+            asked[site] = self.caller.request(wire.Commit, site, at=at, needed=rounds, **where)
         replies = self._needed(asked)
         for site, reply in replies.items():
             self._note(site, reply)
-            if (epsilon := reply.content.get("epsilon")) is not None:
-                self.progress.epsilons[site] = epsilon
-        losses = {site: reply.content.get("loss") for site, reply in replies.items()}
+            if reply.epsilon is not None:
+                self.progress.epsilons[site] = reply.epsilon
+        losses = {site: reply.loss for site, reply in replies.items()}
         self.losses = {site: loss for site, loss in losses.items() if loss is not None}
 
     def digests(self, rounds: int) -> dict[str, str]:
         """Returns the hashes of the server and of every site that answers, after the last round."""
-        replies: dict[str, Reply] = {}
+        replies: dict[str, wire.Loaded] = {}
         for _ in range(2):  # again those that answer after another greeting
             self.readmit(list(self.away))
             left = [c for c in self.federation.ids if c not in {*self.away, *replies}]
             at, ask = self.progress.at, self.caller.request
-            asked = {c: ask("load", c, round=rounds, at=at[c]) for c in left}
+            asked = {c: ask(wire.Load, c, round=rounds, at=at[c]) for c in left}
             answers, why = self.caller.all(asked, self.terms.timeout)
             replies |= answers
             self.leave_out(why, rounds)
         there = [c for c in self.federation.ids if c in replies]
-        digests = {f"client/{c}": str(replies[c].content["digest"]) for c in there}
+        digests = {f"client/{c}": replies[c].digest for c in there}
         return {"server": self.federation.digests()["server"], **digests}
 
     def test(self, rounds: int, selected: int | None) -> Metrics:
@@ -618,10 +621,10 @@ class Coordinator:
         tested: Metrics = {}
 
         def ask(sites: Sequence[str], more: Mapping[str, Mapping[str, Any]]) -> None:
-            asked = {}
-            for c in sites:
-                one = self._measure(c, "test", False, at, where)
-                asked[c] = replace(one, content={**one.content, **chosen, **more.get(c, {})})
+            asked = {
+                c: self._measure(c, "test", False, at, where, **chosen, **more.get(c, {}))
+                for c in sites
+            }
             metrics, why = self._measured(asked)
             tested.update(metrics)
             self.leave_out(why, rounds)
@@ -652,14 +655,14 @@ class Coordinator:
         values: dict[str, Metrics] = {}
         refused: dict[str, str] = {}
 
-        def ask(bodies: Mapping[str, bytes], of: str = "") -> dict[str, Reply]:
+        def ask(bodies: Mapping[str, bytes], of: str = "") -> dict[str, wire.Tested]:
             place: dict[str, Any] = {"round": rounds, "attempt": self._turn}
             asked = {}
             for c, body in bodies.items():
-                said = {"content": {"of": of or c}, "at": self._at[c], "body": body, **place}
-                asked[c] = self.caller.request("across", c, **said)
+                said = {"of": of or c, "at": self._at[c], "body": body, **place}
+                asked[c] = self.caller.request(wire.Across, c, **said)
             replies, why = self.caller.all(asked, self.terms.timeout)
-            for site, metrics in ((c, reply.content["metrics"]) for c, reply in replies.items()):
+            for site, metrics in ((c, reply.metrics) for c, reply in replies.items()):
                 if wrong := _impossible(metrics, frozenset(metrics)):
                     why[site] = wrong
             refused.update(why)
@@ -672,7 +675,7 @@ class Coordinator:
                 refused[owner] = f"its model cannot be used: {first_line(error).rstrip('.')}"
                 continue
             others = ask({c: sent.body for c in there if c != owner}, owner) | {owner: sent}
-            metrics = {c: reply.content["metrics"] for c, reply in others.items()}
+            metrics = {c: reply.metrics for c, reply in others.items()}
             values[owner] = {c: dict(metrics.get(c, {})) for c in there}
             ways: dict[str, Direction] = {c: "up" if c == owner else "down" for c in others}
             for site, way in ways.items():

@@ -32,7 +32,7 @@ from medfed.records.places import refuse_full
 from medfed.sites import agreement, calls, masks, newcomers, policy, run, site_folder, withdrawal
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.installed import code
-from medfed.sites.wire import Answers, Reply, Request, Transport
+from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
@@ -57,7 +57,6 @@ class Deployment:
         output: Folder for its output and its result.
         onboard: The last of the sites, which joins the finished run in the folder; empty: all sites
             run the experiment.
-        steps: Gradient steps that it may take.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Deployment:
     terms: Mapping[str, Any] = field(default_factory=dict)
     output: str = ""
     onboard: str = ""
-    steps: int = 100
 
     @property
     def expected(self) -> list[str]:
@@ -161,7 +159,7 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
         source["data"]["path"] = None  # the data are the sites'
     config, terms = description.describe(source), calls.Terms(**deployment.terms)
     if deployment.onboard:
-        newcomers.join(config, transport, deployment.onboard, deployment.steps, terms)
+        newcomers.join(config, transport, deployment.onboard, deployment.agreed["joins"], terms)
         return
     run.coordinate(config, transport, list(deployment.agreed["sites"]), terms, logs=True)
     agreed = RunFolder(Path(deployment.folder)).agreed_json  # for hospitals that join it
@@ -221,8 +219,8 @@ class Broken:
         try:
             asked = Request.from_bytes(request)
         except CodecError:
-            return Reply("hello", self.name, status="refused", reason="bytes").to_bytes()
-        return Reply.to(asked, self.status, self.reason).to_bytes()
+            return unreadable(self.name)
+        return declined(asked, self.status, self.reason).to_bytes()
 
 
 POLL = 1.0
@@ -275,9 +273,8 @@ def joining_deployment(keys: sections.Section) -> Deployment:
     """
     calls.Terms(**keys.terms)
     folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
-    agreed = newcomers.agreed_for(folder, site)
-    steps = int(keys.onboard_steps)
-    how: dict[str, Any] = {"terms": dict(keys.terms), "onboard": site, "steps": steps}
+    agreed = newcomers.agreed_for(folder, site, int(keys.onboard_steps))
+    how: dict[str, Any] = {"terms": dict(keys.terms), "onboard": site}
     return Deployment(str(agreed.config().name), agreed.record(), str(folder.resolve()), **how)
 
 

@@ -27,15 +27,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from medfed.common.errors import CodecError
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint, Whole
 from medfed.federation.wire.packet import Packet
-from medfed.sites.wire import Head
+from medfed.sites.wire import Head, PublicKeys
 
-Keys = Mapping[str, Mapping[str, str]]
-"""Of each site the hexadecimal digits of what it has announced."""
+Keys = Mapping[str, PublicKeys]
+"""Of each site what it has announced."""
 _PRIME = 2**521 - 1
 _SHARE = 66  # bytes of a number below the prime
 
@@ -46,7 +47,7 @@ class Signer(Protocol):
     def sign(self, data: bytes) -> dict[str, str]:
         """Returns the entries ``certificate`` and ``signature``."""
 
-    def check(self, site: str, data: bytes, entries: Mapping[str, str]) -> None:
+    def check(self, site: str, data: bytes, keys: PublicKeys) -> None:
         """Raises CodecError if another than this site has signed."""
 
 
@@ -73,19 +74,19 @@ class Certificate:
         signature = self._key.sign(data, *self._how)
         return {"certificate": self._text, "signature": signature.hex()}
 
-    def check(self, site: str, data: bytes, entries: Mapping[str, str]) -> None:
+    def check(self, site: str, data: bytes, keys: PublicKeys) -> None:
         """See :meth:`Signer.check`."""
         from cryptography.exceptions import InvalidSignature
 
         try:
-            there = self._x509.load_pem_x509_certificate(entries["certificate"].encode())
+            there = self._x509.load_pem_x509_certificate(keys.certificate.encode())
             there.verify_directly_issued_by(self._root)
             named = there.subject.get_attributes_for_oid(self._x509.NameOID.COMMON_NAME)
             if [name.value for name in named] != [site]:
                 raise ValueError(site)
             key: Any = there.public_key()
-            key.verify(bytes.fromhex(entries["signature"]), data, *self._how)
-        except (KeyError, TypeError, ValueError, InvalidSignature) as error:
+            key.verify(bytes.fromhex(keys.signature), data, *self._how)
+        except (TypeError, ValueError, InvalidSignature) as error:
             raise CodecError(f"The keys of {site} are not signed by its certificate.") from error
 
 
@@ -165,24 +166,21 @@ class Half:
         self._mask, self._box = (_curve().X25519PrivateKey.generate() for _ in range(2))
         self._seed = secrets.token_bytes(32)
         self._keys: Keys = {}
-        self._announced: dict[str, str] = {}
+        self._announced: PublicKeys | None = None
         self._kept: dict[str, tuple[bytes, bytes]] = {}  # shares of each site's key and seed
 
-    def announced(self) -> dict[str, str]:
+    def announced(self) -> PublicKeys:
         """Returns what all other sites must know."""
-        mine = {
-            "mask": self._mask.public_key().public_bytes_raw().hex(),
-            "box": self._box.public_key().public_bytes_raw().hex(),
-            "seal": hashlib.sha256(self._seed).hexdigest(),
-        }
-        signed = self._signer.sign(self._signed(self.name, mine)) if self._signer else {}
-        self._announced = mine | signed
-        return self._announced
+        mask, box = (k.public_key().public_bytes_raw().hex() for k in (self._mask, self._box))
+        keys = PublicKeys(mask, box, hashlib.sha256(self._seed).hexdigest())
+        if self._signer is not None:
+            signed = self._signer.sign(self._signed(self.name, keys))
+            keys = msgspec.structs.replace(keys, **signed)
+        self._announced = keys
+        return keys
 
-    def _signed(self, site: str, keys: Mapping[str, str]) -> bytes:
-        return json.dumps(
-            [self._context, site, *(keys[k] for k in ("mask", "box", "seal"))]
-        ).encode()
+    def _signed(self, site: str, keys: PublicKeys) -> bytes:
+        return json.dumps([self._context, site, keys.mask, keys.box, keys.seal]).encode()
 
     def boxes(self, keys: Keys) -> dict[str, str]:
         """Returns each other site's shares, encrypted for it.
@@ -193,7 +191,7 @@ class Half:
         Raises:
             CodecError: If a key is missing, occurs twice, or is not signed by its site.
         """
-        public = [one["mask"] for one in keys.values()]
+        public = [one.mask for one in keys.values()]
         if sorted(keys) != self.sites or len({*public}) < len(public):
             raise CodecError("The keys are not those of all sites of this sum.")
         if keys[self.name] != self._announced:
@@ -217,7 +215,7 @@ class Half:
 
         other = receiver if sender == self.name else sender
         return ChaCha20Poly1305(
-            _derived(self._box, self._keys[other]["box"], self._context, "box", sender, receiver)
+            _derived(self._box, self._keys[other].box, self._context, "box", sender, receiver)
         )
 
     def masked(self, sums: FixedPoint, packet: Packet, boxes: Mapping[str, str]) -> Packet:
@@ -293,12 +291,12 @@ def unmasked(
         }
         secret = joined(given, 32)
         if site in sent:
-            if hashlib.sha256(secret).hexdigest() != keys[site]["seal"]:
+            if hashlib.sha256(secret).hexdigest() != keys[site].seal:
                 raise CodecError("Shares of a mask do not fit together.")
             total -= stream(secret, length)
             continue
         key = _curve().X25519PrivateKey.from_private_bytes(secret)
-        if key.public_key().public_bytes_raw().hex() != keys[site]["mask"]:
+        if key.public_key().public_bytes_raw().hex() != keys[site].mask:
             raise CodecError("Shares of a key do not fit together.")
         for other in sent:
             # What the missing site would have added, so that those of the others cancel.
@@ -323,7 +321,7 @@ def stream(key: bytes, length: int) -> Whole:
 def _pair(key: Any, keys: Keys, context: str, site: str, other: str, length: int) -> Whole:
     """What a site adds for another; the other adds the negative."""
     names = sorted((site, other))
-    numbers = stream(_derived(key, keys[other]["mask"], context, "mask", *names), length)
+    numbers = stream(_derived(key, keys[other].mask, context, "mask", *names), length)
     return numbers if site == names[0] else np.negative(numbers)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -36,6 +35,7 @@ from medfed.records.tasks import build_task
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import federation_of, preprocessing
 from medfed.run.onboarding import to_csv
+from medfed.sites import wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
 from medfed.sites.wire import Facts, Greeting, Transport
@@ -47,7 +47,6 @@ def onboard(
     federation: Federation,
     site: str,
     answers: Sequence[bytes],
-    steps: int,
     job: str = "0",
     like: Facts | None = None,
 ) -> tuple[int, dict[str, float], Ledger]:
@@ -58,7 +57,6 @@ def onboard(
         federation: The trained federation at the coordinator.
         site: The newcomer, which took part in no round.
         answers: The answers to all sites before the first round.
-        steps: Gradient steps that it may take.
         job: Names the federation.
         like: The facts of a site of the federation, to compare.
 
@@ -77,25 +75,21 @@ def onboard(
     greeted = catch_up(caller, site, answers, exchanged)
     if isinstance(greeted, str):
         raise SiteError(f"{shown(site)}: {greeted}.")
-    try:
-        facts = Facts.of(greeted.content["facts"])
-    except CodecError as error:
-        raise SiteError(
-            f"{shown(site)} sends more messages about its data than the run needed."
-        ) from error
+    if (facts := greeted.facts) is None:
+        raise SiteError(f"{shown(site)} sends more messages about its data than the run needed.")
     if like is not None:
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
-    content = {"steps": steps, "clients": _as_content(federation), "job": job}
+    said = {"clients": _clients(federation), "job": job}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool) -> Packet:
-        said, body = {**content, "last": last}, packet.to_bytes()
-        request = caller.request("onboard", site, phase=len(packets), content=said, body=body)
+        at = {"phase": len(packets), "body": packet.to_bytes()}
+        request = caller.request(wire.Onboard, site, **at, **said, last=last)
         reply = caller.one(request, caller.terms.timeout)
         if isinstance(reply, str):
             raise SiteError(f"{shown(site)}: {reply}.")
-        metrics.update(reply.content["metrics"])
+        metrics.update(reply.metrics)
         if not last:
             packets.append(Packet.from_bytes(reply.body, federation.most_elements))
         return packets[-1] if packets else packet
@@ -113,9 +107,9 @@ def onboard(
     return info.num_samples, metrics, ledger
 
 
-def _as_content(federation: Federation) -> list[dict[str, Any]]:
+def _clients(federation: Federation) -> list[wire.Client]:
     sizes = federation.server.get("num_samples", {})
-    return [{"id": c, "num_samples": int(sizes[c]) if c in sizes else 1} for c in federation.ids]
+    return [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
 
 
 class Joining(reference.Newcomer):
@@ -181,12 +175,13 @@ class _Record:
     rows: list[Joined]
 
 
-def agreed_for(folder: Path, site: str) -> Agreed:
+def agreed_for(folder: Path, site: str, steps: int) -> Agreed:
     """Returns the agreement for a newcomer: that of the others, with the newcomer as the last site.
 
     Args:
         folder: The folder of a finished run across sites.
         site: The newcomer.
+        steps: Gradient steps that it may take.
 
     Raises:
         CheckpointError: If the run has not finished.
@@ -200,7 +195,7 @@ def agreed_for(folder: Path, site: str) -> Agreed:
             "resume the run by medfed deploy, and onboard then."
         )
     agreed = Agreed.read(run.agreed_json)
-    return Agreed((*agreed.sites, site), agreed.overrides, agreed.cut, agreed.medfed)
+    return Agreed((*agreed.sites, site), agreed.overrides, agreed.cut, agreed.medfed, steps)
 
 
 def join(
@@ -228,15 +223,13 @@ def join(
     like = next(iter(facts.values()))
     federation = _reopened(run, facts)
     caller = Caller(transport, [site], terms or Terms())
-    reply = caller.hello(caller.request("hello", site), caller.terms.hello)
+    reply = caller.hello(caller.request(wire.Hello, site), caller.terms.hello)
     if isinstance(reply, str):
         raise SiteError(f"{shown(site)}: {reply}; check the site, and onboard it again.")
-    said = Greeting(**reply.content)
+    said = reply.greeting
     compare(Greeting(fingerprints(config.values), kept.greeting), said, "the run", site)
     answers = [answer.encode() for answer in kept.answers]
-    samples, metrics, ledger = onboard(
-        caller, federation, site, answers, steps, job=kept.job, like=like
-    )
+    samples, metrics, ledger = onboard(caller, federation, site, answers, job=kept.job, like=like)
     names = {name for of in run.summary["clients"].values() for name in of}
     # Validation chooses no threshold and no calibration for a site that joins later.
     if odd := {*metrics} ^ {n for n in names if not n.endswith(("/point", "calibrated"))}:

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import msgspec
+from filelock import FileLock
 
 from medfed.common import errors, files, floors, schemas, untrusted
 from medfed.config.compose import build
@@ -210,7 +212,9 @@ def check_study(policy: Policy, config: RunDescription) -> None:
         )
 
 
-def patients_of_message(config: RunDescription, data: FederatedDataModule, site: str) -> int:
+def patients_of_message(
+    config: RunDescription, data: FederatedDataModule, site: str, joins: int | None = None
+) -> int:
     """Returns how many patients stand behind one message, at least.
 
     Steps take batches without replacement until an epoch ends, so the fewest patients are those
@@ -221,6 +225,7 @@ def patients_of_message(config: RunDescription, data: FederatedDataModule, site:
         config: The run's description.
         data: The site's, or at least the rows of its table or the plan of its patients.
         site: Its name.
+        joins: Steps that the site may take if it joins; ``None``: those of the configuration.
     """
     if config.privacy.example is not None:
         return 0
@@ -232,6 +237,7 @@ def patients_of_message(config: RunDescription, data: FederatedDataModule, site:
         units = cast("TabularDataModule", data).train_patients[site].tolist()
     # Not that of the configuration, which a plan may decide; before that it is the least.
     count, batch, budget = len(units), data.batch_size, build(config.local)
+    budget = budget if joins is None else replace(budget, steps=joins)
     steps = build(config.algorithm).least_steps(budget.of(count, batch))
     # A last batch of one sample is left out where BatchNorm needs more.
     epoch = count - (count > batch > 1 and count % batch == 1)
@@ -260,7 +266,12 @@ def behind_a_message(patients: int) -> str:
 
 
 def check_data(
-    policy: Policy, config: RunDescription, data: FederatedDataModule, site: str, tells: bool
+    policy: Policy,
+    config: RunDescription,
+    data: FederatedDataModule,
+    site: str,
+    tells: bool,
+    joins: int | None = None,
 ) -> None:
     """Refuses a study of too few patients of the site, before anything computed from them leaves.
 
@@ -270,6 +281,7 @@ def check_data(
         data: Its own, planned.
         site: Its name.
         tells: Whether it describes its columns to the server.
+        joins: See `patients_of_message`.
 
     Raises:
         VetoError: If a split has too few patients, or its columns may not be described.
@@ -279,46 +291,81 @@ def check_data(
     for split, count in counts.items():
         policy.check_split(names.get(split, split), count)
     if policy.privacy is None:  # otherwise it limits what the noise of all messages lets through
-        policy.check_message(patients_of_message(config, data, site))
+        policy.check_message(patients_of_message(config, data, site, joins))
     if tells:
         policy.check_parts(["preprocessing"])
         policy.check_statistics(data.summaries(site))
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds a file's lock, so that the jobs of a site read and write it one after another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        yield
+
+
+class FullError(Exception):
+    """A counter has reached its most."""
+
+
 @dataclass(frozen=True)
-class AskedModels:
-    """Counts the models whose test metrics the coordinator of an agreement has asked for.
+class Counted:
+    """What a site has answered of an agreement, over all its jobs, processes and restarts.
 
     Attributes:
-        most: How many there may be; ``None``: any number.
-        path: The file that remembers them, of all federations of the site.
+        path: The file that remembers it, of all federations of the site.
         agreement: Hash of the agreement.
     """
 
-    most: int | None
     path: Path
-    agreement: str
+    agreement: str = ""
 
-    def add(self, model: bytes) -> None:
-        """Remembers a model by what was received of it; one that is known counts once.
+    def add(self, key: str, item: str, most: int) -> None:
+        """Counts something; what is known counts once.
+
+        Args:
+            key: The counter.
+            item: What is counted.
+            most: How many the counter may have.
 
         Raises:
-            VetoError: If there are too many.
+            FullError: If it has as many already.
         """
-        if self.most is None:
+        with _alone(self.path):
+            every = self._every()
+            items = every.setdefault(self.agreement, {}).setdefault(key, [])
+            if item in items:
+                return
+            if len(items) >= most:
+                raise FullError(key)
+            items.append(item)
+            files.write_json(self.path, every)
+
+    def of(self, key: str) -> list[str]:
+        """Returns what a counter has."""
+        return self._every().get(self.agreement, {}).get(key, [])
+
+    def add_test(self, model: bytes, most: int | None) -> None:
+        """Counts a model by what was received of it, before its test metrics leave.
+
+        Raises:
+            VetoError: If the coordinator has asked for too many.
+        """
+        if most is None:
             return
-        known = untrusted.read_json(self.path, dict[str, list[str]]) if self.path.is_file() else {}
-        asked = known.setdefault(self.agreement, [])
-        name = sha256(model).hexdigest()
-        if name in asked:
-            return
-        if len(asked) >= self.most:
+        try:
+            self.add("test_metrics", sha256(model).hexdigest()[:32], most)
+        except FullError as error:
             raise VetoError(
-                f"The coordinator asks for the test metrics of model {len(asked) + 1}, and "
-                f"policy.test_metrics of this site's file allows {self.most}; they stay here."
-            )
-        asked.append(name)
-        files.write_json(self.path, known)
+                f"The coordinator asks for the test metrics of model {most + 1}, and "
+                f"policy.test_metrics of this site's file allows {most}; they stay here."
+            ) from error
+
+    def _every(self) -> dict[str, dict[str, list[str]]]:
+        if not self.path.is_file():
+            return {}
+        return untrusted.read_json(self.path, dict[str, dict[str, list[str]]])
 
 
 @dataclass
@@ -385,15 +432,15 @@ class Spending:
         Raises:
             VetoError: If too much is spent, as after repeated rounds.
         """
-        entries = self._entries()
-        draws = math.ceil(gradients / by.uses)
-        same = [e for e in entries if (e.run, e.rate, e.noise) == (run, by.rate, by.noise_of_draw)]
-        if same:
-            same[0].draws += draws
-        else:
-            entries.append(_Spent(run, by.rate, by.noise_of_draw, draws))
-        files.write_json(self.path, [asdict(one) for one in entries])
-        self.check(run, replace(by, draws=0))
+        kind, draws = (run, by.rate, by.noise_of_draw), math.ceil(gradients / by.uses)
+        with _alone(self.path):
+            entries = self._entries()
+            if same := [e for e in entries if (e.run, e.rate, e.noise) == kind]:
+                same[0].draws += draws
+            else:
+                entries.append(_Spent(*kind, draws))
+            files.write_json(self.path, [asdict(one) for one in entries])
+            self.check(run, replace(by, draws=0))
 
     def _entries(self) -> list[_Spent]:
         return untrusted.read_json(self.path, list[_Spent]) if self.path.is_file() else []

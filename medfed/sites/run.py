@@ -24,6 +24,7 @@ from medfed.common.errors import CheckpointError, ConfigError, SiteError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
 from medfed.config.description import RunDescription
+from medfed.datamodules.claims import Claims
 from medfed.federation import algorithm, budget, split
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
@@ -196,14 +197,17 @@ def _coordinate(
     for line in calls.other_versions(versions_here(str(config.trainer.accelerator)), greetings):
         _log.warning("%s", line)
     calls.compare(Greeting(agreed, greeting.data), greeting, "the coordinator", caller.sites[0])
-    merging = assembly.unread_data(config).merging(greeting.data)
+    claims = Claims(caller.sites)
+    merging = assembly.unread_data(config).merging(greeting.data, claims)
     if gone:
         _log.warning("Withdrawn, so not in any round: %s.", ", ".join(map(shown, gone)))
     if caller.lacking:
         _log.warning("Not answering yet: %s.", calls.sentence(caller.lacking))
     if gone or caller.lacking:
         merging = replayed(SitesRecord.read(folder).answers)
-    facts, answers, exchanged = calls.agree_on_data(caller, merging)
+    facts, answers, exchanged = calls.agree_on_data(caller, merging, claims)
+    for line in claims.remarks:
+        _log.warning("%s", line)
     if config.resume is not None:
         facts = as_before(folder, facts, caller)
     first = facts[sites[0]]
@@ -222,7 +226,7 @@ def _coordinate(
     if config.resume is None:
         start.write(folder, begun, account)
     evaluation = SitesEvaluation(*task.selection)
-    status = Status(config.rounds)
+    status = Status(config.rounds, remarks=claims.remarks)
 
     def tell(*news: Any) -> None:
         status.change(*news)

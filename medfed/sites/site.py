@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -37,20 +38,26 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel, Place
-from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
-from medfed.sites import agreement, masks, newcomers
-from medfed.sites.policy import NO_LIMITS, Policy, VetoError, check_data, check_study
-from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
+from medfed.sites import agreement, masks, newcomers, wire
+from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
+from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError, check_data, check_study
+from medfed.sites.wire import (
+    START,
+    Facts,
+    Greeting,
+    Reply,
+    Request,
+    RoundNumber,
+    declined,
+    unreadable,
+)
 
-MODELS = 10
-"""Models of one round that may be evaluated, in addition to one for each site."""
-SUMS = "sums.json"  # the sites of the sums under masks that this site took part in
-FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
+COUNTED = "answered.json"  # what the site has answered, by agreement
 Kept = dict[str, Any]
 
 
@@ -64,22 +71,17 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
-class Refusal(Exception):  # noqa: N818 - it becomes a reply
-    """A request that cannot be answered, with one of the reasons of `wire`."""
-
-    def __init__(self, reason: str, status: Status = "refused") -> None:
-        super().__init__(reason)
-        self.reason, self.status = reason, status
-
-
 class Keeper(Protocol):
     """Keeps a site's results in its folder."""
 
-    def begin(self, site: Site, asked: Request) -> None:
+    def begin(self, site: Site, asked: wire.Begin) -> None:
         """Called at the start of a session."""
 
+    def guard(self, site: Site) -> None:
+        """Called when the site has joined a federation, before it trains."""
+
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Called after the answer to a round's request; an error it raises becomes the answer."""
+        """Called before the answer to a request leaves; an error it raises becomes the answer."""
 
     def joined(
         self, site: Site, newcomer: newcomers.Joining, model: Tensors, metrics: dict[str, float]
@@ -100,34 +102,30 @@ class Site:
             of all federations.
         keeper: Keeps results other than rounds.
         signer: Signs the keys of masks; ``None``: they are not signed.
+        counted: What the site has answered; ``None``: a file in its folder remembers it.
 
     Attributes:
+        gate: What every request passes.
         module: The federation at this site, once a session has started.
         metrics: Of the last evaluation, with all digits, which stay here.
     """
 
-    workplace: ConfiguredSite
+    workplace: Agreement
     folder: Path
     keeper: Keeper | None = None
     signer: masks.Signer | None = None
+    counted: Counted | None = None
 
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
-        self._half: masks.Half | None = None  # of the sum under masks that is being made
+        counted = self.counted or Counted(self.folder / COUNTED)
+        self.gate = Gate(self.workplace, counted, self._go_to)
         self.log = logging.getLogger(f"{__name__}.{self.name}")
         self.module: FederatedModule | None = None
         self.metrics: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._session = ""
-        self._latest = (START, 0)  # round and attempt of the last request
-        self._phases: list[int] = []  # that were answered of it
-        self._here: int | None = START  # the kept round of the current state; None within a round
-        self._base = START  # the kept round before the current one
         self._states: dict[int, Kept] = {}  # those of the start and of the round before
-        self._replies: dict[bytes, bytes] = {}
         self._newcomer: newcomers.Joining | None = None
-        self._measured: dict[int, set[bytes]] = {}  # hashes of models by round, over all sessions
-        self._tested = False
 
     @property
     def federation(self) -> Federation:
@@ -140,196 +138,145 @@ class Site:
         return self.federation.clients[self.name]
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the reply to a request; errors become replies, too."""
+        """Returns the reply to a request; errors become replies, too, and stand in the log."""
         try:
             asked = Request.from_bytes(request)
         except CodecError as error:
             self.log.warning("A request was refused: %s", error)
-            return Reply("hello", self.name, status="refused", reason="bytes").to_bytes()
-        if asked.site != self.name:
-            return Reply.to(asked, "refused", "site").to_bytes()
+            return unreadable(self.name)
         if not self._lock.acquire(blocking=False):
-            return Reply.to(asked, "busy").to_bytes()
+            return self._refused(asked, Refusal("", "busy")).to_bytes()
         try:
+            if asked.site != self.name:
+                raise Refusal("site")
             return self._answer(asked, hashlib.blake2b(request).digest())
+        except (VetoError, Refusal) as why:
+            return self._refused(asked, why).to_bytes()
+        except Exception as error:
+            # The error's text may name a patient or a file: it stays in this log.
+            self.log.exception("%s failed.", _said(asked))
+            return declined(asked, "failed", type(error).__name__).to_bytes()
         finally:
             self._lock.release()
 
+    def _refused(self, asked: Request, why: VetoError | Refusal) -> wire.Declined:
+        self.log.warning("%s was refused: %s", _said(asked), why if str(why) else why.status)
+        return declined(asked, why.status, why.reason)
+
     def _answer(self, asked: Request, key: bytes) -> bytes:
-        if asked.kind not in FIRST:
-            if not self._session:
-                return Reply.to(asked, "unready").to_bytes()
-            if asked.session != self._session:
-                return Reply.to(asked, "refused", "session").to_bytes()
-        if known := self._replies.get(key):
+        session = "" if isinstance(asked, wire.Onboard) else asked.session
+        if session == self.gate.session and (known := self.gate.replies.get(key)):
             return known
-        answer: Callable[[Request], Reply] = getattr(self, f"_{asked.kind}")  # one of `wire.Kind`
-        try:
-            answered = answer(asked)
-            if self.keeper is not None and asked.kind not in FIRST:
-                self.keeper.after(self, asked, answered)
-            reply = answered.to_bytes()
-        except (VetoError, Refusal) as why:
-            self.log.warning("%s was refused: %s", asked, why)
-            return Reply.to(asked, why.status, why.reason).to_bytes()
-        except Exception as error:
-            # The error's text may name a patient or a file: it stays in this log.
-            self.log.exception("%s failed.", asked)
-            return Reply.to(asked, "failed", type(error).__name__).to_bytes()
-        if asked.kind not in FIRST[:3]:
-            self._replies[key] = reply
-        return reply
+        self.gate.admit(asked)
+        reply = self._reply(asked)
+        if self.keeper is not None:
+            self.keeper.after(self, asked, reply)
+        data = reply.to_bytes()
+        self.log.info("%s was answered: %s.", _said(asked), RULES[type(asked)].leaves)
+        if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
+            self.gate.replies[key] = data
+        return data
 
-    def _hello(self, asked: Request) -> Reply:
-        content = {n: dict(v) for n, v in vars(self.workplace.greeting()).items()}
-        return Reply.to(asked, content=content)
+    @singledispatchmethod
+    def _reply(self, asked: Request) -> Reply:
+        """Does what an admitted request asks."""
+        raise NotImplementedError(asked.kind)
 
-    def _agree(self, asked: Request) -> Reply:
+    @_reply.register
+    def _hello(self, asked: wire.Hello) -> Reply:
+        return wire.Greeted.to(asked, greeting=self.workplace.greeting())
+
+    @_reply.register
+    def _agree(self, asked: wire.Agree) -> Reply:
         statement = self.workplace.agree(asked.phase, asked.body)
-        facts = self.workplace.facts().content() if statement is None else {}
-        return Reply.to(asked, content={"facts": facts}, body=statement or b"")
+        facts = self.workplace.facts() if statement is None else None
+        return wire.Described.to(asked, facts=facts, body=statement or b"")
 
-    def _begin(self, asked: Request) -> Reply:
+    @_reply.register
+    def _begin(self, asked: wire.Begin) -> Reply:
         """Starts a session: clears the memory and reads the kept rounds."""
-        job = asked.content["job"]
         self.folder = self._folder_of(asked)
         kept = RunFolder(self.folder).job_json
-        if kept.is_file() and untrusted.read_json(kept, dict[str, str]).get("job") != job:
+        if kept.is_file() and untrusted.read_json(kept, dict[str, str]).get("job") != asked.job:
             raise Refusal("job")
-        if not asked.session:
-            raise Refusal("session")
-        everyone = [ClientInfo(c["id"], c["num_samples"]) for c in asked.content["clients"]]
-        this = ClientInfo(self.name, self.workplace.facts().num_samples)
-        if this not in everyone or len({c.id for c in everyone}) < len(everyone):
-            raise Refusal("message")
+        everyone = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
         self.folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(kept, {"job": job, "site": self.name})
+        files.write_json(kept, {"job": asked.job, "site": self.name})
         self.module = self.workplace.join(everyone)
-        self._session, self._latest, self._phases = asked.session, (START, 0), []
-        self._replies.clear()
-        self._tested = RunFolder(self.folder).summary_json.is_file()
+        self.gate.start(asked.session, [c.id for c in everyone])
+        self.gate.plan = self.federation.algorithm.phases
+        self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
-        self._here = self._base = START
         if self.keeper is not None:
             self.keeper.begin(self, asked)
-        return Reply.to(asked, content={"rounds": self.rounds()})
+        return wire.Begun.to(asked, rounds=self.rounds())
 
-    def _enter(self, asked: Request) -> None:
-        """Starts a phase with a cohort, or refuses it."""
-        if asked.round >= self.workplace.rounds:
-            raise Refusal("round")
-        if self._tested:  # a run that trains on after the test would select by it
-            raise Refusal("order")
-        cohort = asked.content["cohort"]
-        if self.name not in cohort or not {*cohort} <= {*self._module.federation.ids}:
-            raise Refusal("message")
-        self.workplace.check_cohort(cohort)
-        self._turn_to(asked)
-        if asked.phase in self._phases:
-            raise Refusal("replay")
-        if any(phase > asked.phase for phase in self._phases):
-            raise Refusal("order")
+    @_reply.register
+    def _keys(self, asked: wire.Keys) -> Reply:
+        self.gate.half = masks.Half(self.name, asked, asked.cohort, self.signer)
+        given = self.gate.counted.of(sum_key(asked))
+        keys = self.gate.half.announced()
+        return wire.Announced.to(asked, keys=keys, given=given[0].split() if given else [])
 
-    def _keys(self, asked: Request) -> Reply:
-        self._enter(asked)
-        cohort = asked.content["cohort"]
-        if len({*cohort}) < max(FEWEST, len(cohort)):
-            raise Refusal("message")
-        self._half = masks.Half(self.name, asked, cohort, self.signer)
-        given = self._given().get(f"{asked.round}/{asked.phase}", [])
-        return Reply.to(asked, content={**self._half.announced(), "given": given})
+    @_reply.register
+    def _shares(self, asked: wire.Shares) -> Reply:
+        assert self.gate.half is not None
+        return wire.Shared.to(asked, boxes=self.gate.half.boxes(asked.keys))
 
-    def _shares(self, asked: Request) -> Reply:
-        keys = asked.content["keys"]
-        return Reply.to(asked, content={"boxes": self._half_of(asked).boxes(keys)})
+    @_reply.register
+    def _unmask(self, asked: wire.Unmask) -> Reply:
+        assert self.gate.half is not None
+        return wire.Unmasked.to(asked, shares=self.gate.half.shares(asked.sent))
 
-    def _unmask(self, asked: Request) -> Reply:
-        """Gives shares for one set of sites in each phase of a round, and for no other."""
-        half, sent, given = self._half_of(asked), sorted(asked.content["sent"]), self._given()
-        if asked.phase not in self._phases:
-            raise Refusal("order")
-        if given.setdefault(f"{asked.round}/{asked.phase}", sent) != sent:
-            raise Refusal("sums")
-        shares = half.shares(sent)
-        files.write_json(self.folder / SUMS, given)  # before the reply leaves
-        return Reply.to(asked, content={"shares": shares})
-
-    def _given(self) -> dict[str, list[str]]:
-        """The sites of the sums to which this site has given shares, by round and phase."""
-        path = self.folder / SUMS
-        return untrusted.read_json(path, dict[str, list[str]]) if path.is_file() else {}
-
-    def _half_of(self, asked: Request) -> masks.Half:
-        self._turn_to(asked)
-        if self._half is None or self._half.phase != asked.phase:
-            raise Refusal("order")
-        return self._half
-
-    def _fit(self, asked: Request) -> Reply:
-        self._enter(asked)
-        module, sums = self._module, self._module.federation.channel.sums
-        half = self._half_of(asked) if asked.content.get("boxes") else None
+    @_reply.register
+    def _fit(self, asked: wire.Fit) -> Reply:
+        gate, module, sums = self.gate, self._module, self.federation.channel.sums
         packet = self._packet(asked)
-        if self._here is not None:
-            self._base = self._here
-            self._states = {START: self._states[START], self._base: self._state(self._base)}
-        self._here = None
-        module.next_round = asked.round
-        reply = module.federation.answer(self.name, packet, asked.round, asked.phase)
-        if sums is not None and len(sums.read(reply)):
-            if half is None:
-                raise Refusal("sums")
-            reply = half.masked(sums, reply, asked.content["boxes"])
-        self._phases.append(asked.phase)
-        return Reply.to(asked, content=self._spent(), body=reply.to_bytes())
-
-    def _evaluate(self, asked: Request) -> Reply:
-        split = asked.content["split"]
-        if split not in ("val", "test"):
+        if packet.phase != gate.plan(asked.round)[asked.phase]:
             raise Refusal("message")
-        self._check_measured(asked)
-        self._turn_to(asked)
-        if asked.content["trained"] and not self._phases:
-            raise Refusal("order", "unready")
-        if self._phases and not asked.content["trained"]:
-            raise Refusal("order")
-        module = self._module
+        if gate.here is not None:
+            gate.base = gate.here
+            self._states = {START: self._states[START], gate.base: self._state(gate.base)}
+        gate.here = None
+        module.next_round = asked.round
+        # A sum may be made without sites that are lost later; their noise is then missing.
+        noisy = masks.needed(len(gate.half.sites)) if gate.half else len({*asked.cohort})
+        reply = module.federation.answer(self.name, packet, asked.round, asked.phase, noisy)
+        if sums is not None and len(sums.read(reply)):
+            if gate.half is None or not asked.boxes:
+                raise Refusal("sums")
+            reply = gate.half.masked(sums, reply, asked.boxes)
+        gate.phases.append(asked.phase)
+        return wire.Trained.to(asked, **self._spent(), body=reply.to_bytes())
+
+    @_reply.register
+    def _evaluate(self, asked: wire.Evaluate) -> Reply:
+        module, is_test = self._module, asked.split == "test"
         module.next_round = asked.round + 1
-        module.federation.arrived[self.name] = self._packet(asked)
-        try:
-            with torch.no_grad():
-                self.metrics = module.evaluate_client(self.name, split, keep=split == "test")
-        finally:
-            del module.federation.arrived[self.name]
-        chosen: dict[str, Any] = {}
-        if split == "test" and module.chooser is not None:
-            own = module.points[self.name]
-            chosen["point"] = _leaving(own)
-            point = own or {**(asked.content.get("point") or {}), "pooled": 1.0}
-            module.points[self.name] = point
-            self.metrics |= module.chooser.apply(module.cases[self.name], point)
-        self._tested = self._tested or split == "test"
-        loss = self.client.training_loss if asked.content["trained"] else None
+        with self._arrived(self._packet(asked)), torch.no_grad():
+            self.metrics = module.evaluate_client(self.name, asked.split, keep=is_test)
+        point = None
+        if is_test and module.chooser is not None:
+            chosen = module.points[self.name]
+            point = _leaving(chosen)
+            used = chosen or {**(asked.point or {}), "pooled": 1.0}
+            module.points[self.name] = used
+            self.metrics |= module.chooser.apply(module.cases[self.name], used)
+        self.gate.tested = self.gate.tested or is_test
+        loss = self.client.training_loss if asked.trained else None
         module.losses = {} if loss is None else {self.name: loss}
         diverged = bool(module.diverged({self.name: self.metrics}))
-        chosen |= {"metrics": _leaving(self.metrics), "diverged": diverged}
-        return Reply.to(asked, content=chosen)
+        return wire.Measured.to(
+            asked, metrics=_leaving(self.metrics), diverged=diverged, point=point
+        )
 
-    def _across(self, asked: Request) -> Reply:
+    @_reply.register
+    def _across(self, asked: wire.Across) -> Reply:
         """Evaluates the site's personal model and sends it, or evaluates another site's."""
-        sends = asked.content["of"] == self.name
-        self.workplace.policy.check_across(sends)
-        self._check_measured(asked)
-        if not self._tested:
-            raise Refusal("order")
-        self._turn_to(asked)
         module, packet, channel, body = self._module, self._packet(asked), Channel(), b""
-        if sends:
-            module.federation.arrived[self.name] = packet
-            try:
+        if asked.of == self.name:
+            with self._arrived(packet):
                 model = module.federation.personal_model(self.name)
-            finally:
-                del module.federation.arrived[self.name]
             message = Message("across", {"model": model})
             body = channel.encode(message, "down", Place(self.name))[0].to_bytes()
             self.log.warning("The personal model leaves, as policy.send_model allows.")
@@ -346,87 +293,69 @@ class Site:
         batches = (to_device(batch, module.device) for batch in data)
         with torch.no_grad():
             metrics = module.task.evaluate(batches)
-        return Reply.to(asked, content={"metrics": _leaving(metrics)}, body=body)
+        return wire.Tested.to(asked, metrics=_leaving(metrics), body=body)
 
-    def _check_measured(self, asked: Request) -> None:
-        """Refuses metrics of models that no run across sites would ask for.
-
-        An honest coordinator asks once per attempt of a round, of which there is one more for each
-        site that is left out; and for test metrics after the rounds.
-
-        Raises:
-            Refusal: If the round is none, or too many models are asked for.
-        """
-        is_test = asked.content.get("split", "test") == "test"
-        if is_test and asked.round < 1:
-            raise Refusal("order")
-        if asked.round >= self.workplace.rounds + is_test:
-            raise Refusal("round")
-        models = self._measured.setdefault(asked.round, set())
-        models.add(hashlib.blake2b(asked.body).digest())
-        if len(models) > len(self._module.federation.ids) + MODELS:
-            raise Refusal("replay")
-
-    def _commit(self, asked: Request) -> Reply:
-        self._turn_to(asked)
-        if not self._phases:
-            raise Refusal("order", "unready")
-        needed = {*asked.content["needed"], asked.round}
+    @_reply.register
+    def _commit(self, asked: wire.Commit) -> Reply:
+        needed = {*asked.needed, asked.round}
         save_sealed(self._state(asked.round), self._file(asked.round))
         for number in set(self.rounds()) - needed:
             path = self._file(number)
             digest_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        self._here = asked.round
-        content = self._spent()
-        if (loss := self.client.training_loss) is not None:
-            content["loss"] = scores.rounded(loss)
-        if self.keeper is not None and (spent := self.keeper.epsilon(self)) is not None:
-            content["epsilon"] = spent
-        return Reply.to(asked, content=content)
+        self.gate.here = asked.round
+        loss = self.client.training_loss
+        epsilon = None if self.keeper is None else self.keeper.epsilon(self)
+        return wire.Committed.to(
+            asked,
+            **self._spent(),
+            loss=None if loss is None else scores.rounded(loss),
+            epsilon=epsilon,
+        )
 
-    def _load(self, asked: Request) -> Reply:
-        self._turn_to(asked)
-        if self._phases:
-            raise Refusal("order")
-        return Reply.to(asked, content={"digest": self.federation.digests()[f"client/{self.name}"]})
+    @_reply.register
+    def _load(self, asked: wire.Load) -> Reply:
+        return wire.Loaded.to(asked, digest=self.federation.digests()[f"client/{self.name}"])
 
-    def _onboard(self, asked: Request) -> Reply:
+    @_reply.register
+    def _onboard(self, asked: wire.Onboard) -> Reply:
         """Joins a trained federation; its model stays here."""
         if asked.phase == 0:
-            sizes = [ClientInfo(c["id"], c["num_samples"]) for c in asked.content["clients"]]
-            if self.name in {c.id for c in sizes} or asked.content["steps"] < 1:
-                raise Refusal("message")
+            sizes = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
             module = self.workplace.join(sizes)
-            self._newcomer = newcomers.Joining(module, self.name, asked.content["steps"])
-            self.module, self._session = module, ""  # no longer part of another session
-        elif self._newcomer is None or self._newcomer.phase != asked.phase:
-            raise Refusal("order", "unready")
+            self._newcomer = newcomers.Joining(module, self.name, self.workplace.joins)
+            self.module = module
+            self.gate.start("", [c.id for c in sizes])  # no longer part of another session
+            if self.keeper is not None:
+                self.keeper.guard(self)
         assert self._newcomer is not None
-        packet = self._packet(asked)
-        if not asked.content["last"]:
-            answer = self._newcomer.answer(packet)
-            return Reply.to(asked, content={"metrics": {}}, body=answer.to_bytes())
-        model, metrics = self._newcomer.learn(packet)
-        if self.keeper is None:
-            save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
+        packet, body, metrics = self._packet(asked), b"", dict[str, float]()
+        if asked.last:
+            model, metrics = self._newcomer.learn(packet)
+            if self.keeper is None:
+                save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
+            else:
+                self.keeper.joined(self, self._newcomer, model, metrics)
         else:
-            self.keeper.joined(self, self._newcomer, model, metrics)
-        return Reply.to(asked, content={"metrics": _leaving(metrics)})
+            body = self._newcomer.answer(packet).to_bytes()
+        self.gate.asked = self._newcomer.phase
+        return wire.Joined.to(asked, metrics=_leaving(metrics), body=body)
 
-    def _folder_of(self, asked: Request, more: str = "") -> Path:
-        """Returns a federation's folder; joining has another folder than training.
-
-        Raises:
-            Refusal: If its name could lead outside the folder.
-        """
-        job = asked.content["job"]
-        if not re.fullmatch(r"\w{1,64}", job):
-            raise Refusal("job")
+    def _folder_of(self, asked: wire.Begin | wire.Onboard, more: str = "") -> Path:
+        """Returns a federation's folder; joining has another folder than training."""
         if self.keeper is None:
             return self._root
-        return self._root.with_name(f"{self._root.name}-{job[:8]}{more}")
+        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{more}")
+
+    @contextmanager
+    def _arrived(self, packet: Packet) -> Iterator[None]:
+        arrived = self.federation.arrived
+        arrived[self.name] = packet
+        try:
+            yield
+        finally:
+            del arrived[self.name]
 
     @property
     def _module(self) -> FederatedModule:
@@ -434,7 +363,7 @@ class Site:
         return self.module
 
     def _spent(self) -> dict[str, Any]:
-        return {"steps": self.client.steps_done, "passes": list(self.client.passes)}
+        return {"steps": self.client.steps_done, "passes": tuple(self.client.passes)}
 
     def _packet(self, asked: Request) -> Packet:
         try:
@@ -443,28 +372,9 @@ class Site:
             self.log.warning("A message was refused: %s", error)
             raise Refusal("message") from error
 
-    def _turn_to(self, asked: Request) -> None:
-        """Restores the kept round that a request names, and starts the request's round and attempt.
-
-        Raises:
-            Refusal: If the request is outdated, or the round is not kept.
-        """
-        turn = (asked.round, asked.attempt)
-        if turn < self._latest:
-            raise Refusal("stale")
-        if turn == self._latest:
-            if self._phases and asked.at != self._base:
-                raise Refusal("order")
-            if not self._phases:
-                self._go_to(asked.at)
-            return
-        self._go_to(asked.at)
-        self._latest, self._phases, self._half = turn, [], None
-        self._replies.clear()
-
     def _go_to(self, number: int) -> None:
         """Restores the state of a kept round."""
-        if number == self._here:
+        if number == self.gate.here:
             return
         if number not in (*self._states, *self.rounds()):
             raise Refusal("round")
@@ -472,7 +382,6 @@ class Site:
         self.client.load_state_dict(kept["client"])
         self.client.steps_done = kept["steps"]
         self.client.passes = Passes(*kept["passes"])
-        self._here = number
 
     def _state(self, number: int) -> Kept:
         """The client's state, without copies: tensors are replaced, never changed."""
@@ -497,6 +406,12 @@ class Site:
         except ValueError as error:
             raise CheckpointError(f"{path} is not a round of {self.name} ({error}).") from error
         return kept
+
+
+def _said(asked: Request) -> str:
+    """A request in the log: its kind and place, and nothing else from outside."""
+    where = f", round {asked.round + 1}, phase {asked.phase}" if asked.round != START else ""
+    return f"The request {asked.kind}{where}"
 
 
 FACTS = (
@@ -525,6 +440,8 @@ class ConfiguredSite:
         sites: All sites, in order, if the data belong to this site only; None if the data of all
             sites are here, as in a rehearsal, and the agreed partition divides them.
         policy: What the site allows.
+        members: All sites of the agreement; ``None``: any.
+        joins: See :class:`medfed.sites.gate.Agreement`.
 
     Attributes:
         data: The data, once they are read.
@@ -538,6 +455,8 @@ class ConfiguredSite:
     name: str
     sites: Sequence[str] | None = None
     policy: Policy = NO_LIMITS
+    members: Sequence[str] | None = None
+    joins: int = 0
     data: FederatedDataModule = field(init=False, repr=False)
     task: TaskModule = field(init=False, repr=False)
 
@@ -547,6 +466,7 @@ class ConfiguredSite:
         self._start = start.Start()
         self._statements: list[bytes | None] = []
         self._answers: list[bytes] = []
+        self._facts: Facts | None = None
 
     @classmethod
     def of(cls, agreed: agreement.Agreed, file: agreement.SiteFile) -> ConfiguredSite:
@@ -557,7 +477,8 @@ class ConfiguredSite:
         """
         file.check_approved(agreed)
         sites = None if agreed.cut else agreed.sites
-        return cls(file.config(agreed), file.site, sites, file.policy)
+        config = file.config(agreed)
+        return cls(config, file.site, sites, file.policy, agreed.sites, agreed.joins)
 
     @property
     def rounds(self) -> int:
@@ -574,7 +495,8 @@ class ConfiguredSite:
                 data.partition = OwnData(data.partition, self.name, self.sites)
             self._agreeing: Generator[bytes, bytes, None] = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
-            check_data(self.policy, self.config, data, self.name, tells=self._statements != [None])
+            tells, steps = self._statements != [None], self.joins or None
+            check_data(self.policy, self.config, data, self.name, tells, steps)
             versions = versions_here(str(self.config.trainer.accelerator))
             self.data, self._greeting = data, Greeting(agreed, data.facts(), versions)
             self._settle()
@@ -602,7 +524,9 @@ class ConfiguredSite:
         if number == len(self._statements) and number:
             self._answers.append(answer)
             try:
-                self._statements.append(self._agreeing.send(answer))
+                statement = self._agreeing.send(answer)
+                self.policy.check_statistics(self.data.summaries(self.name))
+                self._statements.append(statement)
             except StopIteration:
                 self._statements.append(None)
             self._settle()
@@ -628,8 +552,8 @@ class ConfiguredSite:
         """The site's messages about its data, and the answers."""
         return [one for one in self._statements if one is not None], list(self._answers)
 
-    def facts(self) -> Facts:
-        """Returns the facts about the model, after the agreement."""
+    def facts(self) -> Facts | None:
+        """Returns the facts about the model, after the agreement; None before."""
         return self._facts
 
     def check_cohort(self, cohort: Sequence[str]) -> None:

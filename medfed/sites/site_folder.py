@@ -33,15 +33,16 @@ from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
 from medfed.run.federating import preprocessing
 from medfed.run.privacy import Protection, protections, record
+from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.masks import Signer
 from medfed.sites.newcomers import Joining
-from medfed.sites.policy import SPENT, AskedModels, Spending
-from medfed.sites.site import ConfiguredSite, Site
+from medfed.sites.policy import SPENT, Counted, Spending
+from medfed.sites.site import COUNTED, ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 
 # In the folder of all federations:
-LOG, REFUSALS, TESTED = "log.txt", "refusals.txt", "tested.json"
+LOG, REFUSALS = "log.txt", "refusals.txt"
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ def hospital(
     """
     workplace = ConfiguredSite.of(agreed, file)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
-    tested = AskedModels(file.policy.test_metrics, file.folder / TESTED, agreed.digest)
+    counted = Counted(file.folder / COUNTED, agreed.digest)
     spending = Spending(file.policy.privacy, file.folder / SPENT)
-    keeper = SiteFolder(workplace, keep_bundle, tested, spending)
-    site = Site(workplace, file.folder / name, keeper, signer)
+    keeper = SiteFolder(workplace, keep_bundle, counted, spending)
+    site = Site(workplace, file.folder / name, keeper, signer, counted)
     listen(file.site, file.folder)
     if file.approved is None:
         site.log.warning(file.approval(agreed))
@@ -96,7 +97,7 @@ class SiteFolder:
     Args:
         workplace: The site's workplace.
         keep_bundle: Makes the bundle of the model in a run folder.
-        tested: Counts the models whose test metrics leave.
+        counted: Counts the models whose test metrics leave.
         spending: Adds up the privacy that all runs spend.
 
     Attributes:
@@ -106,7 +107,7 @@ class SiteFolder:
 
     workplace: ConfiguredSite
     keep_bundle: Callable[[Path], object]
-    tested: AskedModels
+    counted: Counted
     spending: Spending
 
     def __post_init__(self) -> None:
@@ -120,10 +121,10 @@ class SiteFolder:
         self._spent: tuple[int, Passes] = (0, Passes())
         self._hospitals = 1
 
-    def begin(self, site: Site, asked: Request) -> None:
+    def begin(self, site: Site, asked: wire.Begin) -> None:
         """Opens the folder, or continues with its content."""
         run, place = RunFolder(site.folder), self.workplace
-        self._hospitals = len(asked.content["clients"])
+        self._hospitals = len(asked.clients)
         resume = str(run.folder) if run.config_yaml.is_file() else None
         config = place.config.replacing({"folder": str(run.folder), "resume": resume})
         data = place.data
@@ -132,10 +133,8 @@ class SiteFolder:
         run.open(config, data.splits(), steps, cohort)
         self.ledger = Ledger(preprocessing(self._exchanged()))
         self.history, self._spent = [], (0, Passes())
-        self._protection, self._gradients = None, 0
-        if config.privacy.example is not None:
-            planned = protections(config, data.clients, site.federation)
-            self._protection = planned[self.name]
+        self.guard(site)
+        if self._protection is not None:
             self.spending.check(run.folder.name, self._protection)
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
@@ -145,21 +144,27 @@ class SiteFolder:
             self.history = [Record(n, self.name, with_nan(m)) for n, m in kept.metrics]
             self._spent = kept.spent.steps, kept.spent.passes
 
+    def guard(self, site: Site) -> None:
+        """Starts to count the noisy gradients of a new session."""
+        self._protection, self._gradients = None, 0
+        config, clients = self.workplace.config, self.workplace.data.clients
+        if config.privacy.example is not None:
+            self._protection = protections(config, clients, site.federation)[self.name]
+
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
         """Records an answered request."""
+        if isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
+            return
+        self._spend(site)
         run, number = RunFolder(site.folder), asked.round
         if (number, asked.attempt) != self._turn:
             self._turn, self._of_round = (number, asked.attempt), Ledger()
-        if asked.kind == "fit" and self._protection is not None:
-            taken = site.client.trainer.gradients.gradient_passes
-            new, self._gradients = taken - self._gradients, taken
-            self.spending.add(run.folder.name, self._protection, new)
-        if asked.kind == "fit":
+        if isinstance(asked, wire.Fit):
             ways: tuple[tuple[Direction, bytes], ...] = (("down", asked.body), ("up", reply.body))
             for way, body in ways:
                 packet = Packet.from_bytes(body, site.federation.most_elements)
                 count(self._of_round, packet, number, packet.phase, self.name, way)
-        elif asked.kind == "commit":
+        elif isinstance(asked, wire.Commit):
             begun = [
                 e for e in self.ledger.entries if e.round < number or e.phase == "preprocessing"
             ]
@@ -167,17 +172,28 @@ class SiteFolder:
             files.write_text(run.ledger_csv, self.ledger.to_csv())
             self._spent = site.client.steps_done, site.client.passes
             self._keep(run)
-        elif asked.kind == "evaluate" and asked.content["split"] == "val":
+        elif isinstance(asked, wire.Evaluate) and asked.split == "val":
             earlier = [r for r in self.history if r.round < number]
             metrics = dict(site.metrics)
             undefined = undefined_in(earlier[0].metrics) if earlier else None
             self.history = [*earlier, Record(number, self.name, failures_count(metrics, undefined))]
             self._keep(run)
-        elif asked.kind == "evaluate":
+        elif isinstance(asked, wire.Evaluate):
             self._finish(site, asked, dict(site.metrics))
-            self.tested.add(asked.body)  # last: the model is kept where its metrics may not leave
-        elif asked.kind == "across" and asked.content["of"] != self.name:
-            self.tested.add(asked.body)
+            self._test(asked.body)  # last: the model is kept where its metrics may not leave
+        elif isinstance(asked, wire.Across) and asked.of != self.name:
+            self._test(asked.body)
+
+    def _test(self, model: bytes) -> None:
+        self.counted.add_test(model, self.workplace.policy.test_metrics)
+
+    def _spend(self, site: Site) -> None:
+        """Counts the noisy gradients since the last request, before what they gave leaves."""
+        if self._protection is not None:
+            taken = site.client.trainer.gradients.gradient_passes
+            new, self._gradients = taken - self._gradients, taken
+            if new:
+                self.spending.add(site.folder.name, self._protection, new)
 
     def joined(
         self, site: Site, newcomer: Joining, model: tensors.Tensors, metrics: dict[str, float]
@@ -195,7 +211,7 @@ class SiteFolder:
         client = newcomer.client
         experiment = self._experiment(config, newcomer.module, evaluation)
         self._report(site, experiment, None, (client.steps_done, client.passes))
-        self.tested.add(tensors.digest(model).encode())
+        self._test(tensors.digest(model).encode())
 
     def epsilon(self, site: Site) -> float | None:
         """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""
@@ -219,7 +235,7 @@ class SiteFolder:
         kept = _Validation(metrics, _Spent(steps, passes))
         files.write_json(run.validation_json, asdict(kept))
 
-    def _finish(self, site: Site, asked: Request, metrics: dict[str, float]) -> None:
+    def _finish(self, site: Site, asked: wire.Evaluate, metrics: dict[str, float]) -> None:
         """Writes the model of the selected round, its metrics, and its bundle."""
         place, federation, folder = self.workplace, site.federation, site.folder
         module = site.module
@@ -239,8 +255,7 @@ class SiteFolder:
             results.save_predictions(experiment)
         finally:
             del federation.arrived[self.name]
-        chosen = asked.content.get("selected", asked.at)
-        best = chosen if isinstance(chosen, int) and chosen != START else None
+        best = None if asked.selected == START else asked.selected
         # Steps count all rounds, not only those up to the selected one.
         self._report(site, experiment, best, self._spent)
 

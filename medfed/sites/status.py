@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from rich.console import Group
+from rich.text import Text
 
 from medfed.common import errors, files, schemas, untrusted
 from medfed.common.console import Terminal, shown, size
@@ -95,6 +96,7 @@ class Status:
         doing: What happens in it.
         since: Since when.
         sites: The sites' states.
+        remarks: What is unusual about what sites have sent before the first round.
     """
 
     rounds: schemas.Count
@@ -102,6 +104,7 @@ class Status:
     doing: str = "starts"
     since: str = ""
     sites: dict[str, SiteState] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
     def change(
         self, doing: str, round: int, away: Mapping[str, str], at: Mapping[str, int]
@@ -178,6 +181,7 @@ def tables(run: RunFolder) -> Group:
     return Group(
         Table.of(of_sites, sites, prose=(0, 1, 2)).printed(f"{title}, since {status.since}"),
         Table.of(of_kinds, kinds, prose=(0, 4)).printed("What left and reached all sites"),
+        *(Text(shown(line, 300)) for line in status.remarks),
     )
 
 

@@ -3,30 +3,16 @@
     mfs1 | hash of all that follows, 16 bytes | length of the head, 4 bytes | head | body
 
 The hash detects damage in transit; the transport decides who may send. The body is a packet
-(:mod:`medfed.federation.wire.packet`) or empty; nothing is ever unpickled. A request names its
-site, session, round, attempt and phase, and the site's last round as the coordinator knows it
-(``at``; ``START`` before the first). A reply repeats all of these, so that a late reply, or one
-from another site, is recognised.
+(:mod:`medfed.federation.wire.packet`) or empty; nothing is ever unpickled. Each kind of request and
+of reply is a class here, and :mod:`medfed.sites.gate` says what a site checks before it answers. A
+request names its site, session, round, attempt and phase, and the site's last round as the
+coordinator knows it (``at``; ``START`` before the first). A reply repeats all of these, so that a
+late reply, or one from another site, is recognised.
 
-| kind | asks for | content, body | reply's content, body |
-|---|---|---|---|
-| hello | what must be equal everywhere | | hashes of agreed keys, facts of the data, versions |
-| agree | its message about its data (phase: the message's number) | answer | message, or Facts |
-| begin | a session: who takes part | clients, job | rounds that it can go back to |
-| keys | keys for a sum under masks ([masks](masks.py)) | cohort | public keys |
-| shares | shares of its secrets | keys of all | a box for each other site |
-| fit | training in one phase of a round | boxes, message | steps and passes, message |
-| unmask | its shares for the sum | sites in the sum | shares |
-| evaluate | metrics of the present model | split, trained, message | metrics, whether it diverges |
-| across | the site's model, or metrics of another's | of, message or model | metrics, model |
-| commit | to keep the round that was trained | rounds still needed | steps and passes |
-| load | to go back to the round ``at`` | | hash of what it keeps |
-| onboard | to join: a question, or the end | steps, last, clients, job, message | metrics, answer |
-
-Every reply has a status: ``ok``; ``busy``, as a site answers one request at a time; ``unready``, as
-the site was restarted and needs a greeting first; ``refused``, with a word of :data:`REASONS`;
-``failed``, with only the type of the error: its text, which may hold anything, stays in the log of
-the site.
+A site that does not do what a request asks answers with :class:`Declined` and a status: ``busy``,
+as a site answers one request at a time; ``unready``, as the site was restarted and needs a greeting
+first; ``refused``, with a word of :data:`REASONS`; ``failed``, with only the type of the error: its
+text, which may hold anything, stays in the log of the site.
 
 The module also defines the transport of bytes: a protocol.
 
@@ -47,8 +33,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar, Union
 
 import msgspec
 
@@ -62,121 +48,52 @@ HEAD_LIMIT = 1 << 24
 """Bytes of the largest head."""
 START = -1
 """Where a site is before its first round."""
-Kind = (
-    Literal["hello", "agree", "begin", "keys", "shares", "fit", "unmask"]
-    | Literal["evaluate", "across", "commit", "load", "onboard"]
-)
 Status = Literal["ok", "busy", "unready", "refused", "failed"]
 REASONS = (
     *("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message"),
-    *("agreed", "policy", "code", "sums"),
+    *("agreed", "policy", "code", "sums", "answers"),
 )
 RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
 Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 
 
-class _Client(msgspec.Struct, forbid_unknown_fields=True):
-    id: str
-    num_samples: Samples
-
-
-class _Keys(msgspec.Struct, forbid_unknown_fields=True):
-    mask: str
-    box: str
-    seal: str
-    certificate: str = ""
-    signature: str = ""
-
-
-class _Announced(_Keys):
-    given: list[str] = []
-
-
-_COHORT, _JOB = ("cohort", list[str]), (("job", str), ("clients", list[_Client]))
-_SPENT = (("steps", Count), ("passes", tuple[Count, Count]))
-_POINT = ("point", dict[str, Number] | None, None)
-_METRICS = (("metrics", dict[str, float]), ("diverged", bool, False), _POINT)
-_Side = tuple[tuple[Any, ...], ...] | type[_Announced]
-_MEMBERS: dict[Kind, tuple[_Side, _Side]] = {
-    "hello": (
-        (),
-        (("agreed", dict[str, str]), ("data", dict[str, Any]), ("versions", dict[str, Name], {})),
-    ),
-    "agree": ((), (("facts", dict[str, Any]),)),
-    "begin": (_JOB, (("rounds", list[RoundNumber]),)),
-    "keys": ((_COHORT,), _Announced),
-    "shares": ((("keys", dict[str, _Keys]),), (("boxes", dict[str, str]),)),
-    "fit": ((_COHORT, ("boxes", dict[str, str], {})), _SPENT),
-    "unmask": ((("sent", list[str]),), (("shares", dict[str, str]),)),
-    "evaluate": (
-        (("split", str), ("trained", bool), ("selected", RoundNumber, START), _POINT),
-        _METRICS,
-    ),
-    "across": ((("of", str),), (("metrics", dict[str, float]),)),
-    "commit": (
-        (("needed", list[RoundNumber]),),
-        (*_SPENT, *((name, Number | None, None) for name in ("loss", "epsilon"))),
-    ),
-    "load": ((), (("digest", str),)),
-    "onboard": ((("last", bool), ("steps", int), *_JOB), _METRICS),
-}
-"""Of each kind what its requests and its replies hold: names, types, and defaults."""
-
-
-def _struct(kind: Kind, side: _Side) -> type[msgspec.Struct]:
-    """The type of the content of requests or replies of a kind."""
-    if isinstance(side, type):
-        return side
-    return msgspec.defstruct(kind, side, forbid_unknown_fields=True)
-
-
-_CONTENTS = {kind: tuple(_struct(kind, s) for s in sides) for kind, sides in _MEMBERS.items()}
-_EMPTY = _CONTENTS["load"][0]
-
-
-@dataclass(frozen=True)
-class Head:
-    """The head of a request, which its reply repeats.
+class Head(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    """What a request and its reply have in common.
 
     Attributes:
-        kind: The kind of request.
         site: The site of the request.
         session: The coordinator process's random id.
         round: The round's number.
         attempt: How often the round has already been tried.
         phase: Position of the phase within the round.
         at: The last round that the site took part in, as the coordinator believes.
+        body: A packet, or empty.
     """
 
-    kind: Kind
-    site: str
-    session: str = ""
+    site: Name
+    session: Name = ""
     round: RoundNumber = START
     attempt: RoundNumber = 0
     phase: RoundNumber = 0
     at: RoundNumber = START
+    body: bytes = b""
 
+    @property
+    def kind(self) -> str:
+        """The kind of request."""
+        return str(self.__struct_config__.tag)
 
-class Message(Head):
-    """A request or a reply: a head, which may say more than its kind, content and a body."""
-
-    content: Mapping[str, Any]
-    body: bytes
-
-    def check(self) -> None:
-        """Refuses content that is not of its kind.
-
-        Raises:
-            ValueError: If something is invalid.
-        """
-        raise NotImplementedError
+    def place(self) -> tuple[Any, ...]:
+        """The kind and what a reply repeats."""
+        return self.kind, *(getattr(self, name) for name in _REPEATED)
 
     def to_bytes(self) -> bytes:
         """Returns the bytes that travel."""
-        head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "body"}
+        head = msgspec.to_builtins(self, builtin_types=(bytes,))
+        body = head.pop("body")
         text = json.dumps(head, separators=(",", ":")).encode()
-        return framed(len(text).to_bytes(4, "little"), text, self.body)
+        return framed(len(text).to_bytes(4, "little"), text, body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -186,71 +103,41 @@ class Message(Head):
             CodecError: If the bytes are foreign, incomplete, or invalid for this class.
         """
         head, body = _unpacked(data)
+        what = "request" if cls is Request else "reply"
         try:
-            message = fit({**head, "body": body}, cls)
-            if odd := {f.name for f in fields(cls) if f.name != "body"} ^ head.keys():
-                raise ValueError(f"its {min(odd)!r:.40} is missing or unknown")
+            if "body" in head:
+                raise ValueError("its head holds a body")
+            message: Self = fit({**head, "body": body}, _KINDS[what])
             names = (message.site, message.session)
-            if any(not name.isprintable() or len(name) > 1000 for name in names):
+            if any(not name.isprintable() for name in names):
                 raise ValueError("a name cannot be printed")
             message.check()
         except ValueError as error:
-            what = cls.__name__.lower()
             raise CodecError(f"A {what} cannot be read ({first_line(error)}).") from error
         return message
 
-
-@dataclass(frozen=True)
-class Request(Message):
-    """A request of the coordinator to a site.
-
-    Attributes:
-        content: The kind's further fields.
-        body: A packet.
-    """
-
-    content: Mapping[str, Any] = field(default_factory=dict)
-    body: bytes = field(default=b"", repr=False)
-
     def check(self) -> None:
-        """See the class."""
-        _check_content(self.content, _CONTENTS[self.kind][0])
+        """Raises ValueError if the content is invalid beyond its types."""
 
 
-@dataclass(frozen=True)
-class Reply(Message):
-    """A site's reply.
+_REPEATED = tuple(name for name in Head.__struct_fields__ if name != "body")
 
-    Attributes:
-        status: Whether it was done.
-        reason: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
-        content: The further fields of this kind of reply.
-        body: A packet.
-    """
 
-    status: Status = "ok"
-    reason: str = ""
-    content: Mapping[str, Any] = field(default_factory=dict)
-    body: bytes = field(default=b"", repr=False)
+class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A client of the federation, and its training samples."""
 
-    @classmethod
-    def to(cls, request: Request, status: Status = "ok", reason: str = "", **rest: Any) -> Reply:
-        """Returns a reply to a request."""
-        asked = {f.name: getattr(request, f.name) for f in fields(Head)}
-        return cls(**asked, status=status, reason=reason, **rest)
+    id: str
+    num_samples: Samples
 
-    def answers(self, request: Request) -> bool:
-        """Returns whether it is the reply to this request, and no other."""
-        return all(getattr(self, f.name) == getattr(request, f.name) for f in fields(Head))
 
-    def check(self) -> None:
-        """See the class."""
-        if self.status == "failed" and not re.fullmatch(r"\w{1,80}", self.reason):
-            raise ValueError("the type of an error is not a name")
-        if self.status == "refused" and self.reason not in REASONS:
-            raise ValueError(f"{self.reason!r:.40} is not a reason")
-        kind = _CONTENTS[self.kind][1] if self.status == "ok" else _EMPTY
-        _check_content(self.content, kind)
+class PublicKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a site tells all others for one sum, in hexadecimal digits; its certificate as text."""
+
+    mask: str
+    box: str
+    seal: str
+    certificate: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,22 +156,6 @@ class Facts:
     data: Mapping[str, Any]
     absent: list[str] = field(default_factory=list)
 
-    def content(self) -> dict[str, Any]:
-        """Returns them as JSON."""
-        return {**vars(self), "data": dict(self.data)}
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Facts:
-        """Reads them.
-
-        Raises:
-            CodecError: If they are invalid.
-        """
-        try:
-            return fit(content, cls)
-        except ValueError as error:
-            raise CodecError(f"The site's facts are invalid ({error}).") from error
-
 
 @dataclass(frozen=True)
 class Greeting:
@@ -298,7 +169,253 @@ class Greeting:
 
     agreed: Mapping[str, str]
     data: Mapping[str, Any]
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, Name] = field(default_factory=dict)
+
+
+class Request(Head, frozen=True):
+    """A request of the coordinator to a site."""
+
+
+class Reply(Head, frozen=True):
+    """A site's reply."""
+
+    @property
+    def status(self) -> Status:
+        """Whether it was done."""
+        return "ok"
+
+    @property
+    def reason(self) -> str:
+        """Why not."""
+        return ""
+
+    @classmethod
+    def to(cls, request: Request, **rest: Any) -> Self:
+        """Returns a reply to a request."""
+        return cls(**{name: getattr(request, name) for name in _REPEATED}, **rest)
+
+    def answers(self, request: Request) -> bool:
+        """Returns whether it is the reply to this request, and no other."""
+        return self.place() == request.place()
+
+
+class Greeted(Reply, frozen=True, kw_only=True, tag="hello"):
+    """Hashes of agreed keys, facts of the data, versions."""
+
+    greeting: Greeting
+
+
+class Described(Reply, frozen=True, tag="agree"):
+    """The next message about the data, or the facts after the last one."""
+
+    facts: Facts | None = None
+
+
+class Begun(Reply, frozen=True, kw_only=True, tag="begin"):
+    """The rounds that the site can go back to."""
+
+    rounds: list[RoundNumber]
+
+
+class Announced(Reply, frozen=True, kw_only=True, tag="keys"):
+    """Public keys; given: the sites of a sum of this round to which shares were given."""
+
+    keys: PublicKeys
+    given: list[str] = []
+
+
+class Shared(Reply, frozen=True, kw_only=True, tag="shares"):
+    """A box for each other site."""
+
+    boxes: dict[str, str]
+
+
+class Trained(Reply, frozen=True, kw_only=True, tag="fit"):
+    """A message of the method, and the steps and passes so far."""
+
+    steps: Count
+    passes: tuple[Count, Count]
+
+
+class Unmasked(Reply, frozen=True, kw_only=True, tag="unmask"):
+    """Shares."""
+
+    shares: dict[str, str]
+
+
+class Measured(Reply, frozen=True, kw_only=True, tag="evaluate"):
+    """Metrics, whether the training diverges, and the site's threshold and calibration."""
+
+    metrics: dict[str, float]
+    diverged: bool = False
+    point: dict[str, Number] | None = None
+
+
+class Tested(Reply, frozen=True, kw_only=True, tag="across"):
+    """Metrics on the test patients; body: the site's own model."""
+
+    metrics: dict[str, float]
+
+
+class Committed(Trained, frozen=True, kw_only=True, tag="commit"):
+    """Steps and passes, the training loss, and the privacy that was spent."""
+
+    loss: Number | None = None
+    epsilon: Number | None = None
+
+
+class Loaded(Reply, frozen=True, kw_only=True, tag="load"):
+    """A hash of what the site keeps."""
+
+    digest: str
+
+
+class Joined(Reply, frozen=True, kw_only=True, tag="onboard"):
+    """An answer, or metrics on the test patients."""
+
+    metrics: dict[str, float]
+
+
+class Declined(Reply, frozen=True, kw_only=True, tag="declined"):
+    """What was asked was not done.
+
+    Attributes:
+        of: The kind of the request.
+        why: The status.
+        word: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
+    """
+
+    of: str
+    why: Literal["busy", "unready", "refused", "failed"]
+    word: str = ""
+
+    @property
+    def kind(self) -> str:
+        """See the base class."""
+        return self.of
+
+    @property
+    def status(self) -> Status:
+        """See the base class."""
+        return self.why
+
+    @property
+    def reason(self) -> str:
+        """See the base class."""
+        return self.word
+
+    def check(self) -> None:
+        """See the base class."""
+        if self.why == "failed" and not re.fullmatch(r"\w{1,80}", self.word):
+            raise ValueError("the type of an error is not a name")
+        if self.why == "refused" and self.word not in REASONS:
+            raise ValueError(f"{self.word!r:.40} is not a reason")
+        if self.of not in KINDS:
+            raise ValueError(f"{self.of!r:.40} is no kind of request")
+
+
+Answer = TypeVar("Answer", bound="Reply")
+
+
+class Asking(Request, Generic[Answer], frozen=True):
+    """A request, and the class of its reply if the site does what it asks."""
+
+
+class Hello(Asking[Greeted], frozen=True, tag="hello"):
+    """Asks for what must be equal everywhere."""
+
+
+class Agree(Asking[Described], frozen=True, tag="agree"):
+    """Asks for a message about the data; body: the answer to the last; phase: its number."""
+
+
+class Begin(Asking[Begun], frozen=True, kw_only=True, tag="begin"):
+    """Starts a session: who takes part, and the federation's name."""
+
+    job: str
+    clients: list[Client]
+
+
+class Keys(Asking[Announced], frozen=True, kw_only=True, tag="keys"):
+    """Asks for keys for a sum under masks."""
+
+    cohort: list[str]
+
+
+class Shares(Asking[Shared], frozen=True, kw_only=True, tag="shares"):
+    """Asks for shares of the site's secrets; brings the keys of all."""
+
+    keys: dict[str, PublicKeys]
+
+
+class Fit(Asking[Trained], frozen=True, kw_only=True, tag="fit"):
+    """Asks to train in one phase of a round; boxes: the other sites' shares for this one."""
+
+    cohort: list[str]
+    boxes: dict[str, str] = {}
+
+
+class Unmask(Asking[Unmasked], frozen=True, kw_only=True, tag="unmask"):
+    """Asks for the shares that unmask a sum of these sites."""
+
+    sent: list[str]
+
+
+class Evaluate(Asking[Measured], frozen=True, kw_only=True, tag="evaluate"):
+    """Asks for metrics of the present model."""
+
+    split: Literal["val", "test"]
+    trained: bool
+    selected: RoundNumber = START
+    point: dict[str, Number] | None = None
+
+
+class Across(Asking[Tested], frozen=True, kw_only=True, tag="across"):
+    """Asks for the site's model, or for metrics of another's, which is the body."""
+
+    of: str
+
+
+class Commit(Asking[Committed], frozen=True, kw_only=True, tag="commit"):
+    """Asks to keep the round that was trained; needed: rounds that must stay, too."""
+
+    needed: list[RoundNumber]
+
+
+class Load(Asking[Loaded], frozen=True, tag="load"):
+    """Asks to go back to the round ``at``."""
+
+
+class Onboard(Asking[Joined], frozen=True, kw_only=True, tag="onboard"):
+    """Asks a hospital that joins a question, or sends the last message."""
+
+    last: bool
+    job: str
+    clients: list[Client]
+
+
+def declined(request: Request, why: Status, word: str = "") -> Declined:
+    """Returns the reply of a site that does not do what a request asks."""
+    return Declined.to(request, of=request.kind, why=why, word=word)
+
+
+def unreadable(site: str) -> bytes:
+    """Returns a site's reply to bytes that it cannot read."""
+    return Declined(site, of="hello", why="refused", word="bytes").to_bytes()
+
+
+def _concrete(base: type[Head]) -> list[Any]:
+    """The classes of requests or replies."""
+    below = [one for sub in base.__subclasses__() for one in _concrete(sub)]
+    return [base, *below] if str(base.__struct_config__.tag).islower() else below
+
+
+_KINDS: dict[str, Any] = {
+    what: Union[tuple(_concrete(base))]  # noqa: UP007 - of a list
+    for what, base in (("request", Request), ("reply", Reply))
+}
+KINDS = tuple(str(one.__struct_config__.tag) for one in _concrete(Request))
+"""All kinds of requests."""
 
 
 def framed(*pieces: bytes) -> bytes:
@@ -329,13 +446,6 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
     except ValueError as error:
         raise CodecError(f"The head cannot be read ({first_line(error)}).") from error
     return head, data[_FIRST + size :]
-
-
-def _check_content(content: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    try:
-        fit(content, kind)
-    except ValueError as error:
-        raise ValueError(f"its content: {error}") from None
 
 
 class Silent(Exception):  # noqa: N818 - it is no error of the program: hospitals go silent

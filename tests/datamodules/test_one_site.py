@@ -16,7 +16,13 @@ from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
-from medfed.datamodules.tables.agreement import Question, converse, merge, tell
+from medfed.datamodules.tables.agreement import (
+    Question,
+    TrainRows,
+    client_side,
+    converse,
+    server_side,
+)
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.sweeps import sweep
 
@@ -201,8 +207,8 @@ def test_broken_messages_about_a_table_change_nothing():
     question = Question(names, "auto", "standard", pooled=True, categorical=["sex"])
 
     def halves():
-        client = tell(question, rows, {"sex": ("f", "m")})
-        server = merge(question)
+        client = client_side(TrainRows(question, rows, {"sex": ("f", "m")}))
+        server = server_side(question)
         next(server)
         return client, next(client), server
 
@@ -227,7 +233,7 @@ def test_broken_messages_about_a_table_change_nothing():
 def test_sites_that_do_not_read_alike_are_told():
     rows = np.array([[1.0], [2.0]])
     question = Question(["x"], False, "standard", pooled=True)
-    halves = {"a": tell(question, rows, {}), "b": iter(())}
-    server = merge(question)
+    halves = {"a": client_side(TrainRows(question, rows, {})), "b": iter(())}
+    server = server_side(question)
     with pytest.raises(DataError, match="a shares other facts about its data than the others"):
         converse(server, ["a", "b"], lambda c, answer: next(halves[c], None))

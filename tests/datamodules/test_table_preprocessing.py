@@ -155,7 +155,7 @@ def test_pooled_means_are_those_of_all_rows_together():
     theirs = StandardScaler().fit(clipped)
     np.testing.assert_allclose(scaling.mean, theirs.mean_, rtol=1e-12)
     np.testing.assert_allclose(scaling.sd, theirs.scale_, rtol=1e-9)
-    wanted = np.average([np.median(parts[c][:, 1]) for c in "ab"], weights=[20, 21])
+    wanted = np.median([np.median(parts[c][:, 1]) for c in "ab"])
     assert scaling.median[1] == pytest.approx(wanted, rel=1e-12)
 
 
@@ -210,7 +210,7 @@ def test_what_is_exchanged_is_counted_and_all_that_is_needed(path):
         },
         "count": count.tolist(),
         **{
-            n: (count * v).tolist()
+            n: v.tolist()
             for n, v in zip(("low", "median", "high"), (low, median, high), strict=True)
         },
     }

@@ -28,7 +28,7 @@ from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedavg import FedAvg
-from medfed.sites.wire import Facts, Reply, Request
+from medfed.sites.wire import Reply, Request, framed
 from tests.sweeps import sweep
 from tests.toys import toy_federation
 
@@ -445,42 +445,61 @@ def test_names_of_clients_come_back() -> None:
 # Heads of what sites and their coordinator send
 
 
-def clients(samples: object) -> Request:
-    content = {"clients": [{"id": "a", "num_samples": samples}], "job": "j"}
-    return Request("begin", "a", "s", content=content)
+def head(kind: str, **members: object) -> bytes:
+    """A request or reply with any head."""
+    text = json.dumps({"kind": kind, "site": "a", "session": "s", **members}).encode()
+    return framed(len(text).to_bytes(4, "little"), text, b"")
 
 
-SITES: dict[str, tuple[Request | Reply, str]] = {
-    "negative samples": (clients(-5), r"content: clients\[0\].num_samples: expected int >= 1"),
-    "samples of 400 digits": (clients(10**400), "more than 64 bits"),
-    "samples of text": (clients("5"), "expected int, got str"),
-    "another key": (Request("fit", "a", "s", content={"x": 1}), "content: x is unknown"),
-    "no key": (Request("commit", "a", "s"), "content: needed is missing"),
-    "a kind that is none": (Request("stop", "a", "s"), "kind: invalid enum value 'stop'"),  # type: ignore[arg-type]
-    "a round before all": (Request("load", "a", "s", round=-2), "round: expected int >= -1"),
+def clients(samples: object) -> bytes:
+    return head("begin", clients=[{"id": "a", "num_samples": samples}], job="j")
+
+
+def facts(samples: object) -> bytes:
+    return head("agree", facts={"num_samples": samples, "weights": "", "data": {}})
+
+
+SITES: dict[str, tuple[type[Request | Reply], bytes, str]] = {
+    "negative samples": (Request, clients(-5), r"clients\[0\].num_samples: expected int >= 1"),
+    "samples of 400 digits": (Request, clients(10**400), "more than 64 bits"),
+    "samples of text": (Request, clients("5"), "expected int, got str"),
+    "another key": (Request, head("load", x=1), "x is unknown"),
+    "no key": (Request, head("commit"), "needed is missing"),
+    "a body in the head": (Request, head("load", body=""), "its head holds a body"),
+    "a kind that is none": (Request, head("stop"), "kind: invalid value 'stop'"),
+    "a kind of reply": (Request, head("declined", of="fit", why="busy"), "kind: invalid value"),
+    "a round before all": (Request, head("load", round=-2), "round: expected int >= -1"),
+    "a split that is none": (Request, head("evaluate", split="x", trained=True), "split: invalid"),
     "a metric of 400 digits": (
-        Reply("evaluate", "a", "s", content={"metrics": {"auroc": 10**400}}),
+        Reply,
+        head("evaluate", metrics={"auroc": 10**400}),
         "more than 64 bits",
     ),
-    "a metric of text": (
-        Reply("evaluate", "a", "s", content={"metrics": {"auroc": "1"}}),
-        "expected float, got str",
+    "a metric of text": (Reply, head("evaluate", metrics={"auroc": "1"}), "float, got str"),
+    "one count of passes": (Reply, head("fit", steps=1, passes=[1]), "passes: expected array of"),
+    "negative steps": (Reply, head("fit", steps=-1, passes=[1, 1]), "steps: expected int >= 0"),
+    "a reason that is none": (
+        Reply,
+        head("declined", of="fit", why="refused", word="Anna"),
+        "'Anna' is not a reason",
     ),
-    "one count of passes": (
-        Reply("fit", "a", "s", content={"steps": 1, "passes": [1]}),
-        "passes: expected array of length 2",
+    "an error's text": (
+        Reply,
+        head("declined", of="fit", why="failed", word="no Anna"),
+        "the type of an error is not a name",
     ),
-    "negative steps": (
-        Reply("fit", "a", "s", content={"steps": -1, "passes": [1, 1]}),
-        "steps: expected int >= 0",
+    "a refusal of nothing": (
+        Reply,
+        head("declined", of="stop", why="busy"),
+        "'stop' is no kind of request",
     ),
 }
 
 
-@pytest.mark.parametrize(("sent", "word"), SITES.values(), ids=SITES)
-def test_heads_that_no_site_sends(sent: Request | Reply, word: str) -> None:
+@pytest.mark.parametrize(("kind", "sent", "word"), SITES.values(), ids=SITES)
+def test_heads_that_no_site_sends(kind: type[Request | Reply], sent: bytes, word: str) -> None:
     with pytest.raises(CodecError, match=word) as error:
-        type(sent).from_bytes(sent.to_bytes())
+        kind.from_bytes(sent)
     refused(error)
 
 
@@ -488,6 +507,6 @@ def test_heads_that_no_site_sends(sent: Request | Reply, word: str) -> None:
     "samples", [0, -5, 10**400, 2.5, "3", None], ids=lambda samples: f"{samples!s:.6}"
 )
 def test_facts_that_no_site_has(samples: object) -> None:
-    with pytest.raises(CodecError, match=r"facts are invalid \(num_samples: ") as error:
-        Facts.of({"num_samples": samples, "weights": "", "data": {}})
+    with pytest.raises(CodecError, match=r"num_samples: |more than 64 bits") as error:
+        Reply.from_bytes(facts(samples))
     refused(error)

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from medfed.commands.site import main as site_command
 from medfed.common.errors import NonFiniteError
@@ -22,7 +23,7 @@ from medfed.sites.agreement import fingerprints
 from medfed.sites.calls import Caller, Terms, greet
 from medfed.sites.run import as_before
 from medfed.sites.status import Status, Traffic
-from medfed.sites.wire import Facts, Reply, Request, Silent
+from medfed.sites.wire import Facts, Greeted, Greeting, Reply, Request, Silent, declined
 from medfed.sites.withdrawal import SitesRecord
 from tests.integration.runs import CLINICAL, run
 from tests.sites.direct import Direct
@@ -48,7 +49,7 @@ class Multiplied(Direct):
             }
             changed = dataclasses.replace(message, parts=parts)
             packet, _ = Channel().encode(changed, "up", Place(site), None)
-            answered = dataclasses.replace(answered, body=packet.to_bytes())
+            answered = replace(answered, body=packet.to_bytes())
         return answered.to_bytes()
 
 
@@ -97,11 +98,10 @@ def test_a_site_cannot_claim_other_samples_in_a_run(tmp_path: Path):
             answered = Reply.from_bytes(call(site, request, timeout))
             if site == "c1" and self.restarted:
                 if answered.kind == "agree" and answered.status == "ok":
-                    facts = {**answered.content["facts"], "num_samples": 10**6}
-                    Facts.of(facts)
-                    answered = dataclasses.replace(answered, content={"facts": facts})
+                    facts = dataclasses.replace(answered.facts, num_samples=10**6)
+                    answered = replace(answered, facts=facts)
                 elif answered.kind == "fit" and answered.round == 1:
-                    answered = dataclasses.replace(answered, status="unready", content={}, body=b"")
+                    answered = declined(Request.from_bytes(request), "unready")
             return answered.to_bytes()
 
         restarted = False
@@ -155,7 +155,7 @@ def test_sites_that_start_again_have_the_first_deadline():
             if timeout < 100:
                 raise Silent
             asked = Request.from_bytes(request)
-            return Reply.to(asked, content={"agreed": {}, "data": {}}).to_bytes()
+            return Greeted.to(asked, greeting=Greeting({}, {})).to_bytes()
 
     caller = Caller(Starting(), NAMES, Terms(timeout=90, hello=250, grace=0.05))
     assert list(greet(caller, some=True)) == NAMES
@@ -169,7 +169,7 @@ def test_a_quorum_that_has_started_waits_for_the_others_no_longer_than_for_a_req
                 released.wait()  # it does not answer as long as anybody waits
                 raise Silent
             asked = Request.from_bytes(request)
-            return Reply.to(asked, content={"agreed": {}, "data": {}}).to_bytes()
+            return Greeted.to(asked, greeting=Greeting({}, {})).to_bytes()
 
     released = threading.Event()
     caller = opened(Caller(Half(), NAMES, Terms(timeout=0.2, hello=1e6, grace=0.05, probe=250)))

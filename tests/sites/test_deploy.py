@@ -18,7 +18,7 @@ from medfed.sites.deploying import (
     outcome,
     run_coordinator,
 )
-from medfed.sites.wire import Reply, Request
+from medfed.sites.wire import Hello, Reply
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import direct, same
@@ -150,7 +150,7 @@ def test_a_job_that_flare_ends_is_left_as_begun(tmp_path):
 
 def test_a_site_that_cannot_start_says_no_more_than_the_type():
     site = Broken("a", "ConfigError")
-    reply = Reply.from_bytes(site.answer(Request("hello", "a", "s").to_bytes()))
+    reply = Reply.from_bytes(site.answer(Hello("a", "s").to_bytes()))
     assert (reply.status, reply.reason) == ("failed", "ConfigError")
     assert Reply.from_bytes(site.answer(b"?")).reason == "bytes"
     with pytest.raises(CodecError):

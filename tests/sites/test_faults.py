@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from medfed.common.errors import NonFiniteError, SiteError
 from medfed.common.untrusted import read_checkpoint
@@ -19,8 +20,9 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.packet import Packet
 from medfed.sites.coordinator import SitesProgress
-from medfed.sites.site import MODELS, Site
-from medfed.sites.wire import Reply, Request
+from medfed.sites.gate import MODELS
+from medfed.sites.site import Site
+from medfed.sites.wire import Fit, Hello, Reply, Request, Trained
 from tests.contract.harness import lightning
 from tests.sites.faults import Faulty, is_at, once
 from tests.sites.hospitals import IMPATIENT, QUICK, as_left
@@ -119,7 +121,7 @@ def test_a_reply_without_a_part_names_its_site(method, part, tmp_path: Path):
                 packet = Packet.from_bytes(answered.body)
                 parts = {n: p for n, p in packet.parts.items() if n != part}
                 body = dataclasses.replace(packet, parts=parts).to_bytes()
-                answered = dataclasses.replace(answered, body=body)
+                answered = replace(answered, body=body)
             return answered.to_bytes()
 
     module = coordinated(Lacking(toy_sites(tmp_path, method, lossy)), method, lossy)
@@ -155,7 +157,7 @@ def filled(value: float):
         }
         changed = dataclasses.replace(message, parts=parts)
         packet, _ = Channel().encode(changed, "up", Place("c1"), None)
-        return dataclasses.replace(answered, body=packet.to_bytes())
+        return replace(answered, body=packet.to_bytes())
 
     return change
 
@@ -179,28 +181,28 @@ def test_a_site_measures_no_models_beyond_the_protocol(tmp_path: Path):
     asked = [r for r in transport.seen if is_at("evaluate", "c1", ROUNDS - 1)(r)][-1]
 
     def answer(number: int, split: str = "val", value: float | None = None, **more) -> str:
-        content = {"split": split, "trained": False}
-        request = dataclasses.replace(asked, round=number, attempt=9, content=content, **more)
+        more |= {"split": split, "trained": False}
+        request = replace(asked, round=number, attempt=9, **more)
         if value is not None:
-            reply = Reply("fit", "c1", body=asked.body)
-            request = dataclasses.replace(request, body=filled(value)(reply).body)
+            reply = Trained("c1", body=asked.body, steps=1, passes=(1, 1))
+            request = replace(request, body=filled(value)(reply).body)
         reply = Reply.from_bytes(transport.inner.call("c1", request.to_bytes(), 1))
         return reply.reason or reply.status
 
     assert answer(ROUNDS) == "round"
     assert answer(ROUNDS + 1, "test") == "round"
-    asked = dataclasses.replace(asked, at=ROUNDS - 1)
+    asked = replace(asked, at=ROUNDS - 1)
     answers = [answer(ROUNDS - 1, value=float(n)) for n in range(len(NAMES) + MODELS)]
     assert answers == ["ok"] * (len(NAMES) + MODELS - 1) + ["replay"]
     assert answer(ROUNDS, "test") == "ok"
-    training = Request("fit", "c1", asked.session, ROUNDS - 1, 10, at=ROUNDS - 1, body=asked.body)
-    training = dataclasses.replace(training, content={"cohort": ["c0", "c1"]})
+    where = {"round": ROUNDS - 1, "attempt": 10, "at": ROUNDS - 1, "cohort": ["c0", "c1"]}
+    training = Fit("c1", asked.session, body=asked.body, **where)
     reply = Reply.from_bytes(transport.inner.call("c1", training.to_bytes(), 1))
     assert reply.reason == "order"  # the test was the end
     again = Site(Toy("c1", "fedavg"), tmp_path / "c1")
     transport.inner.sites["c1"] = again
     coordinated(transport, "fedavg")
-    asked = dataclasses.replace(asked, session=again._session, at=-1)
+    asked = replace(asked, session=again.gate.session, at=-1)
     assert answer(0, "test") == "order"  # before the first round
 
 
@@ -234,7 +236,7 @@ def measured(name: str, value: float):
     def change(answered: Reply) -> Reply:
         if answered.kind != "evaluate":
             return answered
-        return dataclasses.replace(answered, content={"metrics": {name: value}})
+        return replace(answered, metrics={name: value})
 
     return change
 
@@ -405,7 +407,7 @@ def test_probes_end_with_the_run(tmp_path: Path):
         caller.terms = QUICK  # the end waits for a call, however slow the machine
     asked = len(transport.seen)
     assert not probe.is_alive()
-    assert caller.one(caller.request("hello", "c1"), 1) == "the run has ended"
+    assert caller.one(caller.request(Hello, "c1"), 1) == "the run has ended"
     assert len(transport.seen) == asked
 
 

@@ -32,6 +32,7 @@ class Late(Toy):
 
     def __init__(self, method: str) -> None:
         super().__init__("c0", method, lossy)
+        self.joins = STEPS
         self.name, self.data = NEW, toy_data(4, batch=4)[3]
 
     def facts(self) -> Facts:
@@ -52,7 +53,7 @@ def test_a_newcomer(method, tmp_path: Path):
     run_reference(fed, 2)
     before = fed.digests()
     caller = Caller(Direct({NEW: Site(Late(method), tmp_path / NEW)}), [*NAMES, NEW], QUICK)
-    _, metrics, ledger = onboard(caller, fed, NEW, [], STEPS)
+    _, metrics, ledger = onboard(caller, fed, NEW, [])
     assert fed.digests() == before
     local.budget = replace(local.budget, steps=STEPS)
     client = onboarded_client(fed, toy_data(4, batch=4)[3])
@@ -69,6 +70,6 @@ def test_who_has_trained_need_not_join(tmp_path: Path):
     _, fed, _ = federation("fedavg")
     caller = Caller(Direct({}), NAMES, QUICK)
     with pytest.raises(SiteError, match="Site c1 has already trained with the others"):
-        onboard(caller, fed, "c1", [], STEPS)
+        onboard(caller, fed, "c1", [])
     with pytest.raises(SiteError, match="c3: it did not answer"):
-        onboard(caller, fed, NEW, [], STEPS)
+        onboard(caller, fed, NEW, [])

@@ -61,8 +61,8 @@ def done(tmp_path_factory):
     order = Deployment("clinical", agreed.record(), str(root / "server"), ("logger=none",))
     assert joined(root, order, sites) == (FINISHED, "")
     before = {name: (root / "server" / name).read_bytes() for name in left_in(root / "server")}
-    agreed = agreed_for(root / "server", NEW)
-    order = Deployment("clinical", agreed.record(), order.folder, onboard=NEW, steps=STEPS)
+    agreed = agreed_for(root / "server", NEW, STEPS)
+    order = Deployment("clinical", agreed.record(), order.folder, onboard=NEW)
     assert order.expected == [NEW]
     for _ in range(2):  # as where FLARE ends the first job
         assert joined(root, order, at(root, NEW, agreed)) == (FINISHED, "")
@@ -114,9 +114,9 @@ def test_the_hospital_keeps_its_model(done):
 
 def test_another_configuration_and_a_site_that_is_not_there_stop_it(done):
     root, _ = done
-    agreed = agreed_for(root / "server", NEW)
+    agreed = agreed_for(root / "server", NEW, STEPS)
     other = Agreed(agreed.sites, (*agreed.overrides, "seed=7"))
-    order = Deployment("clinical", agreed.record(), str(root / "server"), onboard=NEW, steps=STEPS)
+    order = Deployment("clinical", agreed.record(), str(root / "server"), onboard=NEW)
     how, why = joined(root, order, at(root, NEW, other))
     assert how == STOPPED
     assert f"Site {NEW} has another configuration than the run: " in why

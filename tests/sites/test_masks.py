@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from msgspec.structs import replace
 
 from medfed.common.errors import CodecError, SiteError
 from medfed.federation.algorithm import Cohort
@@ -25,8 +25,8 @@ from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
 from medfed.sites.run import SitesModule
-from medfed.sites.site import SUMS, Site
-from medfed.sites.wire import Reply, Request
+from medfed.sites.site import COUNTED, Site
+from medfed.sites.wire import Fit, Keys, Reply, Request
 from tests.contract.harness import algorithm, federation
 from tests.integration.runs import CLINICAL, run
 from tests.sites.direct import Direct
@@ -124,9 +124,7 @@ def test_a_sum_is_unmasked_without_the_shares_of_some(tmp_path: Path):
     federated.transport.deaf = is_at("unmask", "c1", 0)
     module = federated.run()
     assert module.coordinator.digests(ROUNDS) == federated.simulated().digests()
-    keys = {
-        (r.attempt, str(r.content["keys"])) for r in federated.transport.seen if r.kind == "shares"
-    }
+    keys = {(r.attempt, str(r.keys)) for r in federated.transport.seen if r.kind == "shares"}
     assert len(keys) == ROUNDS
 
 
@@ -143,7 +141,7 @@ def test_two_attempts_of_a_round_reveal_nothing(tmp_path: Path):
         coordinator.round(0)
     refused = [r for r in federated.transport.seen if r.kind == "unmask"]
     assert {r.site for r in refused} == {*federated.names[:4]}
-    assert (tmp_path / "c0" / SUMS).is_file()
+    assert (tmp_path / "c0" / COUNTED).is_file()
 
 
 def test_a_sum_that_was_given_stays_the_only_one(tmp_path: Path):
@@ -193,10 +191,11 @@ def test_fewer_than_three_sites_are_refused(tmp_path: Path):
     with pytest.raises(SiteError, match="Round 1 needs 3 of its 3 sites"):
         federated.run(IMPATIENT)
     site = federated.direct.sites["c0"]
-    asked = Request("keys", "c0", site._session, 0, 9, 0, -1, {"cohort": ["c0", "c1"]})
+    where = {"round": 0, "attempt": 9}
+    asked = Keys("c0", site.gate.session, **where, cohort=["c0", "c1"])
     reply = Reply.from_bytes(site.answer(asked.to_bytes()))
     assert (reply.status, reply.reason) == ("refused", "message")
-    plain = dataclasses.replace(asked, kind="fit", content={"cohort": federated.names})
+    plain = Fit("c0", site.gate.session, **where, cohort=federated.names)
     sent = next(r for r in federated.transport.seen if r.kind == "fit" or r.kind == "keys")
     assert sent.kind == "keys"  # nobody has trained, so nobody has sent anything
     assert Reply.from_bytes(site.answer(plain.to_bytes())).status != "ok"
@@ -267,7 +266,7 @@ def _bytes_of(value: object) -> bytes:
 
 
 def halves(names: list[str]) -> tuple[dict[str, Half], dict, dict]:
-    asked = Request("keys", "a", "session", 0, 0, 0)
+    asked = Keys("a", "session", 0, 0, 0, cohort=[])
     made = {c: Half(c, asked, names, None) for c in names}
     keys = {c: half.announced() for c, half in made.items()}
     return made, keys, {c: half.boxes(keys) for c, half in made.items()}
@@ -290,7 +289,7 @@ def test_masks_cancel_in_the_sum(count, lost):
         assert not np.any(masked[-1] == plain[-1])
     there = names[lost:]
     shares = {c: made[c].shares(there) for c in there[: needed(count)]}
-    context = context_of(Request("keys", "a", "session", 0, 0, 0), names)
+    context = context_of(Keys("a", "session", 0, 0, 0, cohort=[]), names)
     rest = unmasked(context, keys, there, shares, 50)
     assert np.array_equal(np.sum(masked, 0, np.uint32) + rest, np.sum(plain, 0, np.uint32))
     few = dict(list(shares.items())[1:])
@@ -335,18 +334,18 @@ def test_keys_are_those_of_the_sites_certificates(tmp_path: Path):
     """Neither unsigned keys, nor those of another site, sum or root are accepted."""
     root, names = signed("root"), ["a", "b", "c"]
     signers = {c: Certificate(kit(tmp_path / c, c, root)) for c in names}
-    asked = Request("keys", "a", "session", 0, 0, 0)
+    asked = Keys("a", "session", 0, 0, 0, cohort=[])
     made = {c: Half(c, asked, names, signers[c]) for c in names}
     keys = {c: half.announced() for c, half in made.items()}
     assert sorted(made["a"].boxes(keys)) == ["b", "c"]
-    other = Half("b", dataclasses.replace(asked, attempt=1), names, signers["b"]).announced()
+    other = Half("b", replace(asked, attempt=1), names, signers["b"]).announced()
     foreign = Certificate(kit(tmp_path / "foreign", "b", signed("root")))
     for bad in (
         Half("b", asked, names, None).announced(),
         Half("b", asked, names, signers["c"]).announced(),
         Half("b", asked, names, foreign).announced(),
         other,
-        {**keys["b"], "mask": other["mask"]},
+        replace(keys["b"], mask=other.mask),
     ):
         with pytest.raises(CodecError, match="keys of b are not signed by its certificate"):
             made["a"].boxes({**keys, "b": bad})

@@ -14,9 +14,9 @@ from medfed.run.evaluation import measure_across
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.deploying import encoded, start_site
 from medfed.sites.installed import TEMPLATES
-from medfed.sites.policy import NO_LIMITS, AskedModels, Policy, VetoError
+from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
 from medfed.sites.run import coordinate
-from medfed.sites.wire import Reply, Request
+from medfed.sites.wire import Hello, Reply, Request, declined
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import IMPATIENT, QUICK, as_left
@@ -47,7 +47,7 @@ def start(tmp_path, agreed):
 
 
 def hello(site):
-    reply = Reply.from_bytes(site.answer(Request("hello", "Basel", "s").to_bytes()))
+    reply = Reply.from_bytes(site.answer(Hello("Basel", "s").to_bytes()))
     return reply.status, reply.reason
 
 
@@ -143,7 +143,7 @@ def test_a_round_that_the_others_miss_is_refused(start, agreed, tmp_path):
 
     def away(request):
         asked = Request.from_bytes(request)
-        return Reply.to(asked, "busy").to_bytes() if asked.kind == "fit" else calls(request)
+        return declined(asked, "busy").to_bytes() if asked.kind == "fit" else calls(request)
 
     sites["Bern"].answer = away
     with pytest.raises(SiteError, match="Basel: its policy, or the least"):
@@ -165,13 +165,13 @@ def test_test_metrics_and_pictures_may_stay_at_a_site(start, agreed, tmp_path):
 
 
 def test_models_are_counted_over_restarts(tmp_path):
-    once = AskedModels(1, tmp_path / "tested.json", "a")
-    once.add(b"model")
-    once.add(b"model")
+    once = Counted(tmp_path / "answered.json", "a")
+    once.add_test(b"model", 1)
+    once.add_test(b"model", 1)
     with pytest.raises(VetoError, match=r"test metrics of model 2, and policy\.test_metrics of"):
-        AskedModels(1, tmp_path / "tested.json", "a").add(b"other")
-    AskedModels(1, tmp_path / "tested.json", "b").add(b"other")
-    assert [*json.loads((tmp_path / "tested.json").read_text())] == ["a", "b"]
+        Counted(tmp_path / "answered.json", "a").add_test(b"other", 1)
+    Counted(tmp_path / "answered.json", "b").add_test(b"other", 1)
+    assert [*json.loads((tmp_path / "answered.json").read_text())] == ["a", "b"]
 
 
 WRONG = {

@@ -14,7 +14,7 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
-from medfed.sites.wire import Reply, Request
+from medfed.sites.wire import Agree, Begin, Client, Hello, Load, Reply
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import EQUAL, QUICK, same
@@ -141,27 +141,27 @@ def test_the_text_of_an_error_stays_in_the_sites_log(tmp_path, monkeypatch):
     table = tmp_path / "Basel" / "ours.csv"
     table.write_text(table.read_text() + "Anna Muster,Basel,60,f,born 1957,1\n")
 
-    def answered(kind: str, **rest) -> Reply:
-        data = site.answer(Request(kind, "Basel", "session", **rest).to_bytes())
+    def answered(kind, **rest) -> Reply:
+        data = site.answer(kind("Basel", "session", **rest).to_bytes())
         assert b"Muster" not in data
         assert b"1957" not in data
         return Reply.from_bytes(data)
 
     log = tmp_path / "Basel" / "medfed" / "log.txt"
-    assert answered("hello").reason == "DataError"
+    assert answered(Hello).reason == "DataError"
     assert "born 1957" in log.read_text()
     write_table(table, ("Basel",))
-    assert answered("hello").status == "ok"
-    assert answered("agree").status == "ok"
-    clients = [{"id": "Basel", "num_samples": site.workplace.facts().num_samples}]
+    assert answered(Hello).status == "ok"
+    assert answered(Agree).status == "ok"
+    clients = [Client("Basel", site.workplace.facts().num_samples)]
     job = "0" * 31
-    assert answered("begin", content={"clients": clients, "job": f"../{job}"}).reason == "job"
-    assert answered("begin", content={"clients": clients, "job": job}).status == "ok"
+    assert answered(Begin, clients=clients, job=f"../{job}").reason == "job"
+    assert answered(Begin, clients=clients, job=job).status == "ok"
 
     def fails():
         raise ValueError("the scan of Anna Muster is torn")
 
     monkeypatch.setattr(site.module.federation, "digests", fails)
-    assert answered("load", round=0).reason == "ValueError"
+    assert answered(Load, round=0).reason == "ValueError"
     assert "Anna Muster is torn" in log.read_text()
     assert str(tmp_path).encode() not in site.answer(b"broken")

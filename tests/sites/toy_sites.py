@@ -19,6 +19,7 @@ from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
+from medfed.sites.policy import NO_LIMITS
 from medfed.sites.run import SitesEvaluation, SitesModule
 from medfed.sites.site import Site
 from medfed.sites.wire import Facts, Greeting, Transport
@@ -45,7 +46,7 @@ def lossy() -> dict[str, Any]:
 class Toy:
     """One client of the toy federation."""
 
-    rounds = 3
+    rounds, members, joins, policy = 3, None, 0, NO_LIMITS
 
     def __init__(self, name: str, method: str, settings: Settings = plain) -> None:
         self.name, self.method, self.settings = name, method, settings

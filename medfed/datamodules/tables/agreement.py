@@ -3,19 +3,20 @@
 All needed facts travel as JSON through the server, and their bytes are counted: which columns have
 missing cells, the names of categories, sums of a continuous outcome, and with pooled scaling counts
 and sums. No row leaves a client. Training uses the decoded messages. Each client's half and the
-server's are generators, so that the same messages pass within one process and between hospitals.
-Messages are not trusted when they are read.
+server's are generators, so that the same messages pass within one process and between hospitals. A
+fact is one class, with both halves. Messages are not trusted when they are read: a count that no
+client can have is refused by the client's name.
 
 - Indicators: of the columns in which any client misses a training cell.
 - Categories: the sorted union of those in training rows.
 - A continuous outcome: its mean and deviation over all training rows, the units of all clients'
   models. Each client sends a count and two sums, not the summands.
-- Pooled standardisation: each client sends, per column, its number of values and that number times
-  its own median and limits; the sums give the means that all clients take. Then each sends sums and
-  sums of squares of its values within these limits, which give the mean and standard deviation of
-  all training rows together. A mean of medians is not the median of all rows, but no outlier moves
-  it, and no one sees the summands of the sums.
-- Pooled scaling by minimum and maximum: each client sends its own.
+- Pooled standardisation: each client sends, per column, its number of values, its median and its
+  limits; all take the medians of these over clients, which no single client moves far. Then each
+  sends sums and sums of squares of its values within these limits, which give the mean and standard
+  deviation of all training rows together. A median of medians is not the median of all rows.
+- Pooled scaling by minimum and maximum: each client sends its own; ends far beyond those of most
+  clients are left out.
 - ComBat: as pooled standardisation; also the names of columns of at most two values, and sums of
   products with the covariates.
 
@@ -42,7 +43,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import numpy as np
@@ -53,6 +54,7 @@ from medfed.common.errors import DataError
 from medfed.common.floors import CATEGORY
 from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables import columns
@@ -62,11 +64,11 @@ from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 from medfed.standalone.csv_files import Categories
 
 Agreed = TypeVar("Agreed")
-Merging = Generator[bytes, Sequence[bytes], None]
 _map: Any = TypedDict  # made of what a run asks for
 _Sum = Annotated[float, Meta(gt=-1e300, lt=1e300)]  # of table cells, which are below 1e30
 _ENOUGH = 3  # columns from which a prior can be fitted
 _STEPS, _CLOSE = 10_000, 1e-13
+_BEYOND = 100  # times the range of most clients
 
 
 def sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]]:
@@ -435,27 +437,330 @@ def agree(
         (('age',), ('b', 'up', 19))
     """
     halves = {
-        c: tell(question, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
+        c: client_side(
+            TrainRows(question, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
+        )
         for c, rows in train.items()
     }
-    return converse_here(merge(question), halves)
+    return converse_here(server_side(question, Claims([*train])), halves)
 
 
-def tell(
-    question: Question,
-    rows: Array,
-    categories: Categories,
-    outcomes: Array | None = None,
-    patients: Index | None = None,
-) -> Half:
+@dataclass(frozen=True)
+class TrainRows:
+    """A client's training rows, for its half of the agreement.
+
+    Attributes:
+        question: The settings.
+        rows: (N, F); NaN is missing, a category its position.
+        categories: The client's, of the columns that have some.
+        outcomes: (N,) if they are continuous; (N, 2) times and events.
+        patients: (N,); None: each row is one.
+        contributing: The patients behind each column's sums, once they are computed.
+    """
+
+    question: Question
+    rows: Array
+    categories: Categories = field(default_factory=dict)
+    outcomes: Array | None = None
+    patients: Index | None = None
+    contributing: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> Array:
+        """(N, P) the columns of numbers."""
+        names = self.question.names
+        return self.rows[:, [at for at, name in enumerate(names) if name not in self.categories]]
+
+    def patients_in(self, rows: NDArray[np.bool_]) -> int:
+        """How many patients have some rows."""
+        return int(rows.sum()) if self.patients is None else len(np.unique(self.patients[rows]))
+
+
+Form = Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact on which clients agree: what they send and what the server makes of it.
+
+    Attributes:
+        question: The settings.
+    """
+
+    question: Question
+
+    def forms(self) -> tuple[Form, Form]:
+        """The forms of a client's message and of the answer to all; see `unpacked`."""
+        raise NotImplementedError
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """A client's half: returns its message, after the answers before."""
+        raise NotImplementedError
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """The server's half: returns the answer to the messages of all clients."""
+        raise NotImplementedError
+
+
+class Indicators(Fact):
+    """The columns that have an indicator of missing cells."""
+
+    def forms(self) -> tuple[Form, Form]:
+        """See the base class."""
+        names = self.question.names
+        sent = {"missing": names} if self.question.indicator == "auto" else {}
+        return sent, {"indicators": names}
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """See the base class: names of columns that miss a cell."""
+        gaps = np.flatnonzero(np.isnan(rows.rows).any(axis=0)).tolist()
+        return {name: [self.question.names[at] for at in gaps] for name in self.forms()[0]}
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """See the base class: those that miss a cell anywhere."""
+        names, every = self.question.names, self.question.indicator
+        gaps = {name for one in messages for name in one.get("missing", ())}
+        chosen = gaps if every == "auto" else {*names} if every else set()
+        return {"indicators": [name for name in names if name in chosen]}
+
+
+class Levels(Fact):
+    """The categories of columns."""
+
+    def forms(self) -> tuple[Form, Form]:
+        """See the base class."""
+        form = {"categories": dict.fromkeys(self.question.categorical)}
+        return form, form
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """See the base class: names, without those of few patients."""
+        coded = {n: rows.rows[:, self.question.names.index(n)] for n in rows.categories}
+        return {
+            "categories": {
+                name: [
+                    texts[int(code)]
+                    for code in np.unique(coded[name])
+                    if code >= 0 and rows.patients_in(coded[name] == code) >= CATEGORY
+                ]
+                for name, texts in rows.categories.items()
+            }
+        }
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """See the base class: the sorted union."""
+        return {
+            "categories": {
+                name: sorted({t for one in messages for t in one["categories"][name]}, key=in_order)
+                for name in self.question.categorical
+            }
+        }
+
+
+class OutcomeScale(Fact):
+    """The mean and deviation of a continuous outcome."""
+
+    def forms(self) -> tuple[Form, Form]:
+        """See the base class."""
+        return {"outcome": SUMS}, {"outcome": SCALE}
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """See the base class: a count and two sums."""
+        return {"outcome": [] if rows.outcomes is None else sums_of(rows.outcomes)}
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """See the base class: mean and deviation of all."""
+        sums = np.array([one["outcome"] for one in messages])
+        count = claims.counted("outcomes", sums[:, :1].tolist())[:, 0]
+        claims.refuse(
+            _contradict(count, sums[:, 1], sums[:, 2]), "sums of the outcome that no data have"
+        )
+        each = np.array([scale_of([one]) for one in sums.tolist()])
+        middle, sd = np.median(each, axis=0)
+        if len(each) > 2:  # of two nobody knows which is wrong
+            claims.refuse(
+                np.abs(each - middle).max(axis=1) > _BEYOND * sd,
+                "outcomes far from those of all others",
+            )
+        return {"outcome": scale_of(sums.tolist())}
+
+
+class Cuts(Fact):
+    """The ends of the intervals of survival."""
+
+    def forms(self) -> tuple[Form, Form]:
+        """See the base class."""
+        return {"events": BINS}, {"cuts": self.question.intervals}
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """See the base class: counts of events in wide bins of time."""
+        assert rows.outcomes is not None
+        return {"events": histogram(*rows.outcomes.T)}
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """See the base class: quantiles of all events."""
+        each = claims.counted("events", [one["events"] for one in messages])
+        claims.counted("events", each.sum(axis=1, keepdims=True).tolist())
+        if not each.any():
+            raise DataError("No training patient of any client had the event; check data.event.")
+        return {"cuts": quantile_cuts(each.sum(axis=0).tolist(), self.question.intervals)}
+
+
+class Ends(Fact):
+    """The range of each column of numbers, for pooled scaling."""
+
+    def forms(self) -> tuple[Form, Form]:
+        """See the base class."""
+        answered = dict.fromkeys(self.question.ends, len(self.question.numeric))
+        return {"count": len(self.question.numeric), **answered}, answered
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """See the base class: counts of values, and limits and medians, or minima and maxima."""
+        values, normalization = rows.numbers, self.question.normalization
+        if normalization == "standard":
+            ends: tuple[Array, ...] = columns.limits(values)
+        else:
+            fitted = columns.fit_minmax(normalization, values)
+            ends = fitted.minimum, fitted.maximum
+        message = {n: end.tolist() for n, end in zip(self.question.ends, ends, strict=True)}
+        return {"count": (~np.isnan(values)).sum(axis=0).tolist(), **message}
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """See the base class: medians over the clients that have values; or the widest range."""
+        counts = claims.counted("values of a column", [one["count"] for one in messages])
+        agreed["counts"] = counts
+        names, empty = self.question.ends, counts == 0
+        ends = {n: np.array([one[n] for one in messages], dtype=float) for n in names}
+        low, high = ends[names[0]], ends[names[-1]]
+        claims.refuse(~empty & (low > high), "ends of a column that no data have")
+        # A client without a value has ends of 0, which must not count; nor does a constant column.
+        varies = ~empty & (high > low)
+        used = np.where(varies.any(axis=0), varies, ~empty)
+        kept = {n: np.where(used, values, np.nan) for n, values in ends.items()}
+        middle = {n: _median(values) for n, values in kept.items()}
+        centre = (middle[names[0]] + middle[names[-1]]) / 2
+        reach = np.maximum(middle[names[-1]] - middle[names[0]], np.abs(centre) * 1e-9)
+        far = {n: np.abs(values - centre) > _BEYOND * reach for n, values in kept.items()}
+        most = used.sum(axis=0) > 2  # of two nobody knows which is wrong
+        claims.remark(np.any([*far.values()], axis=0) & most, _BEYOND, self.question.numeric)
+        if self.question.normalization == "standard":
+            return {n: values.tolist() for n, values in middle.items()}
+        picks = {"minimum": (np.min, np.inf), "maximum": (np.max, -np.inf)}
+        return {
+            n: np.where(
+                counts.any(axis=0),
+                pick(np.where(empty | (far[n] & most), none, ends[n]), axis=0),
+                0.0,
+            ).tolist()
+            for n, (pick, none) in picks.items()
+        }
+
+
+class Kept(Fact):
+    """The columns that ComBat does not adjust."""
+
+    def forms(self) -> tuple[Form, Form]:
+        """See the base class."""
+        form = {"kept": self.question.numeric}
+        return form, form
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """See the base class: names of columns of at most two values."""
+        known = [column[~np.isnan(column)] for column in rows.numbers.T]
+        pairs = zip(self.question.numeric, known, strict=True)
+        return {"kept": [name for name, cells in pairs if len(np.unique(cells)) < 3]}
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """See the base class: those that have at most two everywhere, and the covariates."""
+        every = [{*one["kept"], *(self.question.covariates or ())} for one in messages]
+        return {"kept": [n for n in self.question.numeric if all(n in kept for kept in every)]}
+
+
+class Moments(Fact):
+    """Mean and deviation of each column of numbers, within the agreed limits."""
+
+    def forms(self) -> tuple[Form, Form]:
+        """See the base class."""
+        width, products = len(self.question.numeric), self.question.products
+        slopes = {} if self.question.covariates is None else {"slopes": products["x"]}
+        sent = dict.fromkeys(("count", "sum", "squares"), width) | products
+        return sent, dict.fromkeys(("mean", "sd"), width) | slopes
+
+    def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
+        """See the base class: sums over the values, less the agreed medians.
+
+        A value at a limit adds a known number, so only patients strictly within the limits of a
+        column, and of all covariates, stand behind its sums.
+        """
+        low, median, high = (np.array(agreed[end]) for end in self.question.ends)
+        values = rows.numbers
+        within, wide = (low < values) & (values < high), low < high
+        known = within[:, self.question.positions].all(axis=1)
+        for at, name in enumerate(self.question.numeric):
+            if wide[at] and not np.isnan(values[:, at]).all():
+                rows.contributing[name] = rows.patients_in(within[:, at] & known)
+        apart = np.clip(values, low, high) - median
+        sums = {
+            "count": (~np.isnan(apart)).sum(axis=0).tolist(),
+            "sum": np.nansum(apart, axis=0).tolist(),
+            "squares": np.nansum(apart**2, axis=0).tolist(),
+        }
+        if self.question.covariates is not None:
+            sums |= sums_with(self.question.positions, apart)
+        return sums
+
+    def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """See the base class: least squares with ComBat."""
+        names = ("count", "sum", "squares")
+        count, total, squares = (np.array([one[n] for one in messages], float) for n in names)
+        low, median, high = (np.array(agreed[end]) for end in self.question.ends)
+        reach = np.maximum(high - median, median - low)
+        wrong = (count != agreed["counts"]) | _contradict(count, total, squares)
+        wrong |= (np.abs(total) > _beyond(count * reach)) | (
+            np.sqrt(np.maximum(squares, 0)) > _beyond(np.sqrt(count) * reach)
+        )
+        claims.refuse(wrong, "counts or sums of a column that no data have")
+        summed = (each.sum(axis=0) for each in (count, total, squares))
+        mean, sd = columns.moments(next(summed), median, next(summed), next(summed))
+        fitted = {"mean": mean, "sd": sd}
+        if self.question.covariates is not None:
+            k = len(self.question.positions)
+            most = _beyond(count * reach.max(initial=0))[..., None]
+            for name, size in (("x", k), ("xx", k**2), ("xy", k)):
+                each = np.array([one[name] for one in messages], float).reshape(*count.shape, size)
+                bound = most if name == "x" else most * reach.max(initial=0)
+                claims.refuse(np.abs(each) > bound, "products of columns that no data have")
+            kept = np.isin(self.question.numeric, agreed["kept"])
+            within = pooled_fit(messages, median, k)
+            fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
+            fitted["slopes"] = np.where(kept[:, None], 0.0, within[2]).ravel()
+        return {name: values.tolist() for name, values in fitted.items()}
+
+
+def _steps(question: Question) -> list[list[Fact]]:
+    """The facts that each message of a client holds; none if nothing needs to be agreed."""
+    chosen = {
+        Levels: question.categorical,
+        OutcomeScale: question.continuous,
+        Cuts: question.intervals,
+        Ends: question.pooled,
+        Kept: question.covariates is not None,
+    }
+    if question.indicator != "auto" and not any(chosen.values()):
+        return []
+    standard = question.pooled and question.normalization == "standard"
+    first: list[Fact] = [
+        Indicators(question),
+        *(f(question) for f, is_on in chosen.items() if is_on),
+    ]
+    return [first, [Moments(question)]] if standard else [first]
+
+
+def client_side(rows: TrainRows) -> Half:
     """A client's half: yields its messages, receives the server's answers.
 
     Args:
-        question: The settings.
-        rows: (N, F) the client's training rows.
-        categories: The client's, of the columns that have some.
-        outcomes: (N,) of the rows, if they are continuous; (N, 2) times and events.
-        patients: (N,) of the rows; None: each row is one.
+        rows: The client's.
 
     Returns:
         The agreement.
@@ -463,160 +768,66 @@ def tell(
     Raises:
         DataError: If an answer is malformed.
     """
-    names, pooled, ends = question.names, question.pooled, question.ends
-    numbers = rows[:, [at for at, name in enumerate(names) if name not in categories]]
-    patients = np.arange(len(rows)) if patients is None else patients
-    first = _about(rows, names, categories, question.indicator, patients)
-    if pooled:
-        first |= _extent(numbers, question.normalization)
-    if question.covariates is not None:
-        known = [column[~np.isnan(column)] for column in numbers.T]
-        pairs = zip(question.numeric, known, strict=True)
-        first["kept"] = [n for n, cells in pairs if len(np.unique(cells)) < 3]
-    if question.intervals and outcomes is not None:
-        first["events"] = histogram(*outcomes.T)
-    elif outcomes is not None:
-        first["outcome"] = sums_of(outcomes)
-    if not first:
-        return Agreement(
-            Columns(tuple(names), {}, tuple(names) if question.indicator else ()), None
-        )
-    width = numbers.shape[1]
-    form: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
-    form |= dict.fromkeys(ends, width) if pooled else {}
-    form |= {"outcome": SCALE} if question.continuous else {}
-    form |= {"cuts": question.intervals} if question.intervals else {}
-    form |= {} if question.covariates is None else {"kept": question.numeric}
-    answer = unpacked((yield packed(first)), form)
-    shared = {name: tuple(answer["categories"][name]) for name in categories}
-    agreed = Columns(tuple(names), shared, tuple(n for n in names if n in answer["indicators"]))
-    facts = answer.get("outcome"), answer.get("cuts", ())
-    if not pooled:
-        return Agreement(agreed, None, *facts)
-    limits_of_all = [np.array(answer[end]) for end in ends]
-    low, *_, high = limits_of_all
+    question, agreed = rows.question, dict[str, Any]()
+    for facts in _steps(question):
+        message = {k: v for fact in facts for k, v in fact.ask(rows, agreed).items()}
+        form = {k: v for fact in facts for k, v in fact.forms()[1].items()}
+        agreed |= unpacked((yield packed(message)), form)
+    names = question.names
+    chosen = agreed.get("indicators", names if question.indicator else ())
+    shared = {n: tuple(agreed["categories"][n]) for n in rows.categories}
+    inputs = Columns(tuple(names), shared, tuple(n for n in names if n in chosen))
+    facts_of_outcomes = agreed.get("outcome"), agreed.get("cuts", ())
+    if not question.pooled:
+        return Agreement(inputs, None, *facts_of_outcomes)
+    ends = [np.array(agreed[end]) for end in question.ends]
     if question.normalization != "standard":
-        return Agreement(
-            agreed, MinMax(low, high, question.normalization == "exact_minmax"), *facts
-        )
-    median = limits_of_all[1]
-    apart = np.clip(numbers, low, high) - median
-    sums = {
-        "count": (~np.isnan(apart)).sum(axis=0).tolist(),
-        "sum": np.nansum(apart, axis=0).tolist(),
-        "squares": np.nansum(apart**2, axis=0).tolist(),
-    }
-    form = dict.fromkeys(("mean", "sd"), width)
-    if question.covariates is not None:
-        sums |= sums_with(question.positions, apart)
-        form["slopes"] = question.products["x"]
-    last = unpacked((yield packed(sums)), form)
-    standard = Standard(low, high, median, np.array(last["mean"]), np.array(last["sd"]))
+        exact = question.normalization == "exact_minmax"
+        return Agreement(inputs, MinMax(ends[0], ends[1], exact), *facts_of_outcomes)
+    low, median, high = ends
+    whole = Standard(low, high, median, np.array(agreed["mean"]), np.array(agreed["sd"]))
     if question.covariates is None:
-        return Agreement(agreed, standard, *facts)
-    slopes = np.array(last["slopes"]).reshape(width, len(question.positions))
-    kept = np.isin(question.numeric, answer["kept"])
-    combat = Combat(standard, slopes, question.positions, kept)
-    return Agreement(agreed, standard, *facts, combat)
+        return Agreement(inputs, whole, *facts_of_outcomes)
+    slopes = np.array(agreed["slopes"]).reshape(len(median), len(question.positions))
+    kept = np.isin(question.numeric, agreed["kept"])
+    combat = Combat(whole, slopes, question.positions, kept)
+    return Agreement(inputs, whole, *facts_of_outcomes, combat)
 
 
-def merge(question: Question) -> Merging:
+def server_side(question: Question, claims: Claims | None = None) -> Merging:
     """The server's half: receives the messages of all clients, in order, and yields its answers.
 
+    Args:
+        question: The settings.
+        claims: Receives what clients claim.
+
     Raises:
-        DataError: If a client's message has the wrong form.
+        DataError: If a client's message has the wrong form, or holds what no client can have.
     """
-    names, categorical, pooled = question.names, question.categorical, question.pooled
-    if not (question.indicator == "auto" or categorical or pooled or question.outcomes):
-        return
-    form: dict[str, Any] = {} if question.indicator != "auto" else {"missing": list(names)}
-    form |= {"categories": dict.fromkeys(categorical)} if categorical else {}
-    width = len(question.numeric)
-    form |= dict.fromkeys(("count", *question.ends), width) if pooled else {}
-    form |= {} if question.covariates is None else {"kept": question.numeric}
-    form |= {"outcome": SUMS} if question.continuous else {}
-    form |= {"events": BINS} if question.intervals else {}
-    messages = [unpacked(content, form) for content in (yield b"")]
-    answer = _merged(messages, question)
-    if question.continuous:
-        answer["outcome"] = scale_of([one["outcome"] for one in messages])
-    if question.intervals:
-        counts = np.sum([one["events"] for one in messages], axis=0)
-        if not counts.any():
-            raise DataError("No training patient of any client had the event; check data.event.")
-        answer["cuts"] = quantile_cuts(counts, question.intervals)
-    contents = yield packed(answer)
-    if pooled and question.normalization == "standard":
-        sums = dict.fromkeys(("count", "sum", "squares"), width)
-        messages = [unpacked(content, sums | question.products) for content in contents]
-        count, total, squares = (np.sum([one[name] for one in messages], axis=0) for name in sums)
-        mean, sd = columns.moments(count, np.array(answer["median"]), total, squares)
-        fitted = {"mean": mean, "sd": sd}
-        if question.covariates is not None:
-            kept = np.isin(question.numeric, answer["kept"])
-            within = pooled_fit(messages, np.array(answer["median"]), len(question.positions))
-            fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
-            fitted["slopes"] = np.where(kept[:, None], 0.0, within[2]).ravel()
-        yield packed({name: values.tolist() for name, values in fitted.items()})
+    claims, agreed, answer = claims or Claims(), dict[str, Any](), b""
+    for facts in _steps(question):
+        form = {k: v for fact in facts for k, v in fact.forms()[0].items()}
+        messages = [unpacked(content, form) for content in (yield answer)]
+        merged = {k: v for f in facts for k, v in f.merge(messages, agreed, claims).items()}
+        agreed |= merged
+        answer = packed(merged)
+    if answer:
+        yield answer
 
 
-def _about(
-    rows: Array, names: Sequence[str], categories: Categories, indicator: Indicator, patients: Index
-) -> dict[str, Any]:
-    """A client's message about its columns, without categories of few patients."""
-    message: dict[str, Any] = {}
-    if indicator == "auto":
-        gaps = np.flatnonzero(np.isnan(rows).any(axis=0))
-        message["missing"] = [names[at] for at in gaps.tolist()]
-    if categories:
-        coded = {name: rows[:, names.index(name)] for name in categories}
-        message["categories"] = {
-            name: [
-                texts[int(code)]
-                for code in np.unique(coded[name])
-                if code >= 0 and len(np.unique(patients[coded[name] == code])) >= CATEGORY
-            ]
-            for name, texts in categories.items()
-        }
-    return message
+def _median(values: Array) -> Array:
+    """(P,) medians of (C, P); 0 where no client has a value."""
+    known = ~np.isnan(values).all(axis=0)
+    return np.where(known, np.nanmedian(np.where(known, values, 0.0), axis=0), 0.0)
 
 
-def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
-    """The range of a client's values that the server needs."""
-    count = (~np.isnan(values)).sum(axis=0)
-    message: dict[str, Any] = {"count": count.tolist()}
-    if normalization != "standard":
-        fitted = columns.fit_minmax(normalization, values)
-        return message | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
-    for name, values_of in zip(("low", "median", "high"), columns.limits(values), strict=True):
-        message[name] = (count * values_of).tolist()
-    return message
+def _beyond(values: Array) -> Array:
+    """A little more, for rounding errors of sums."""
+    return values * (1 + 1e-9) + 1e-9
 
 
-def _merged(messages: Sequence[Mapping[str, Any]], question: Question) -> dict[str, Any]:
-    """The server's result of the first messages."""
-    names, indicator = question.names, question.indicator
-    gaps = {name for one in messages for name in one.get("missing", ())}
-    chosen = gaps if indicator == "auto" else {*names} if indicator else set()
-    union = {
-        name: sorted({text for one in messages for text in one["categories"][name]}, key=in_order)
-        for name in question.categorical
-    }
-    answer: dict[str, Any] = {"indicators": [n for n in names if n in chosen]}
-    answer["categories"] = union
-    if (stay := question.covariates) is not None:
-        every = [{*one["kept"], *stay} for one in messages]
-        answer["kept"] = [n for n in question.numeric if all(n in kept for kept in every)]
-    if not question.pooled:
-        return answer
-    counts = np.array([one["count"] for one in messages])
-    if question.normalization != "standard":
-        for name, end, none in (("minimum", np.min, np.inf), ("maximum", np.max, -np.inf)):
-            # A client without a value in a column has ends of 0, which must not count.
-            values = np.where(counts > 0, np.array([one[name] for one in messages]), none)
-            answer[name] = np.where(counts.any(axis=0), end(values, axis=0), 0.0).tolist()
-        return answer
-    for name in question.ends:
-        total = np.sum([one[name] for one in messages], axis=0)
-        answer[name] = (total / np.maximum(counts.sum(axis=0), 1)).tolist()
-    return answer
+def _contradict(count: Array, total: Array, squares: Array) -> NDArray[np.bool_]:
+    """Whether a count, a sum and a sum of squares are of no numbers."""
+    return (squares < 0) | (
+        np.abs(total) > _beyond(np.sqrt(count) * np.sqrt(np.maximum(squares, 0)))
+    )

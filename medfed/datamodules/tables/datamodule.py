@@ -23,6 +23,7 @@ from medfed.common.files import ExistingPath
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
@@ -46,9 +47,10 @@ from medfed.datamodules.tables.agreement import (
     Agreement,
     Indicator,
     Question,
+    TrainRows,
     agree,
-    merge,
-    tell,
+    client_side,
+    server_side,
 )
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
@@ -189,6 +191,7 @@ class TabularDataModule(FederatedDataModule):
         self.train_rows: dict[str, Array] = {}
         self.train_outcomes: dict[str, Array] = {}
         self.train_patients: dict[str, Index] = {}
+        self.contributing: dict[str, int] = {}  # patients behind sums that this process sends
 
     @cached_property
     def table(self) -> Table:
@@ -353,13 +356,15 @@ class TabularDataModule(FederatedDataModule):
         if self.agreement is None:
             question = self._question(self.facts())
             outcomes = self.train_outcomes[client] if question.outcomes else None
-            self.agreement = yield from tell(
+            told = TrainRows(
                 question, rows, self.table.categories, outcomes, self.train_patients[client]
             )
+            self.contributing = told.contributing
+            self.agreement = yield from client_side(told)
 
-    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+    def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
-        yield from merge(self._question(facts))
+        yield from server_side(self._question(facts), claims)
 
     def facts(self) -> dict[str, Any]:
         """See the base class; adds the columns with categories, and the label."""
@@ -392,6 +397,9 @@ class TabularDataModule(FederatedDataModule):
                 what = f"the range of {name}"
             size = len(question.ends) + len(question.positions) ** 2
             statistics.append(Statistic(client, what, key, size, known))
+            if name in self.contributing:
+                what, known = f"the sums of {name} within the limits", self.contributing[name]
+                statistics.append(Statistic(client, what, key, size, known))
         return statistics
 
     def _question(self, facts: Mapping[str, Any]) -> Question:

@@ -1,0 +1,409 @@
+"""The gate of a site: every request passes it, or is refused and logged.
+
+:data:`RULES` says of each kind of request what it needs (agreement, session, round, phase), what is
+counted before the answer leaves, which keys of the site's policy and which floors apply, and what
+the answer holds. The table in ``docs/sites.md`` is made of it. Counts are kept by agreement, in a
+file of the site: they only grow, over all jobs, processes and restarts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol
+
+from medfed.federation.algorithm import ClientInfo
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.wire.fixed_point import FEWEST
+from medfed.sites import masks, wire
+from medfed.sites.policy import Counted, FullError, Policy
+from medfed.sites.wire import START, Request, Status
+
+MODELS = 10
+"""Models of one round that may be trained on or evaluated, in addition to one for each site."""
+
+
+class Refusal(Exception):  # noqa: N818 - it becomes a reply
+    """A request that cannot be answered, with one of the reasons of `wire`."""
+
+    def __init__(self, reason: str, status: Status = "refused") -> None:
+        super().__init__(reason)
+        self.reason, self.status = reason, status
+
+
+class Agreement(Protocol):
+    """What a site must know of its workplace: see :class:`medfed.sites.site.ConfiguredSite`.
+
+    Attributes:
+        name: The site.
+        rounds: How many rounds are agreed on.
+        members: All sites of the agreement, in order; ``None``: any.
+        joins: Steps that the site may take as the last one, which joins; 0: it trains with all.
+        policy: What the site allows.
+    """
+
+    name: str
+    members: Sequence[str] | None
+    joins: int
+    policy: Policy
+
+    @property
+    def rounds(self) -> int:
+        """See above."""
+
+    def greeting(self) -> wire.Greeting:
+        """Returns the facts that all sites must share."""
+
+    def agree(self, number: int, answer: bytes) -> bytes | None:
+        """Returns the site's next message about its data."""
+
+    def facts(self) -> wire.Facts | None:
+        """Returns the facts about the model."""
+
+    def check_cohort(self, cohort: Sequence[str]) -> None:
+        """Refuses a round with these sites."""
+
+    def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
+        """Returns the federation at this site."""
+
+
+@dataclass(eq=False)
+class Gate:
+    """Where a site is in its session, and what it lets pass.
+
+    Attributes:
+        workplace: Its agreement, policy and data.
+        counted: What it has answered of this agreement.
+        go_to: Restores the state of a kept round, or refuses.
+        plan: The phases of a round, by the agreed method.
+        session: The id of the coordinator's process that the site last greeted.
+        ids: All clients of the session.
+        latest: Round and attempt of the last request.
+        phases: Those that were answered of it.
+        here: The kept round of the current state; None within a round.
+        base: The kept round before the current one.
+        half: The site's half of the sum under masks that is being made.
+        asked: How many questions the site has answered as one that joins; None: it does not.
+        replies: Those to requests of this round, by the request's hash.
+        tested: Whether the session's test metrics were asked for.
+    """
+
+    workplace: Agreement
+    counted: Counted
+    go_to: Callable[[int], None]
+    plan: Callable[[int], Sequence[str]] = lambda _: ()
+    session: str = ""
+    ids: tuple[str, ...] = ()
+    latest: tuple[int, int] = (START, 0)
+    phases: list[int] = field(default_factory=list)
+    here: int | None = START
+    base: int = START
+    half: masks.Half | None = None
+    asked: int | None = None
+    replies: dict[bytes, bytes] = field(default_factory=dict)
+    tested: bool = False
+
+    def admit(self, asked: Request) -> None:
+        """Checks and counts a request before anything is computed for it.
+
+        Raises:
+            Refusal: If it cannot be answered now.
+            VetoError: If the site's file does not allow it.
+        """
+        rule = RULES[type(asked)]
+        for check in rule.checks:
+            check(self, asked)
+        for count in rule.counts:
+            key, item = count.of(self, asked)
+            if not item:
+                continue
+            try:
+                self.counted.add(key, item, 1 if count.once else len(self.ids) + MODELS)
+            except FullError as error:
+                raise Refusal(count.reason) from error
+        for check in rule.then:
+            check(self, asked)
+
+    def start(self, session: str, ids: Sequence[str]) -> None:
+        """Starts a session at the initial state."""
+        self.session, self.ids, self.tested = session, (*ids,), False
+        self.latest, self.phases, self.half, self.asked = (START, 0), [], None, None
+        self.here = self.base = START
+        self.replies.clear()
+
+    def approved(self, asked: Request) -> None:
+        """The site's file names the study, if it names any, and allows it."""
+        self.workplace.greeting()
+
+    def enough_patients(self, asked: wire.Agree) -> None:
+        """Enough patients contribute to each statistic of the message."""
+        self.workplace.agree(asked.phase, asked.body)
+
+    def trains(self, asked: Request) -> None:
+        """The agreement is one to train."""
+        if self.workplace.joins:
+            raise Refusal("order")
+
+    def may_join(self, asked: wire.Onboard) -> None:
+        """The agreement is one by which this site joins the others as the last."""
+        members = self.workplace.members
+        names = [client.id for client in asked.clients]
+        if not self.workplace.joins or (members is not None and names != [*members[:-1]]):
+            raise Refusal("order")
+        if self.workplace.name in names or len({*names}) < len(names):
+            raise Refusal("message")
+        if self.workplace.facts() is None:
+            raise Refusal("order", "unready")
+
+    def next_question(self, asked: wire.Onboard) -> None:
+        """It is the next question."""
+        if asked.phase and asked.phase != self.asked:
+            raise Refusal("order", "unready")
+
+    def named_job(self, asked: wire.Begin | wire.Onboard) -> None:
+        """The federation's name is plain."""
+        if not re.fullmatch(r"\w{1,64}", asked.job):
+            raise Refusal("job")
+
+    def all_members(self, asked: wire.Begin) -> None:
+        """The sites are those of the agreement, this one with its samples."""
+        if not asked.session:
+            raise Refusal("session")
+        if (facts := self.workplace.facts()) is None:
+            raise Refusal("order", "unready")
+        everyone = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
+        names, members = [c.id for c in everyone], self.workplace.members
+        this = ClientInfo(self.workplace.name, facts.num_samples)
+        if this not in everyone or len({*names}) < len(names):
+            raise Refusal("message")
+        if members is not None and names != [*members]:
+            raise Refusal("message")
+
+    def in_session(self, asked: Request) -> None:
+        """The session is the last one that began."""
+        if not self.session:
+            raise Refusal("session", "unready")
+        if asked.session != self.session:
+            raise Refusal("session")
+
+    def training_round(self, asked: Request) -> None:
+        """Round and phase are those of the agreed method, and no test came before."""
+        if not 0 <= asked.round < self.workplace.rounds:
+            raise Refusal("round")
+        if not 0 <= asked.phase < len(self.plan(asked.round)):
+            raise Refusal("order")
+        if self.tested:  # a run that trains on after the test would select by it
+            raise Refusal("order")
+
+    def in_cohort(self, asked: wire.Keys | wire.Fit) -> None:
+        """This site is in the round's cohort, and does not outweigh the others."""
+        cohort = asked.cohort
+        if self.workplace.name not in cohort or not {*cohort} <= {*self.ids}:
+            raise Refusal("message")
+        self.workplace.check_cohort(cohort)
+
+    def several(self, asked: wire.Keys) -> None:
+        """At least three sites, each once."""
+        if len({*asked.cohort}) < max(FEWEST, len(asked.cohort)):
+            raise Refusal("message")
+
+    def turn(self, asked: Request) -> None:
+        """The round that the request names is kept, and no later one was asked for."""
+        turn = (asked.round, asked.attempt)
+        if turn < self.latest:
+            raise Refusal("stale")
+        if turn == self.latest and self.phases:
+            if asked.at != self.base:
+                raise Refusal("order")
+            return
+        self.go_to(asked.at)
+        self.here = asked.at
+        if turn != self.latest:
+            self.latest, self.phases, self.half = turn, [], None
+            self.replies.clear()
+
+    def new_phase(self, asked: Request) -> None:
+        """The phase comes after those that were answered."""
+        if asked.phase in self.phases:
+            raise Refusal("replay")
+        if any(phase > asked.phase for phase in self.phases):
+            raise Refusal("order")
+
+    def keys_made(self, asked: Request) -> None:
+        """Keys were made for this phase."""
+        if self.half is None or self.half.phase != asked.phase:
+            raise Refusal("order")
+
+    def keys_if_boxes(self, asked: wire.Fit) -> None:
+        """With shares of others, keys were made for this phase."""
+        if asked.boxes:
+            self.keys_made(asked)
+
+    def enough_in_sum(self, asked: wire.Unmask) -> None:
+        """The phase was trained, and more than two thirds of its sites are in the sum."""
+        if asked.phase not in self.phases:
+            raise Refusal("order")
+        assert self.half is not None
+        there, sites = {*asked.sent}, {*self.half.sites}
+        if len(there) < masks.needed(len(sites)) or not {self.workplace.name} <= there <= sites:
+            raise Refusal("message")
+
+    def after_training(self, asked: Request) -> None:
+        """A phase of the round was trained."""
+        if not self.phases:
+            raise Refusal("order", "unready")
+
+    def before_training(self, asked: Request) -> None:
+        """No phase of the round was trained."""
+        if self.phases:
+            raise Refusal("order")
+
+    def as_trained(self, asked: wire.Evaluate) -> None:
+        """The site has trained in the round if the request says so, and only then."""
+        (self.after_training if asked.trained else self.before_training)(asked)
+
+    def measured_round(self, asked: wire.Evaluate | wire.Across) -> None:
+        """The round is one of the agreement; for the test the first round has ended."""
+        is_test = not (isinstance(asked, wire.Evaluate) and asked.split == "val")
+        if is_test and asked.round < 1:
+            raise Refusal("order")
+        if not 0 <= asked.round < self.workplace.rounds + is_test:
+            raise Refusal("round")
+
+    def after_test(self, asked: Request) -> None:
+        """The session's test metrics were asked for."""
+        if not self.tested:
+            raise Refusal("order")
+
+    def may_cross(self, asked: wire.Across) -> None:
+        """The site's file allows to send its model, or to evaluate another's."""
+        self.workplace.policy.check_across(asked.of == self.workplace.name)
+
+
+class Count(NamedTuple):
+    """What is counted by agreement.
+
+    Attributes:
+        what: In words.
+        of: Gives the counter's key and what is added to it; empty: nothing.
+        once: Whether only one may be added; otherwise one for each site and `MODELS` more.
+        reason: Of the refusal of more.
+    """
+
+    what: str
+    of: Callable[[Gate, Any], tuple[str, str]]
+    once: bool = False
+    reason: str = "replay"
+
+
+class Rule(NamedTuple):
+    """What a site does with one kind of request.
+
+    Attributes:
+        checks: What must hold, in order; the first sentence of each says it.
+        leaves: What the answer holds.
+        policy: The keys of the site's policy that apply.
+        counts: What is counted once all checks have passed.
+        then: What must hold then, and cannot be known without using the request.
+    """
+
+    checks: tuple[Callable[[Gate, Any], None], ...]
+    leaves: str
+    policy: tuple[str, ...] = ()
+    counts: tuple[Count, ...] = ()
+    then: tuple[Callable[[Gate, Any], None], ...] = ()
+
+
+def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
+    return lambda _, asked: (
+        key.format(round=asked.round, phase=asked.phase),
+        sha256(asked.body).hexdigest()[:32] if asked.body else "",
+    )
+
+
+def _measured(gate: Gate, asked: wire.Evaluate) -> tuple[str, str]:
+    return _model("validation/{round}" if asked.split == "val" else "test")(gate, asked)
+
+
+def sum_key(asked: Request) -> str:
+    """Returns the counter of the sets of sites of one sum."""
+    return f"sum/{asked.round}/{asked.phase}"
+
+
+def _summed(gate: Gate, asked: wire.Unmask) -> tuple[str, str]:
+    return sum_key(asked), " ".join(sorted(asked.sent))
+
+
+_OPENS: tuple[Callable[[Gate, Any], None], ...] = (
+    *(Gate.trains, Gate.in_session, Gate.training_round),
+    *(Gate.in_cohort, Gate.turn, Gate.new_phase),
+)
+_TURN = (Gate.in_session, Gate.turn)
+_STUDY = ("parts", "least", "least_per_message", "plugins", "privacy")
+RULES: dict[type[Request], Rule] = {
+    wire.Hello: Rule(
+        (Gate.approved,), "hashes of agreed keys, names of channels and classes, versions", _STUDY
+    ),
+    wire.Agree: Rule(
+        (Gate.approved,),
+        "columns, names of categories, counts, sums and limits; at the end the number of samples",
+        _STUDY,
+        (Count("one answer to each message", _model("answer/{phase}"), True, "answers"),),
+        (Gate.enough_patients,),
+    ),
+    wire.Begin: Rule(
+        (Gate.trains, Gate.named_job, Gate.all_members),
+        "the numbers of the kept rounds",
+        ("largest_share", "privacy"),
+    ),
+    wire.Keys: Rule((*_OPENS, Gate.several), "public keys for one sum", ("largest_share",)),
+    wire.Shares: Rule((*_TURN, Gate.keys_made), "shares of the masks' secrets, encrypted"),
+    wire.Fit: Rule(
+        (*_OPENS, Gate.keys_if_boxes),
+        "the parts of the method's message, under masks if agreed; numbers of steps",
+        ("parts", "least_per_message", "largest_share", "privacy"),
+        (Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),),
+    ),
+    wire.Unmask: Rule(
+        (*_TURN, Gate.keys_made, Gate.enough_in_sum),
+        "shares that unmask the sum",
+        counts=(Count("one set of sites for each sum", _summed, True, "sums"),),
+    ),
+    wire.Evaluate: Rule(
+        (Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
+        "metrics, threshold and calibration in four digits",
+        ("least", "test_metrics"),
+        (Count("models in a round; of the test, models in all", _measured),),
+    ),
+    wire.Across: Rule(
+        (Gate.in_session, Gate.may_cross, Gate.measured_round, Gate.after_test, Gate.turn),
+        "the personal model, or test metrics of another's in four digits",
+        ("send_model", "evaluate_models", "test_metrics"),
+        (Count("models, with those of the test", _model("test")),),
+    ),
+    wire.Commit: Rule((*_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"),
+    wire.Load: Rule((*_TURN, Gate.before_training), "a hash of the state"),
+    wire.Onboard: Rule(
+        (Gate.may_join, Gate.named_job, Gate.next_question),
+        "an answer of the method; at the end test metrics in four digits",
+        ("parts", "least_per_message", "privacy", "test_metrics"),
+        (Count("models for each question", _model("onboard/{phase}")),),
+    ),
+}
+"""What a site does with each kind of request."""
+
+
+def table() -> list[tuple[str, ...]]:
+    """Returns a row for each kind of request: what must hold, counts, policy, what leaves."""
+    return [
+        (
+            f"`{kind.__struct_config__.tag}`",
+            " ".join(check.__doc__ or "" for check in (*rule.checks, *rule.then)),
+            "; ".join(count.what for count in rule.counts),
+            ", ".join(f"`{key}`" for key in rule.policy),
+            rule.leaves,
+        )
+        for kind, rule in RULES.items()
+    ]

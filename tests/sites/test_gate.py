@@ -1,0 +1,354 @@
+"""Every request passes the gate: its table, the attacks that went around it, and sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+
+from medfed.common.errors import CheckpointError, ConfigError, DataError, SiteError
+from medfed.datamodules.claims import Claims
+from medfed.datamodules.tables.agreement import Question, TrainRows, agree, client_side, server_side
+from medfed.delivery.main import keep_bundle
+from medfed.federation.aggregation import Median
+from medfed.federation.engine.private import ClientPrivacy
+from medfed.federation.reference import assemble
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.fixed_point import FixedPoint
+from medfed.personalize.fedper import FedPer
+from medfed.run.privacy import Protection
+from medfed.sites import wire
+from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.calls import Caller, agree_on_data, greet
+from medfed.sites.gate import RULES, table
+from medfed.sites.policy import Counted, FullError, Policy, Spending
+from medfed.sites.site_folder import hospital
+from tests.integration.runs import resume, run
+from tests.sites.hospitals import QUICK
+from tests.sites.tables import EXPERIMENT, write_table
+from tests.sites.toy_sites import NAMES, coordinated, fit, opened, toy_sites
+from tests.toys import toy_data
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_kind_of_request_has_one_rule_in_words():
+    assert [f"`{kind}`" for kind in wire.KINDS] == [row[0] for row in table()]
+    for kind, rule in RULES.items():
+        assert all(check.__doc__ for check in rule.checks), kind
+        assert rule.leaves
+        assert {*rule.policy} <= {*Policy.__struct_fields__}
+    named = {key for rule in RULES.values() for key in rule.policy}
+    assert named == {*Policy.__struct_fields__} - {"pictures"}  # which stay at the site
+    page = (ROOT / "docs" / "sites.md").read_text("utf-8")
+    assert page.count("<!-- table: requests -->") == 1
+
+
+def test_a_site_that_trains_does_not_answer_as_one_that_joins(tmp_path: Path, caplog):
+    """An update of one step was one patient's row."""
+    transport = toy_sites(tmp_path, "fedavg")
+    module = coordinated(transport, "fedavg")
+    site, clients = transport.sites["c0"], [wire.Client(c, 8) for c in NAMES[1:]]
+    body = module.federation.open(0).sent("c0").to_bytes()
+    before = site.client.steps_done
+    for last in (False, True):
+        asked = wire.Onboard("c0", body=body, last=last, job="j", clients=clients)
+        assert wire.Reply.from_bytes(site.answer(asked.to_bytes())).reason == "order"
+    assert site.client.steps_done == before
+    assert caplog.text.count("The request onboard was refused: order") == 2
+
+
+@pytest.mark.parametrize("kind", ["hello", "begin", "fit", "evaluate", "load"])
+def test_every_refusal_is_in_the_log(kind, tmp_path: Path, caplog):
+    """Also of a request for another site, of another session, and while the site works."""
+    transport = toy_sites(tmp_path, "fedavg")
+    coordinated(transport, "fedavg")
+    site, more = transport.sites["c0"], {"fit": {"cohort": []}, "begin": {"job": "", "clients": []}}
+    more["evaluate"] = {"split": "val", "trained": True}
+    asked = {c.__struct_config__.tag: c for c in RULES}[kind]
+    own, other = (asked(name, "odd", 0, **more.get(kind, {})) for name in ("c0", "c1"))
+    for request in (own, other, own) if kind != "hello" else (other,):
+        lines = len(caplog.records)
+        reply = wire.Reply.from_bytes(site.answer(request.to_bytes()))
+        assert reply.status != "ok"
+        assert len(caplog.records) == lines + 1
+    with site._lock:
+        assert wire.Reply.from_bytes(site.answer(own.to_bytes())).status == "busy"
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def at_once(function, times: int = 25) -> None:
+    """Calls a function from two threads, as two jobs do."""
+    threads = [Thread(target=lambda n=n: [function(n, k) for k in range(times)]) for n in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_two_jobs_at_once_are_counted_one_after_another(tmp_path: Path):
+    one = Protection(rate=0.2, draws=10, uses=1, noise=4.0, delta=1e-3)
+    at_once(lambda n, k: Spending(None, tmp_path / "privacy.json").add("run", one, 1))
+    assert Spending(None, tmp_path / "privacy.json").draws("run") == 50
+    refused = []
+
+    def add(n, k):
+        try:
+            Counted(tmp_path / "answered.json", "a").add("test", f"{n} {k}", 7)
+        except FullError:
+            refused.append((n, k))
+
+    at_once(add)
+    assert len(Counted(tmp_path / "answered.json", "a").of("test")) == 7
+    assert len(refused) == 43
+
+
+QUESTION = Question(["age"], False, "standard", pooled=True)
+
+
+def test_only_patients_strictly_within_the_limits_stand_behind_a_sum():
+    """Low and median at 500 gave the exact 564, as all others were clipped to 0."""
+    ages = np.array([*np.linspace(40, 80, 40), 564.0])[:, None]
+    rows = TrainRows(QUESTION, ages, patients=np.arange(41))
+    for low, high, within in ((500, 1e3, 1), (0, 1e3, 41), (60, 70, None), (40, 80, 38)):
+        half = client_side(rows)
+        next(half)
+        ends = {"low": [low], "median": [low], "high": [high]}
+        half.send(json.dumps({"indicators": [], **ends}).encode())
+        expected = int(((ages > low) & (ages < high)).sum())
+        assert rows.contributing == {"age": expected}
+        assert within in (None, expected)
+
+
+def test_of_combat_the_patients_are_within_the_covariates_limits_too():
+    question = dataclasses.replace(QUESTION, names=["age", "crp"], covariates=["crp"])
+    values = np.stack([np.linspace(40, 80, 50), np.linspace(0, 1, 50)], axis=1)
+    rows = TrainRows(question, values)
+    half = client_side(rows)
+    next(half)
+    limits = {"low": [0, 0.9], "median": [60, 0.5], "high": [99, 9]}
+    half.send(json.dumps({"indicators": [], "kept": [], **limits}).encode())
+    assert rows.contributing == dict.fromkeys(("age", "crp"), int((values[:, 1] > 0.9).sum()))
+
+
+def test_one_client_with_far_limits_moves_no_other():
+    rng = np.random.default_rng(0)
+    parts = {c: rng.normal(60, 9, (50, 1)) for c in "abcd"}
+    parts["d"] = parts["d"] * 1e12
+    claims = Claims(list(parts))
+    halves = {c: client_side(TrainRows(QUESTION, rows)) for c, rows in parts.items()}
+    from medfed.datamodules.tables.agreement import converse_here
+
+    agreed, _ = converse_here(server_side(QUESTION, claims), halves)
+    scaled = agreed.scaling.scale(parts["a"])
+    assert np.std(scaled) > 0.3  # they all became 0
+    (line,) = claims.remarks
+    assert line.startswith("d has limits of age over 100 times as far out as those of most")
+
+
+WRONG = {
+    "count below 0": ({"count": [-1e9]}, "b claims -1e[+]09 values of a column, which is no count"),
+    "half a patient": ({"count": [2.5]}, "b claims 2.5 values of a column, which is no count"),
+    "ends": ({"low": [9.0], "high": [1.0]}, "b sends ends of a column that no data have"),
+    "sum": ({"sum": [1e299]}, "b sends counts or sums of a column that no data have"),
+    "squares": ({"squares": [-1.0]}, "b sends counts or sums of a column that no data have"),
+    "another count": ({"count": [49]}, "b sends counts or sums of a column that no data have"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_no_data_have_is_refused_by_name(wrong):
+    lie, why = WRONG[wrong]
+    rng = np.random.default_rng(0)
+    halves = {c: client_side(TrainRows(QUESTION, rng.normal(60, 9, (50, 1)))) for c in "ab"}
+    server = server_side(QUESTION, Claims(["a", "b"]))
+    next(server)
+    messages = [next(half) for half in halves.values()]
+    if wrong in ("sum", "squares", "another count"):
+        answer = server.send(messages)
+        messages = [half.send(answer) for half in halves.values()]
+    messages[1] = json.dumps(json.loads(messages[1]) | lie).encode()
+    with pytest.raises(DataError, match=why):
+        server.send(messages)
+
+
+def test_a_site_claims_no_more_values_than_training_samples(tmp_path: Path):
+    transport = toy_sites(tmp_path, "fedavg")
+    caller = opened(Caller(transport, NAMES, QUICK))
+    greet(caller)
+    with pytest.raises(SiteError, match="Site c1 claims 9999 values of a column and 8 training"):
+        agree_on_data(caller, (_ for _ in ()), Claims(NAMES, {"c1": 9999}))
+
+
+def test_noise_is_that_of_the_sites_which_are_there(tmp_path: Path):
+    """With a site away, each of the others adds more: the sum has what is claimed."""
+    counts = []
+
+    class Noted(ClientPrivacy):
+        def protect(self, reply, clients, *key):
+            counts.append(clients)
+            return super().protect(reply, clients, *key)
+
+    transport = toy_sites(tmp_path, "fedavg")
+    module = coordinated(transport, "fedavg")
+    for site in transport.sites.values():
+        site.federation.noise = Noted(clip=1.0, sigma=0.01)
+    gone = transport.sites.pop("c2")
+    fit(module, tmp_path / "server", 1)
+    assert gone.client.steps_done == 0
+    assert counts[-2:] == [2, 2]  # they said 3 without a word
+
+
+PROTECTS = {
+    "channel.secure=masks": {"channel": lambda _: Channel(sums=FixedPoint(("shared",)))},
+    "aggregation=median": {"algorithm": FedPer(aggregation=Median())},
+}
+
+
+@pytest.mark.parametrize("key", PROTECTS)
+def test_what_protects_means_refuses_a_wholly_personal_model(key):
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 1)
+    how = {"algorithm": FedPer(), **PROTECTS[key]}
+    method, sgd = how.pop("algorithm"), partial(torch.optim.SGD, lr=0.1)
+    loss = lambda batch: network(batch["image"]).mean()  # noqa: E731
+    make = partial(assemble, method, network, loss, toy_data(3, batch=4), optimizer=sgd, **how)
+    make(personal=["bias"])
+    with pytest.raises(ConfigError, match=f"{key} protects what is averaged, .* wholly personal"):
+        make(personal=["*"])
+
+
+def edit(path: Path, change) -> None:
+    """Changes the cells of a table."""
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, *(",".join(change(*row.split(","))) for row in rows)]) + "\n")
+
+
+CHANGES = {
+    "a column": lambda *row: (*row[:4], "500", row[5]),
+    "labels": lambda *row: (*row[:5], str(1 - int(row[5]))),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on a table."""
+    root = tmp_path_factory.mktemp("resumed")
+    write_table(root / "table.csv", ("Basel", "Bern"))
+    words = (*EXPERIMENT, "algorithm=fedavg", "rounds=1", f"data.path={root / 'table.csv'}")
+    run(root / "run", *words, "partition=auto")
+    return root, words
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_training_does_not_resume_on_other_data(change, trained):
+    root, words = trained
+    kept = (root / "table.csv").read_bytes()
+    edit(root / "table.csv", CHANGES[change])
+    with pytest.raises(CheckpointError, match=r"data files are not those .* table.csv changed"):
+        resume(root / "run", *words, "partition=auto")
+    (root / "table.csv").write_bytes(kept)
+    resume(root / "run", *words, "partition=auto")
+
+
+def test_a_site_does_not_resume_on_other_data(tmp_path: Path):
+    """Its own folder has the record; the coordinator learns the error's type only."""
+    keys = ("data.scaling=client", "data.features=[age,crp]", "data.missing_indicator=false")
+    agreed = Agreed(("Basel",), (*EXPERIMENT[:-3], *keys))
+    (tmp_path / "site.yaml").write_text("site: Basel\ndata: {path: ours.csv}\n")
+
+    def begun():
+        site = hospital(agreed, SiteFile.read(tmp_path / "site.yaml"), keep_bundle)
+        for kind in (wire.Hello, wire.Agree):
+            site.answer(kind("Basel", "s").to_bytes())
+        clients = [wire.Client("Basel", site.workplace.facts().num_samples)]
+        asked = wire.Begin("Basel", "s", job="0" * 32, clients=clients)
+        return wire.Reply.from_bytes(site.answer(asked.to_bytes()))
+
+    write_table(tmp_path / "ours.csv", ("Basel",))
+    assert begun().status == begun().status == "ok"
+    edit(tmp_path / "ours.csv", lambda *row: (*row[:2], "60", *row[3:]))
+    assert begun().reason == "CheckpointError"
+    assert "ours.csv changed" in (tmp_path / "medfed" / "log.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """The state machine of benchmarks/trust."""
+    path = ROOT / "benchmarks" / "trust" / "coordinators.py"
+    spec = importlib.util.spec_from_file_location("coordinators", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["coordinators"] = module
+    spec.loader.exec_module(module)
+    module.honest()
+    yield module
+    del sys.modules["coordinators"]
+
+
+ALL = ("Basel", "Bern", "Chur", "Davos")
+BEGIN = ("begin", {"slot": 0, "job": 0, "session": 0, "honest_sites": True})
+TRAIN = ("train", {"slot": 0, "round": 0, "attempt": 0, "at": -1, "number": 0, "masked": True})
+TRAIN[1].update(cohort=ALL, sent=ALL)
+ATTACKS = {
+    "1: a side entrance for one that joins": [
+        ("onboard", {"slot": 0, "last": True, "number": 0, "phase": 0})
+    ],
+    "3: the floor counts rows that are summed": [("agree", {"slot": 0, "answer": 1, "last": 0})],
+    "3: another answer after a restart": [
+        ("agree", {"slot": 0, "answer": 0, "last": 0}),
+        ("restart", {"slot": 0}),
+        ("agree", {"slot": 0, "answer": 4, "last": 0}),
+    ],
+    "3: a refused answer scales the data": [
+        ("agree", {"slot": 0, "answer": 0, "last": 1}),
+        ("agree", {"slot": 1, "answer": 4, "last": 1}),
+        (BEGIN[0], {**BEGIN[1], "slot": 1}),
+    ],
+    "4: another set of sites in another job": [
+        (BEGIN[0], BEGIN[1]),
+        (TRAIN[0], TRAIN[1]),
+        (BEGIN[0], {**BEGIN[1], "slot": 1}),
+        (TRAIN[0], {**TRAIN[1], "slot": 1, "sent": ALL[:3]}),
+    ],
+    "5: two jobs count at once": [("at_once", {"numbers": (0, 1)})],
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack[:1] + attack[-8:])
+def test_an_attack_is_refused_and_found_where_its_hole_is_put_back(attack, machine):
+    """In a real site with a table of its own."""
+
+    def played() -> None:
+        coordinator = machine.Coordinator()
+        try:
+            for name, how in ATTACKS[attack]:
+                getattr(coordinator, name)(**how)
+                coordinator.check_invariants(None, None, None)
+        finally:
+            coordinator.teardown()
+
+    played()
+    with machine.HOLES[attack](), pytest.raises(AssertionError):
+        played()
+
+
+def test_a_few_sequences_break_nothing(machine):
+    """benchmarks/trust/coordinators.py plays 10,000."""
+    assert machine.play(3)[1] == ""
+
+
+def test_the_scaling_agrees_by_medians_of_limits():
+    rng = np.random.default_rng(1)
+    parts = {c: rng.normal(60, 9, (40, 1)) for c in "abc"}
+    agreed, _ = agree(QUESTION, parts, {})
+    medians = [np.median(rows) for rows in parts.values()]
+    assert agreed.scaling.median[0] == pytest.approx(np.median(medians), rel=1e-12)
