@@ -256,7 +256,8 @@ def for_other_data(
     if (chosen := given.get("data", data)) == data:
         is_other = path and generated
     else:  # a plugin's may have a path of its own
-        is_other = path or not (CONFIG_DIR / "data" / f"{chosen}.yaml").is_file()
+        file = CONFIG_DIR / "data" / f"{chosen}.yaml"
+        is_other = path or not file.is_file() or OmegaConf.is_missing(OmegaConf.load(file), "path")
     if any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
         given["partition"] = given["partition.protocol"] = ""
     more = [o for o in own.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]

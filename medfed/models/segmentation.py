@@ -96,7 +96,7 @@ class SegmentationTask(TaskModule):
         loss: CustomLoss | None = None,
         dice_weight: float = 1.0,
         ce_weight: float = 1.0,
-        surface: bool = True,
+        surface: bool | None = True,
         tolerance: float | Mapping[str, float] = 2.0,
         **more: Any,
     ) -> None:

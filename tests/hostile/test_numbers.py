@@ -30,7 +30,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_run_that_diverges_everywhere_has_no_result(tmp_path):
     with pytest.raises(NonFiniteError, match="In every evaluated round the loss is not finite or"):
-        run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1", "optimizer.lr=1e38")
+        run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1", "optimizer.lr=1e29")
     record = json.loads((tmp_path / "run" / "unusual.json").read_text())
     assert len(record["diverged"]["0"]) == 5
     assert not (tmp_path / "run" / "summary.json").exists()
