@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError, Thread, current_thread, main_thread
+from threading import Barrier, BrokenBarrierError, Lock, Thread, current_thread, main_thread
 from typing import Any
 from unittest import mock
 
@@ -514,9 +514,16 @@ def _no_lock() -> Iterator[None]:
                 barrier.reset()
         return found
 
+    write, writing = policy.files.write_json, Lock()
+
+    def one_by_one(path: Path, content: Any) -> None:
+        with writing:  # at once, one of them would fail to rename its file
+            write(path, content)
+
     with (
         mock.patch.object(policy, "_alone", together),
         mock.patch.object(policy.Counted, "_every", slow),
+        mock.patch.object(policy.files, "write_json", one_by_one),
     ):
         yield
 

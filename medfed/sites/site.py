@@ -142,7 +142,7 @@ class Site:
         try:
             asked = Request.from_bytes(request)
         except CodecError as error:
-            self.log.warning("A request was refused: %s", error)
+            self.log.getChild("refused").warning("A request was refused: %s", error)
             return unreadable(self.name)
         if not self._lock.acquire(blocking=False):
             return self._refused(asked, Refusal("", "busy")).to_bytes()
@@ -160,7 +160,9 @@ class Site:
             self._lock.release()
 
     def _refused(self, asked: Request, why: VetoError | Refusal) -> wire.Declined:
-        self.log.warning("%s was refused: %s", _said(asked), why if str(why) else why.status)
+        self.log.getChild("refused").warning(
+            "%s was refused: %s", _said(asked), why if str(why) else why.status
+        )
         return declined(asked, why.status, why.reason)
 
     def _answer(self, asked: Request, key: bytes) -> bytes:
@@ -369,7 +371,7 @@ class Site:
         try:
             return Packet.from_bytes(asked.body, self._module.federation.most_elements)
         except CodecError as error:
-            self.log.warning("A message was refused: %s", error)
+            self.log.getChild("refused").warning("A message was refused: %s", error)
             raise Refusal("message") from error
 
     def _go_to(self, number: int) -> None:

@@ -71,7 +71,7 @@ def test_a_site_that_approves_nothing_is_warned(start, agreed, tmp_path):
     assert hello(start()) == ("ok", "")
     log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
     assert "has no line agreed, so it takes part in any study" in log
-    assert f"\nagreed: {agreed.digest}" in log
+    assert f": agreed: {agreed.digest}" in log
 
 
 VETOES = {

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from medfed.commands.main import main
-from medfed.common.console import say, wide_console
+from medfed.common.console import Terminal, say, wide_console
 from medfed.common.errors import SiteError
 from medfed.reports.tables import Table
 from medfed.sites import installed, site_folder, status
 from medfed.sites.agreement import Agreed, words_for
 from medfed.sites.deploying import encoded, start_site
 from medfed.sites.status import SiteState, Status, Traffic
-from medfed.sites.wire import Reply, Request
+from medfed.sites.wire import Hello, Reply
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 
 WIDTHS = {"pipe": None, "80": 80, "60": 60}
@@ -52,7 +51,7 @@ ROWS = st.integers(1, 6).flatmap(
 def test_a_table_cuts_no_word(rows, width, prose):
     head = [f"head{n} {text}" for n, text in enumerate(rows[0])]
     table = Table.of(head, rows[1:], prose=range(len(head)) if prose else ())
-    console = Console(width=width, file=None, record=True, quiet=False)
+    console = Terminal(width=width, file=None, record=True, quiet=False)
     with console.capture() as captured:
         console.print(table.printed("a title [of] words"))
     lines = captured.get().splitlines()
@@ -133,7 +132,7 @@ def test_the_status_tells_the_end(end, tmp_path, capsys):
 
 
 def hello(site) -> tuple[str, str]:
-    reply = Reply.from_bytes(site.answer(Request("hello", "Basel", "s").to_bytes()))
+    reply = Reply.from_bytes(site.answer(Hello("Basel", "s").to_bytes()))
     return reply.status, reply.reason
 
 
