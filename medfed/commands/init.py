@@ -220,7 +220,8 @@ def experiment(guess: Guess, keys: Mapping[str, Any], name: str, said: Sequence[
         made = compose.load([*_plugins(keys), f"data={guess.data}", "data.path=x"]).data._target_
         base = f"{_BASES.get(made.rpartition('.')[2], 'organs')}_pfednet"
     line = [f"experiment={base}", f"data={guess.data}", "data.path=x"]
-    usual = compose.with_other_data([*line, *(f"{key}=x" for key in keys)])[1:]
+    asked = [f"{key}=x" for key in keys if key != "plugins"]
+    usual = compose.with_other_data([*line, *asked])[1:]
     whole: dict[str, Any] = dict(o.split("=", 1) for o in usual)
     whole = {k: None if v == "null" else v for k, v in whole.items()}
     whole |= {**keys, "data": guess.data, "data.path": str(guess.path)}

@@ -177,7 +177,10 @@ MISTAKES = {
     "split": (lambda: federate().losses("tset"), "split='tset' is unknown (did you mean test?)"),
     "no data": (lambda: medfed.Hospital("a", None), "train is of the type NoneType, without a"),
     "steps: 0": (lambda: federate(steps=0), "local.steps must be in [1, 1000000000], not 0"),
-    "buffers": (lambda: federate(buffers="avg"), "buffers='avg' is unknown; choose one of"),
+    "buffers": (
+        lambda: federate(buffers="avg"),
+        "buffers='avg' is unknown (did you mean averaged?)",
+    ),
     "cohort": (lambda: federate(cohort=2), "cohort must be a Cohort, not 2"),
     "channel": (lambda: federate(channel="int8"), "channel must be a Channel, not 'int8'"),
     "after_round": (lambda: federate(after_round=3), "after_round must be a function, not 3"),

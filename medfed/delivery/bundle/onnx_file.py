@@ -94,7 +94,7 @@ def unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
     """
     pairs = enumerate(zip(given, wanted, strict=False), start=1)
     return ", ".join(
-        f"axis {n} has {a} instead of {b}" for n, (a, b) in pairs if b not in (a, str(b))
+        f"axis {n} has {a} instead of {b}" for n, (a, b) in pairs if isinstance(b, int) and b != a
     )
 
 
