@@ -47,6 +47,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from medfed.common import files
 from medfed.config.compose import described
 from medfed.config.description import RunDescription
 from medfed.datamodules.tables import agreement as tables
@@ -514,7 +515,7 @@ def _no_lock() -> Iterator[None]:
                 barrier.reset()
         return found
 
-    write, writing = policy.files.write_json, Lock()
+    write, writing = files.write_json, Lock()
 
     def one_by_one(path: Path, content: Any) -> None:
         with writing:  # at once, one of them would fail to rename its file
@@ -523,7 +524,7 @@ def _no_lock() -> Iterator[None]:
     with (
         mock.patch.object(policy, "_alone", together),
         mock.patch.object(policy.Counted, "_every", slow),
-        mock.patch.object(policy.files, "write_json", one_by_one),
+        mock.patch.object(files, "write_json", one_by_one),
     ):
         yield
 
