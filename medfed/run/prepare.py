@@ -79,7 +79,8 @@ def prepare(config: RunDescription) -> FederatedDataModule:
     if isinstance(data, CachedDataModule):
         began = time.monotonic()
         store = data.build_cache(config.values.workers)
-        _log.info("%s", report(store, data.class_names, time.monotonic() - began))
+        for line in report(store, data.class_names, time.monotonic() - began):
+            _log.info("%s", line)
     else:
         _log.info("These data need no preparation: training reads the files directly.")
     if shows:
@@ -138,7 +139,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     return folder / Places.splits_json
 
 
-def report(store: Store, class_names: Sequence[str], seconds: float) -> str:
+def report(store: Store, class_names: Sequence[str], seconds: float) -> list[str]:
     """Says in a few lines what a cache holds, and how long it took.
 
     Args:
@@ -163,7 +164,7 @@ def report(store: Store, class_names: Sequence[str], seconds: float) -> str:
     else:
         lines.append(f"It existed already; verified in {seconds:.1f} s")
     lines.append(f"Checksum: {store.checksum}")
-    return "\n".join(lines)
+    return lines
 
 
 def train_command(overrides: Sequence[str], saved: Path | None = None) -> str:

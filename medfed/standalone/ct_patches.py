@@ -10,7 +10,7 @@ voxel is at ``size // 2``; voxels outside the scan are air.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from . import itk
 from .checks import check_fields, check_positive
 from .csv_files import csv_rows
 from .errors import ConfigError, DataError
-from .files import visible_files
+from .files import is_visible
 from .volumes import Geometry, read_geometry, stored_voxels
 
 Patches = NDArray[np.int16]
@@ -400,6 +400,14 @@ def read_points(path: Path, last: str | None) -> Points:
     )
 
 
+def _subsets(path: Path, levels: int = 3) -> Iterator[Path]:
+    """Yields a folder and its subsets, also links to them; others hold masks of lungs, and such."""
+    yield path
+    for inner in sorted(path.glob("subset*")) if levels else ():
+        if inner.is_dir():
+            yield from _subsets(inner, levels - 1)
+
+
 def find_scans(path: Path) -> dict[str, Path]:
     """Finds the headers in a folder and in its subfolders ``subset*``, also in one another.
 
@@ -413,10 +421,9 @@ def find_scans(path: Path) -> dict[str, Path]:
         DataError: If there is no scan, or one series twice.
     """
     scans: dict[str, Path] = {}
-    for header in visible_files(path):
-        places = header.relative_to(path).parts[:-1]
-        if header.suffix.lower() not in (".mhd", ".mha") or any(p[:6] != "subset" for p in places):
-            continue  # others are masks of lungs, and the like
+    for header in (file for folder in _subsets(path) for file in sorted(folder.iterdir())):
+        if header.suffix.lower() not in (".mhd", ".mha") or not is_visible(header.name):
+            continue
         series = header.name[: -len(".mhd")]  # series ids contain dots
         if series in scans:
             raise DataError(f"{header} and {scans[series]} are the same series; remove one.")

@@ -24,7 +24,7 @@ from tests.toys import toy_data
 CONFIG = OmegaConf.create(
     {
         "seed": 3,
-        "model": {
+        "network": {
             "_target_": "torch.nn.Sequential",
             "_args_": [
                 {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 8},
@@ -38,7 +38,7 @@ CONFIG = OmegaConf.create(
 
 def trained() -> tuple[Tensor, ...]:
     """Initial weights as a run draws them, and those of twenty steps with dropout."""
-    network = plain_task(CONFIG.model, CONFIG.seed)
+    network = plain_task(CONFIG.network, CONFIG.seed)
     first = [p.detach().clone() for p in network.parameters()]
     split = ParameterSplit.of(network, ())
     local = LocalTrainer(

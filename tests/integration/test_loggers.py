@@ -184,7 +184,7 @@ def test_mlflow(tmp_path, monkeypatch):
     assert [point.step for point in curve][:2] == [0, 1]
     assert found.info.status == "FINISHED"
     with pytest.raises(NonFiniteError):
-        run(tmp_path / "failed", *short, "optimizer.lr=1e30", "local.steps=5")
+        run(tmp_path / "failed", *short, "optimizer.lr=1e29", "local.steps=5")
     failed = json.loads((tmp_path / "failed" / "logger.json").read_text())["mlflow"]
     assert client.get_run(failed).info.status == "FAILED"
 

@@ -93,11 +93,11 @@ def test_every_hospital_has_curves_over_rounds_and_a_row_in_the_table_of_the_tes
 
 def test_a_failed_run_ends_and_the_next_one_has_a_record_of_its_own(tmp_path):
     with pytest.raises(NonFiniteError):
-        run(tmp_path / "failed", *SHORT, "rounds=1", "optimizer.lr=1e30", "local.steps=5")
+        run(tmp_path / "failed", *SHORT, "rounds=1", "optimizer.lr=1e29", "local.steps=5")
     _, good = run(tmp_path / "good", *SHORT, "rounds=2")
     failed, written = only(tmp_path / "failed"), only(tmp_path / "good")
     assert (failed.exit_code, written.exit_code) == (1, 0)
-    assert failed.config["optimizer"]["lr"] == 1e30
+    assert failed.config["optimizer"]["lr"] == 1e29
     assert "selected_round" not in failed.summary
     assert written.config["optimizer"]["lr"] == good.config.optimizer["lr"]
     assert set(written.curve("val/auroc")) == {0, 1}

@@ -206,7 +206,7 @@ def test_every_byte_is_counted_and_the_state_is_shown(tmp_path: Path, capsys):
     capsys.readouterr()
     site_command(["status", f"run={folder}"])
     printed = capsys.readouterr().out
-    for text in ("Round 2 of 2: has finished", "hospital_2", "there", "evaluate", "metrics"):
+    for text in ("Round 2 of 2: finished", "hospital_2", "there", "evaluate", "metrics"):
         assert text in printed
     with pytest.raises(SystemExit):
         site_command(["status", f"run={tmp_path}"])
