@@ -314,8 +314,21 @@ def test_a_sweep_over_ranks_is_refused(tmp_path):
 
 def test_a_loss_that_is_not_finite_ends_every_rank(tmp_path):
     folder = tmp_path / "run"
-    rates = ("optimizer.lr=0.01", "scheduler=step", "scheduler.step_size=1", "scheduler.gamma=1e15")
-    keys = (*CLINICAL, *rates, "local.steps=9", "trainer=ddp", f"hydra.run.dir={folder}")
+    rates = (
+        "optimizer.lr=0.01",
+        "scheduler=step",
+        "scheduler.step_size=1",
+        "scheduler.gamma=1e20",
+        "optimizer.weight_decay=0.01",
+    )
+    keys = (
+        *CLINICAL,
+        *rates,
+        "rounds=2",
+        "local.steps=9",
+        "trainer=ddp",
+        f"hydra.run.dir={folder}",
+    )
     both = ranks(ROOT / "scripts" / "train.py", *keys)
     first, second = (rank.communicate(timeout=200)[1] for rank in both)
     assert [rank.returncode for rank in both] == [1, 1]
