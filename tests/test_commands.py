@@ -122,6 +122,8 @@ HOSTILE |= {
     f"{TABLE} -m seed=0,1 hydra.sweep.dir=null": "hydra.sweep.dir names no folder; write",
     f"{TABLE} -m hydra.sweeper.params.seed=0,1": "hydra.sweeper.params.seed is for Hydra's own use",
     f"{TABLE} name={'x' * 300}": "has a name of 300 bytes in a path of",
+    f"{TABLE} cohort.absent=3": "cohort.absent must be a list, not 3; write [3].",
+    f"{TABLE} cohort.absent=1e400": "cohort.absent must be a list, not inf; write [inf].",
     f"{TABLE} hydra.run.dir={'x/' * 2000}": "names 200",
     f"{TABLE} data.path=": "data.path names no file or folder; write data.path=PATH, or leave it",
     "compare runs=here out=": "out names no file or folder; write out=PATH, or leave it out.",

@@ -399,7 +399,9 @@ def check_runtime(values: Mapping[str, Any]) -> None:
             f"evaluation.every={every} is more than rounds={rounds}, so validation could select no "
             f"round; set evaluation.every to at most {rounds}."
         )
-    absent = select(values, "cohort.absent") or ()
+    absent = select(values, "cohort.absent") or []
+    if not isinstance(absent, list):
+        raise ConfigError(f"cohort.absent must be a list, not {absent}; write [{absent}].")
     for absence in absent:
         number = absence[0] if isinstance(absence, list) and absence else absence
         if isinstance(number, int) and number >= rounds > 0:
