@@ -421,7 +421,7 @@ def find_scans(path: Path) -> dict[str, Path]:
         DataError: If there is no scan, or one series twice.
     """
     scans: dict[str, Path] = {}
-    for header in (file for folder in _subsets(path) for file in sorted(folder.iterdir())):
+    for header in (file for folder in _subsets(path) for file in sorted(folder.glob("*"))):
         if header.suffix.lower() not in (".mhd", ".mha") or not is_visible(header.name):
             continue
         series = header.name[: -len(".mhd")]  # series ids contain dots
