@@ -26,31 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medfed.common.tensors import (
-    State,
-    Tensors,
-    add,
-    cut,
-    flatten,
-    layout_of,
-    select,
-    subtract,
-    weighted_mean,
-)
-from medfed.federation.algorithm import (
-    Algorithm,
-    ClientInfo,
-    Replies,
-    ServerRound,
-    Start,
-    client_sizes,
-)
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.onboarding import Exchange, OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
-from medfed.functional.prox import Proximity
+from medfed.method import *
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_positive, within
-from medfed.common.tensors import Tensors, select
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client, GradientAt
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.quantize import assign, center_gradient, quantize
+from medfed.method import *
 from medfed.personalize.quantized_base import TUNE, QuantizedMethod, finite, scaled_centers
 
 

@@ -15,14 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.client import Client, share_of, with_statistics
 from medfed.federation.lightning.collect import rank
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import BufferPolicy, ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 MEMBERSHIP = "membership"

@@ -18,19 +18,7 @@ from typing import ClassVar
 
 import torch
 
-from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import (
-    Algorithm,
-    ClientInfo,
-    Replies,
-    ServerRound,
-    Start,
-    client_sizes,
-)
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 
 
 class KeepsModel:

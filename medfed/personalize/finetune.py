@@ -16,14 +16,7 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_count, within
-from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.onboarding import TrainsOn
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

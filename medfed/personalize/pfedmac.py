@@ -28,10 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from medfed.common.checks import check_not_negative, check_positive
-from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Penalty
+from medfed.method import *
 from medfed.personalize.pfedme import PFedMe
 
 

@@ -17,13 +17,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, add, subtract
-from medfed.federation.algorithm import ServerRound
-from medfed.federation.card import Card
-from medfed.federation.client import Client
-from medfed.federation.split import BufferPolicy, ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -45,25 +45,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative, check_optional_count
-from medfed.common.errors import NonFiniteError
-from medfed.common.floors import Statistic
-from medfed.common.seeding import derive_seed
-from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import (
-    ClientInfo,
-    Outbox,
-    Replies,
-    ServerRound,
-    Start,
-    sent_by_each,
-)
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client, ClientData
 from medfed.federation.lightning.collect import rank
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling
+from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot
 from medfed.personalize.similarity import Affinity
 

@@ -22,16 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from medfed.common.checks import within
-from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
-from medfed.common.tensors import State, Tensors, gradient_of, select
-from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client, GradientAt
 from medfed.federation.lightning.collect import rank
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit, aliases, frozen_names, match
-from medfed.federation.wire.message import Message
+from medfed.federation.split import aliases, frozen_names, match
 from medfed.functional.kmeans import initial_centers
 from medfed.functional.quantize import (
     assign,
@@ -41,6 +33,7 @@ from medfed.functional.quantize import (
     soft_quantize,
     step_centers,
 )
+from medfed.method import *
 
 FULL = 32
 LARGEST = 8

@@ -38,15 +38,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start, Weighting, client_sizes
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client, GradientAt
 from medfed.federation.lightning.collect import rank
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
-from medfed.functional.prox import Proximity
+from medfed.method import *
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_base import TUNE
 

@@ -29,12 +29,8 @@ from typing import ClassVar
 
 import torch
 
-from medfed.common.tensors import Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.functional.prox import Linear
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 
