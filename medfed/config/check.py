@@ -27,8 +27,8 @@ from medfed.common.checks import check_known, checks_of
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
-from medfed.config.paths import EXISTING, is_path_key
-from medfed.config.sections import has, select, targets, walk
+from medfed.config.paths import EXISTING, PATH_LISTS, PATHS
+from medfed.config.sections import select, targets, walk
 
 # How msgspec names what it expects, and the limits of it.
 _WORDS = {
@@ -98,7 +98,7 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         ...
         medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
     """
-    if any("_target_" in v or "${" in v for _, v in walk(value) if isinstance(v, str | Mapping)):
+    if re.search(r"_target_|\$\{", repr(value)):
         return
     sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
@@ -181,7 +181,8 @@ def check_path(key: str, value: str) -> None:
 def check_paths(values: Mapping[str, Any]) -> None:
     """Checks all paths of a configuration; see :func:`check_path`."""
     for key, value in walk(values):
-        if isinstance(value, str) and is_path_key(re.sub(r"\[\d+\]$", "", key)):
+        name = re.sub(r"\[\d+\]$", "", key)
+        if isinstance(value, str) and (name in PATH_LISTS or PATHS.fullmatch(name)):
             check_path(key, value)
 
 
@@ -294,9 +295,10 @@ def check_missing(source: Mapping[str, Any]) -> None:
 
 def check_keys(values: Mapping[str, Any]) -> None:
     """Compares the values of keys that no constructor takes with :data:`KEYS`."""
+    every = dict(walk(values))
     for key, hint in KEYS.items():
-        if has(values, key):
-            check_value(key, select(values, key), hint)
+        if key in every:
+            check_value(key, every[key], hint)
 
 
 def check_values(values: Mapping[str, Any]) -> None:

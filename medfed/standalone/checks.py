@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from inspect import signature
 from types import NoneType, UnionType
 from typing import (
@@ -93,6 +93,7 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
+@cache
 def checks_of(hint: Any) -> tuple[Check, ...]:
     """Returns the checks of an annotation, which take the key and the value."""
     if get_origin(hint) is Annotated:
