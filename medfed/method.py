@@ -1,13 +1,16 @@
 """All that a method is written with: ``from medfed.method import *``.
 
 Each name keeps its documentation where it is defined. A method of yours may import the few names
-that it needs from here.
+that it needs from here. Imports from ``dataclasses`` and ``typing`` stay in each method, as linters
+look for them there.
 """
 
 # ruff: noqa: I001, RUF022 - in groups, by what they are for
 from __future__ import annotations
 
 # fmt: off
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from torch import Tensor, nn
 from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, ServerRound, Start
 from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
 from medfed.federation.card import Card, Range, gradients_only
@@ -27,6 +30,8 @@ from medfed.common.tensors import State, Tensors, add, cut, flatten, gradient_of
 from medfed.common.tensors import select, subtract, weighted_mean
 
 __all__ = [
+    # of Python and PyTorch
+    "Callable", "Iterable", "Iterator", "Mapping", "Sequence", "Tensor", "nn",
     # what a method is, and what it declares
     "Algorithm", "Card", "OnboardingRules", "Range", "Statistic", "TrainsOn", "Weighting",
     "gradients_only",

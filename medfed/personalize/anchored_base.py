@@ -19,12 +19,10 @@ trains by itself, sends its w, receives an anchor, and continues training.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.method import *
 

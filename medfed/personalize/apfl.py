@@ -27,12 +27,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.method import *
 from medfed.personalize.client_pictures import draw_shares

@@ -20,12 +20,10 @@ multiples of one scale, and follow y by one step of Lloyd's iteration per local 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.functional.quantize import assign, center_gradient, quantize
 from medfed.method import *

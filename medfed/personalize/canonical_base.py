@@ -8,12 +8,10 @@ shared.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from medfed.federation.lightning.collect import rank
 from medfed.method import *

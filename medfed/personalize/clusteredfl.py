@@ -30,12 +30,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.functional.graph import bipartition, cosines, direction
 from medfed.method import *

@@ -29,11 +29,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
-
-from torch import Tensor
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

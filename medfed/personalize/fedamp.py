@@ -33,12 +33,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mixtures, models_of, rows_of

@@ -12,7 +12,6 @@ itself declares none (except buffers that the run keeps local); FedPer and FedBN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 

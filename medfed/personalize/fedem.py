@@ -34,11 +34,8 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
-
-from torch import Tensor, nn
 
 from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod

@@ -24,12 +24,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from medfed.method import *

@@ -24,7 +24,6 @@ Deviation: directions and norms are of parameters. Averaged statistics are avera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -27,12 +27,10 @@ Deviations:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

@@ -25,12 +25,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.federation.other_state import OTHER
 from medfed.method import *

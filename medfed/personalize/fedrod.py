@@ -28,12 +28,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

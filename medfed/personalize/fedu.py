@@ -28,12 +28,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
-
-from torch import Tensor
 
 from medfed.functional.mixing import laplacian_steps
 from medfed.method import *

@@ -10,7 +10,6 @@ like any other: if local training does harm, an earlier round is selected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

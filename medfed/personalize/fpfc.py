@@ -36,12 +36,10 @@ The server keeps N (N - 1) vectors of the model's size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.functional import graph
 from medfed.functional.prox import check_scad, shrink_scad

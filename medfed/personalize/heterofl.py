@@ -26,12 +26,10 @@ group normalisation missing channels count as zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from medfed.federation.split import NORMALIZATION, float_entries

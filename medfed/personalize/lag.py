@@ -25,12 +25,10 @@ drift apart, so ``codec.up`` may only round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod

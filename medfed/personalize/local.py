@@ -5,7 +5,6 @@ There is no paper: this is the limit of every personalized method at coupling ze
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 

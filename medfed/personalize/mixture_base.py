@@ -17,7 +17,6 @@ later trains from xbar, tied to it by lambda.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

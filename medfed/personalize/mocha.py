@@ -31,12 +31,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mean_of, mixtures, models_of, rows_of

@@ -20,12 +20,10 @@ Deviations: those of pFedMe; the paper's additional phi(w) at the server is left
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import softplus
 
 from medfed.method import *

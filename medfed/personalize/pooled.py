@@ -11,11 +11,8 @@ The byte counts cover the model, not the data, which would have to leave the hos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-
-from torch import nn
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

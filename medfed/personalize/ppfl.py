@@ -38,12 +38,10 @@ Deviations:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from medfed.federation.lightning.collect import rank
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling

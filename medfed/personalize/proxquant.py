@@ -18,8 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
 from medfed.method import *
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, scaled_centers
 

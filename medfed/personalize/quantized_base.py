@@ -12,14 +12,12 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from medfed.federation.lightning.collect import rank

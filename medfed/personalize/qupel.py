@@ -31,12 +31,10 @@ free parameters of its quantised model; w does not change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.federation.lightning.collect import rank
 from medfed.method import *

@@ -8,14 +8,13 @@ counted. pFedNet, section "Similarity graph"; PPFL, W of its objective.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from medfed.functional import graph
 from medfed.functional.mixing import cosine_affinity, laplacian, spread_rows

@@ -28,12 +28,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from medfed.functional.mixing import cosine_slopes, mixed, shuffled
 from medfed.method import *

@@ -23,7 +23,6 @@ leads no farther. Personal entries are trained as in FedPer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
