@@ -17,6 +17,7 @@ from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import AfterStep, Batch, Client, ClientData, Forward, GradientAt
 from medfed.federation.client import Penalty, batches_of, put_back, share_of, statistics_at
 from medfed.federation.client import with_statistics
+from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
 from medfed.federation.split import BufferPolicy, ParameterSplit, Update
 from medfed.federation.wire.message import Message
@@ -47,8 +48,8 @@ __all__ = [
     "subtract", "weighted_mean",
     # randomness that follows from the seed
     "coin", "derive_seed", "numpy_rng", "torch_rng",
-    # ranges of hyper-parameters, and errors
+    # ranges of hyper-parameters, errors and warnings
     "ConfigError", "NonFiniteError", "check_count", "check_fields", "check_not_negative",
-    "check_optional_count", "check_positive", "did_you_mean", "within",
+    "check_optional_count", "check_positive", "did_you_mean", "warn", "within",
 ]
 # fmt: on

@@ -37,19 +37,16 @@ Deviations:
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from medfed.federation.lightning.collect import rank
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling
 from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot
 from medfed.personalize.similarity import Affinity
 
-_log = logging.getLogger(__name__)
 PAIRS = 500  # clients, at most, of which a matrix has every pair
 
 
@@ -195,14 +192,11 @@ class PPFL(CanonicalMethod):
         laplacian = self.affinity.laplacian(clients, server["sketches"])
         before = self._stiffness(server["laplacian"].get("L", torch.zeros(1, 1)))
         now = self._stiffness(laplacian)
-        if before <= 1 < now and rank() == 0:
-            _log.warning(
+        if before <= 1 < now:
+            warn(
                 "The coupling of memberships is too strong for explicit steps (membership_lr * "
-                "strength * |L|%s is %.3g, more than 1), so that they may swing; lower one of them "
-                "%.3g times.",
-                " * clients" * (self.membership_step == "scaled"),
-                now,
-                now,
+                f"strength * |L|{' * clients' * (self.membership_step == 'scaled')} is {now:.3g}, "
+                f"more than 1), so that they may swing; lower one of them {now:.3g} times."
             )
         server["laplacian"] = {"L": laplacian.to(like.device)}
 

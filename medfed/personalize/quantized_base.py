@@ -9,7 +9,6 @@ model is always the one that is evaluated and exported.
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import abstractmethod
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from typing import Annotated, ClassVar, Self, TypeVar
 import torch
 from torch.nn.modules.conv import _ConvNd
 
-from medfed.federation.lightning.collect import rank
 from medfed.federation.split import aliases, frozen_names, match
 from medfed.functional.kmeans import initial_centers
 from medfed.functional.quantize import (
@@ -309,7 +307,6 @@ def on_centers(centers: Tensors, codes: Tensors) -> Tensors:
 
 
 FIT, TUNE = "fit", "tune"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -363,8 +360,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         """
         names = quantized_names(network, self.full_precision)
         matching(self.layer_bits or {}, names, "layer_bits")
-        if not names and rank() == 0:
-            _log.warning(
+        if not names:
+            warn(
                 "Nothing is quantised, as no layer is left between the first and the last one; "
                 "choose a deeper model, or algorithm.full_precision=[] to quantise all layers."
             )
