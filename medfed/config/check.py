@@ -266,7 +266,7 @@ KEYS: dict[str, Any] = {
     "repeats": _whole(1, 1000),
     "pilot_rounds": _whole(1, 10**6) | None,
 }
-_LIMITS = limits_of(KEYS)
+_LIMITS_OF_KEYS = limits_of(KEYS)
 # In bytes: what file systems take, with room for the files in a run folder.
 LONGEST_NAME, LONGEST_PATH = 255, 3000
 DEEPEST_PATH = 200  # folders within each other
@@ -301,7 +301,7 @@ def check_keys(values: Mapping[str, Any]) -> None:
     every = dict(walk(values))
     for key, hint in KEYS.items():
         if key in every:
-            check_value(key, every[key], hint, _LIMITS.get(key, ()))
+            check_value(key, every[key], hint, _LIMITS_OF_KEYS.get(key, ()))
 
 
 def check_values(values: Mapping[str, Any]) -> None:
