@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial, wraps
 from inspect import signature
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from .errors import ConfigError, did_you_mean
 
@@ -56,7 +47,7 @@ def check_fields(section: str, holder: object) -> None:
         # Base classes of libraries have annotations that exist for type checkers only.
         if not kind.__module__.startswith(("pytorch_lightning", "torch")):
             # A subclass that gives only another default keeps the limits.
-            limits |= limits_of(get_type_hints(kind, include_extras=True))
+            limits |= limits_of(typing.get_type_hints(kind, include_extras=True))
     for name, checks in limits.items():
         for check in checks:
             check(f"{section}.{name}".lstrip("."), getattr(holder, name))
@@ -81,7 +72,7 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            limits = limits_of(get_type_hints(function, include_extras=True))
+            limits = limits_of(typing.get_type_hints(function, include_extras=True))
             for name, value in signature(function).bind(*args, **kwargs).arguments.items():
                 for check in limits.get(name, ()):
                     check(f"{section}.{name}", value)
