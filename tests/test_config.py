@@ -15,7 +15,7 @@ from medfed.common.checks import check_positive
 from medfed.common.errors import ConfigError
 from medfed.config.check import check_types
 from medfed.config.compose import CONFIG_DIR, build, changed_keys, load
-from medfed.config.description import checked
+from medfed.config.description import checked, resolved
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 from tests.checking import check_overrides
@@ -202,3 +202,11 @@ def test_changed_keys_name_additions_and_removals():
     new = OmegaConf.create({"a": {"b": 1}, "list": [1, 3], "new": 0})
     assert changed_keys(old, new) == ["gone: 0 -> None", "list: [1, 2] -> [1, 3]", "new: None -> 0"]
     assert changed_keys(old, old) == []
+
+
+@pytest.mark.parametrize("key", ["b.d.y", "h.x.y"])
+def test_a_value_in_the_place_of_a_map_is_no_absent_key(key):
+    plain = {"b": {"d": [1, "x"]}, "h": "t", "x": f"${{oc.select:{key},1}}"}
+    with pytest.raises(ConfigError, match=r"^x cannot .*: \S+=.* stands where keys such as "):
+        resolved(plain)
+    assert resolved({**plain, "x": "${oc.select:none.y,1}"})["x"] == 1

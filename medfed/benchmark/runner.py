@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -15,7 +15,7 @@ from typing import Any
 
 from medfed.benchmark.plan import Group, best_trial
 from medfed.common.console import Steps
-from medfed.common.errors import ConfigError, RankError, first_line
+from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
 from medfed.common.files import locked
 from medfed.common.processes import begin_worker, worker_pool
 from medfed.records.cells import Cell, read_cell, write_cell
@@ -220,3 +220,22 @@ def scratch() -> Iterator[str]:
 def _begin(folder: str) -> None:
     begin_worker()
     tempfile.tempdir = folder
+
+
+def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
+    """Says what could not be computed, if anything.
+
+    Args:
+        broken: The reason by place.
+        what: What was to be computed.
+        kept: What of it is kept.
+
+    Raises:
+        MedfedError: If there is any.
+    """
+    if broken:
+        place, why = next(iter(broken.items()))
+        raise MedfedError(
+            f"{len(broken)} {what} could not be computed; the first is {place} ({why}). Finished "
+            f"{kept} are kept."
+        )

@@ -213,7 +213,7 @@ nothing that a configuration may build; name what the shipped configs name, an o
 a network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
 you add by plugins=FOLDER.
     """
-    nodes = list(targets(plain, place))
+    nodes = targets(plain, place)
     for key, node in nodes:  # checks all spellings before any import
         if not _is_spelled_well(node[_KEY]):
             raise _refusal(key, node[_KEY])

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,12 +23,12 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.checks import check_known, checks_of
+from medfed.common.checks import Check, check_known, checks_of, limits_of
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
-from medfed.config.paths import EXISTING, is_path_key
-from medfed.config.sections import has, select, targets, walk
+from medfed.config.paths import EXISTING, PATH_LISTS, PATHS
+from medfed.config.sections import select, targets, walk
 
 # How msgspec names what it expects, and the limits of it.
 _WORDS = {
@@ -74,16 +74,18 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
         arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
         for key, name in arguments.items():
             if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
-                check_value(key, node[name], _hints(str(node["_target_"])).get(name, Any))
+                hints, limits = _annotations(str(node["_target_"]))
+                check_value(key, node[name], hints.get(name, Any), limits.get(name, ()))
 
 
-def check_value(key: str, value: Any, hint: Any) -> None:
+def check_value(key: str, value: Any, hint: Any, checks: Iterable[Check] | None = None) -> None:
     """Compares a plain value with an annotation.
 
     Args:
         key: The key of the value.
         value: The value; one that holds an interpolation or a part to build is not checked.
         hint: The annotation; one that names anything but plain types is left to the constructor.
+        checks: Its checks; ``None``: found in it.
 
     Raises:
         ConfigError: If the value does not fit.
@@ -98,7 +100,7 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         ...
         medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
     """
-    if any("_target_" in v or "${" in v for _, v in walk(value) if isinstance(v, str | Mapping)):
+    if re.search(r"_target_|\$\{", repr(value)):
         return
     sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
@@ -113,7 +115,7 @@ def check_value(key: str, value: Any, hint: Any) -> None:
             _refuse(key, value, *misfit.groups(""))
     except TypeError:  # a union of what msgspec cannot tell apart
         return
-    for check in checks_of(hint):
+    for check in checks_of(hint) if checks is None else checks:
         check(key, value)
 
 
@@ -138,15 +140,15 @@ def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: st
 
 
 @cache
-def _hints(target: str) -> dict[str, Any]:
-    """Returns the annotations of a constructor's or function's arguments, as far as they resolve.
+def _annotations(target: str) -> tuple[dict[str, Any], dict[str, tuple[Check, ...]]]:
+    """Returns what a constructor or function says of its arguments, as far as it resolves.
 
-    Those of base classes count where the constructor hands on further arguments.
+    Annotations and their checks; those of base classes count where further arguments go to them.
     """
     try:
         thing = _locate(target)
     except Exception:  # whoever builds it says why
-        return {}
+        return {}, {}
     hints: dict[str, Any] = {}
     for each in thing.__mro__ if inspect.isclass(thing) else (thing,):
         call = vars(each).get("__init__") if inspect.isclass(each) else each
@@ -159,7 +161,7 @@ def _hints(target: str) -> dict[str, Any]:
         hints = named | hints
         if holder is call and not inspect.getfullargspec(inspect.unwrap(call)).varkw:
             break
-    return hints
+    return hints, limits_of(hints)
 
 
 def check_path(key: str, value: str) -> None:
@@ -181,7 +183,8 @@ def check_path(key: str, value: str) -> None:
 def check_paths(values: Mapping[str, Any]) -> None:
     """Checks all paths of a configuration; see :func:`check_path`."""
     for key, value in walk(values):
-        if isinstance(value, str) and is_path_key(re.sub(r"\[\d+\]$", "", key)):
+        name = re.sub(r"\[\d+\]$", "", key)
+        if isinstance(value, str) and (name in PATH_LISTS or PATHS.fullmatch(name)):
             check_path(key, value)
 
 
@@ -263,6 +266,7 @@ KEYS: dict[str, Any] = {
     "repeats": _whole(1, 1000),
     "pilot_rounds": _whole(1, 10**6) | None,
 }
+_LIMITS_OF_KEYS = limits_of(KEYS)
 # In bytes: what file systems take, with room for the files in a run folder.
 LONGEST_NAME, LONGEST_PATH = 255, 3000
 DEEPEST_PATH = 200  # folders within each other
@@ -294,9 +298,10 @@ def check_missing(source: Mapping[str, Any]) -> None:
 
 def check_keys(values: Mapping[str, Any]) -> None:
     """Compares the values of keys that no constructor takes with :data:`KEYS`."""
+    every = dict(walk(values))
     for key, hint in KEYS.items():
-        if has(values, key):
-            check_value(key, select(values, key), hint)
+        if key in every:
+            check_value(key, every[key], hint, _LIMITS_OF_KEYS.get(key, ()))
 
 
 def check_values(values: Mapping[str, Any]) -> None:

@@ -14,14 +14,32 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.schemas import fit
 from medfed.config.allowed import CONFIG_DIR, check_targets
 from medfed.config.check import check_missing, check_types, check_values
-from medfed.config.interpolations import looked_up
 from medfed.config.paths import is_path_key
 from medfed.config.sections import Section, leaves, optional, put
+
+
+def _selected(key: str, default: Any = None, *, _root_: DictConfig, _parent_: Any) -> Any:
+    """As OmegaConf's ``oc.select``, but a value in the place of a map is a mistake."""
+    names = key.split(".")
+    for count in range(1, len(names)):
+        place = ".".join(names[:count])
+        above = OmegaConf.select(_root_, place) if names[0] else None
+        if above is not None and not isinstance(above, DictConfig):
+            keys = f"keys such as {place}.{names[count]}"
+            raise ConfigError(f"{place}={above} stands where {keys} belong; set these")
+    return oc.select(key, default, _parent_=_parent_)
+
+
+OmegaConf.register_new_resolver("oc.select", _selected, replace=True)
+# ${either:a,b} is a, or b if a is null; ${when:a,b,c,d} is c if a is b, else d.
+OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
+OmegaConf.register_new_resolver("when", lambda a, b, c, d: c if a == b else d, replace=True)
 
 
 def written(config: Any) -> dict[str, Any]:
@@ -53,16 +71,14 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
         {'a': 1, 'b': 1}
     """
     if not isinstance(node, DictConfig):
-        node = written(node)
-        if (values := looked_up(node)) is not None:
-            return values
-        node = OmegaConf.create(node)
+        node = OmegaConf.create(written(node))
     place = place or node._get_full_key(None)
     try:
         plain: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     except (OmegaConfBaseException, RecursionError) as error:
         place = place or getattr(error, "full_key", None) or "The configuration"
-        raise ConfigError(f"{place} cannot be resolved: {first_line(error)}.") from error
+        why = first_line(error).removeprefix("ConfigError raised while resolving interpolation: ")
+        raise ConfigError(f"{place} cannot be resolved: {why}.") from error
     if "${" in repr(plain):  # Hydra would resolve it again
         raise ConfigError(f"{place} holds an interpolation of an interpolation; write its value.")
     return plain

@@ -98,8 +98,8 @@ def put(node: dict[str, Any], key: str, value: Any) -> None:
     node[leaf] = value
 
 
-def walk(node: Any, place: str = "", lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yields every value and its key, a mapping before its values; without recursion.
+def walk(node: Any, place: str = "", lists: bool = True) -> list[tuple[str, Any]]:
+    """Returns every value and its key, a mapping before its values; without recursion.
 
     Args:
         node: Mappings and lists, at any depth.
@@ -111,16 +111,17 @@ def walk(node: Any, place: str = "", lists: bool = True) -> Iterator[tuple[str, 
         ['run', 'run.data', 'run.data.fold', 'run.data.sizes', 'run.data.sizes[0]', \
 'run.data.sizes[1]']
     """
-    waiting = [(place, node)]
+    waiting, every = [(place, node)], []
     while waiting:
         key, value = waiting.pop()
-        yield key, value
+        every.append((key, value))
         inner: list[tuple[str, Any]] = []
         if isinstance(value, Mapping):
             inner = [(f"{key}.{k}" if key else str(k), v) for k, v in value.items()]
         elif lists and isinstance(value, list | tuple):
             inner = [(f"{key}[{i}]", v) for i, v in enumerate(value)]
         waiting += reversed(inner)
+    return every
 
 
 def leaves(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,16 +135,18 @@ def leaves(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in walked if not isinstance(value, Mapping)}
 
 
-def targets(plain: Any, place: str = "") -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Yields every mapping with a ``_target_``, and the key of that name.
+def targets(plain: Any, place: str = "") -> list[tuple[str, Mapping[Any, Any]]]:
+    """Returns every mapping with a ``_target_``, and the key of that name.
 
     Example:
-        >>> list(targets({"a": [{"_target_": "x.Y"}], "b": 1}))
+        >>> targets({"a": [{"_target_": "x.Y"}], "b": 1})
         [('a[0]._target_', {'_target_': 'x.Y'})]
     """
-    for key, value in walk(plain, place):
-        if isinstance(value, Mapping) and "_target_" in value:
-            yield f"{key}._target_".lstrip("."), value
+    return [
+        (f"{key}._target_".lstrip("."), value)
+        for key, value in walk(plain, place)
+        if isinstance(value, Mapping) and "_target_" in value
+    ]
 
 
 def optional(whole: Mapping[str, Any], key: str) -> Section | None:

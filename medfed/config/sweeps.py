@@ -38,15 +38,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.common.processes import begin_worker, worker_pool
+from medfed.config import compose
 from medfed.config.allowed import CONFIG_DIR
-from medfed.config.compose import (
-    as_typed,
-    for_other_data,
-    in_folder,
-    of_the_method,
-    parse,
-    values_of,
-)
 from medfed.config.paths import literal
 
 RECORD = "multirun.yaml"  # the folder of a sweep has this file
@@ -196,7 +189,7 @@ class Sweep:
         self._open.enter_context(place)
         asked = [*self.overrides, "hydra.mode=MULTIRUN"]
         config = self._compose(asked)
-        with in_folder(config, key="hydra.sweep.dir"):
+        with compose.in_folder(config, key="hydra.sweep.dir"):
             self.folder = Path(str(config.hydra.runtime.output_dir))
         if self.engine.launcher:
             config = self._with_launcher(asked)
@@ -239,8 +232,10 @@ class Sweep:
     def _jobs(self) -> Iterator[Job]:
         config = self.config
         lines = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-        typed = parse([*lines, *as_typed(config.hydra.overrides.task)], "The command line")
-        values = {override.get_key_element(): values_of(override) for override in typed}
+        typed = compose.parse(
+            [*lines, *compose.as_typed(config.hydra.overrides.task)], "The command line"
+        )
+        values = {override.get_key_element(): compose.values_of(override) for override in typed}
         swept = {key for key, each in values.items() if len(each) > 1}
         named = any(o.startswith("hydra.job.name=") for o in self.overrides)
         for number, each in enumerate(itertools.product(*values.values())):
@@ -254,12 +249,12 @@ class Sweep:
         Returns:
             All its overrides, also those of its method alone, and the configuration.
         """
-        compose = partial(self._loader.load_sweep_config, self.config)
-        overrides = for_other_data(job.overrides, compose)
-        config = compose(overrides)
-        if more := of_the_method(config, overrides):
+        composing = partial(self._loader.load_sweep_config, self.config)
+        overrides = compose.for_other_data(job.overrides, composing)
+        config = composing(overrides)
+        if more := compose.of_the_method(config, overrides):
             overrides += more
-            config = compose(overrides)
+            config = composing(overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = job.number
         return overrides, config
@@ -354,7 +349,7 @@ def _result(done: JobReturn) -> str:
 def run_here(run: Run, job: Job, config: DictConfig, folder: str) -> str:
     """Runs one combination in this process, with Hydra's values and log."""
     setup_globals()
-    with in_folder(config, folder, "hydra.sweep.subdir"):
+    with compose.in_folder(config, folder, "hydra.sweep.subdir"):
         configure_log(config.hydra.job_logging, config.hydra.verbose)
         _log.info("Run %d of the sweep: %s", job.number, " ".join(job.values))
         return run(config)

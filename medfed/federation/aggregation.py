@@ -24,12 +24,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from medfed.common.checks import (
-    check_fields,
-    check_not_negative,
-    check_optional_count,
-    check_positive,
-)
+from medfed.common import checks
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, flatten, weighted_mean
@@ -111,7 +106,7 @@ class Aggregation:
     """
 
     def __post_init__(self) -> None:
-        check_fields("aggregation", self)
+        checks.check_fields("aggregation", self)
 
     @property
     def least(self) -> int:
@@ -154,7 +149,7 @@ class Clip(Aggregation):
         {'w': tensor([0.3333])}
     """
 
-    times: Annotated[float, check_positive] = 1.0
+    times: Annotated[float, checks.check_positive] = 1.0
 
     def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Shortens displacements that are too long, then takes the mean."""
@@ -204,7 +199,7 @@ class Trimmed(_Ordered):
         {'w': tensor([2.])}
     """
 
-    faulty: Annotated[int, check_not_negative] = 1
+    faulty: Annotated[int, checks.check_not_negative] = 1
 
     @property
     def least(self) -> int:
@@ -254,8 +249,8 @@ class Krum(Aggregation):
         {'w': tensor([2.])}
     """
 
-    faulty: Annotated[int, check_not_negative] = 1
-    keep: Annotated[int | None, check_optional_count] = None
+    faulty: Annotated[int, checks.check_not_negative] = 1
+    keep: Annotated[int | None, checks.check_optional_count] = None
 
     @property
     def least(self) -> int:

@@ -12,13 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, first_line
+from medfed.federation import budget
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.budget import (
-    OptimizerFactory,
-    SchedulerFactory,
-    learning_rates,
-    takes_network,
-)
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.hospital import Batched, padded
 
@@ -78,13 +73,13 @@ def check_rounds(rounds: object) -> None:
 
 
 def check_optimizer(
-    optimizer: OptimizerFactory, scheduler: SchedulerFactory | None, rounds: int
+    optimizer: budget.OptimizerFactory, scheduler: budget.SchedulerFactory | None, rounds: int
 ) -> None:
     """Refuses an optimizer or a schedule that cannot take the steps of all rounds."""
-    if callable(optimizer) and takes_network(optimizer):
+    if callable(optimizer) and budget.takes_network(optimizer):
         return  # it is tried with the network
     try:
-        learning_rates(optimizer, scheduler, rounds)
+        budget.learning_rates(optimizer, scheduler, rounds)
     except Exception as error:
         raise ConfigError(
             f"The optimizer or its schedule cannot be used: {first_line(error)}; give functions "

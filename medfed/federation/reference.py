@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
+from medfed.federation import inputs
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
@@ -33,16 +34,6 @@ from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, check_reply, count
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
-from medfed.federation.inputs import (
-    Beside,
-    Scalar,
-    check_clients,
-    check_kind,
-    check_network,
-    check_optimizer,
-    check_rounds,
-    kind,
-)
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
 from medfed.federation.onboarding import rules_of
@@ -152,16 +143,16 @@ def assemble(
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
     """
-    check_network(network)
-    check_rounds(rounds)
-    check_kind("algorithm", algorithm, Algorithm)
-    check_kind("cohort", cohort, Cohort | None)
-    check_optimizer(optimizer, scheduler, rounds)
-    clients = check_clients(clients)
+    inputs.check_network(network)
+    inputs.check_rounds(rounds)
+    inputs.check_kind("algorithm", algorithm, Algorithm)
+    inputs.check_kind("cohort", cohort, Cohort | None)
+    inputs.check_optimizer(optimizer, scheduler, rounds)
+    clients = inputs.check_clients(clients)
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)
     local = LocalTrainer(
-        network, Scalar(loss), split, optimizer, scheduler, rounds, budget, seed, measure
+        network, inputs.Scalar(loss), split, optimizer, scheduler, rounds, budget, seed, measure
     )
     weights = local.model.initial()
     if everyone is None:
@@ -238,12 +229,12 @@ def federate(
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
-    check_network(network)
-    check_kind("channel", channel, Channel | None)
-    check_kind("after_round", after_round, Callable | None)
+    inputs.check_network(network)
+    inputs.check_kind("channel", channel, Channel | None)
+    inputs.check_kind("after_round", after_round, Callable | None)
     if not callable(loss) or isinstance(loss, nn.modules.loss._Loss):
         raise ConfigError(
-            f"The loss must be a function of a network and a batch, not {kind(loss)}; write "
+            f"The loss must be a function of a network and a batch, not {inputs.kind(loss)}; write "
             "def loss(network, batch): return criterion(network(batch['image']), batch['label'])."
         )
     before, network = copied(network), copied(network)
@@ -304,7 +295,7 @@ def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
     """
     like = next(iter(federation.clients.values()))
     if isinstance(data, Batched):
-        data = Beside(data, [c.data for c in federation.clients.values()])
+        data = inputs.Beside(data, [c.data for c in federation.clients.values()])
     return LocalClient(data, like.trainer, like.weights, federation.client_start)
 
 

@@ -34,31 +34,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_positive, within
-from medfed.common.seeding import coin, derive_seed, torch_rng
-from medfed.common.tensors import (
-    State,
-    Tensors,
-    add,
-    cut,
-    flatten,
-    layout_of,
-    numel,
-    select,
-    subtract,
-)
-from medfed.federation.algorithm import ClientInfo, Replies, ServerRound, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.sketches import acceleration, number_kept, only, random_entries
+from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod
 
 

@@ -19,38 +19,12 @@ trains by itself, sends its w, receives an anchor, and continues training.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.tensors import (
-    State,
-    Tensors,
-    add,
-    cut,
-    flatten,
-    layout_of,
-    select,
-    subtract,
-    weighted_mean,
-)
-from medfed.federation.algorithm import (
-    Algorithm,
-    ClientInfo,
-    Replies,
-    ServerRound,
-    Start,
-    client_sizes,
-)
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.onboarding import Exchange, OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
-from medfed.functional.prox import Proximity
+from medfed.method import *
 
 
 @dataclass(frozen=True)

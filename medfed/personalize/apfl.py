@@ -27,21 +27,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative, within
-from medfed.common.tensors import State, Tensors, select
-from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client, GradientAt, with_statistics
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.client_pictures import draw_shares
 from medfed.personalize.fedavg import FedAvg
 

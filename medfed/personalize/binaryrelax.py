@@ -20,21 +20,13 @@ multiples of one scale, and follow y by one step of Lloyd's iteration per local 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_positive, within
-from medfed.common.tensors import Tensors, select
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client, GradientAt
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.quantize import assign, center_gradient, quantize
+from medfed.method import *
 from medfed.personalize.quantized_base import TUNE, QuantizedMethod, finite, scaled_centers
 
 

@@ -7,26 +7,15 @@ shared.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.client import Client, share_of, with_statistics
-from medfed.federation.lightning.collect import rank
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import BufferPolicy, ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 MEMBERSHIP = "membership"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,11 +67,10 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         """All memberships start at 1/K."""
         start = torch.full_like(weights[MEMBERSHIP], 1 / weights[MEMBERSHIP].numel())
         server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
-        if start.numel() > len(clients) and rank() == 0:
-            _log.warning(
-                "There are %d canonical models for %d clients: more than the data can distinguish.",
-                start.numel(),
-                len(clients),
+        if start.numel() > len(clients):
+            warn(
+                f"There are {start.numel()} canonical models for {len(clients)} clients: more than "
+                "the data can distinguish."
             )
         server["membership"] = {c.id: start for c in clients}
         server["history"] = {MEMBERSHIP: start.expand(1, len(clients), -1).clone()}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from medfed.common.console import caption
-from medfed.common.tensors import Tensors
 from medfed.functional.graph import edge_similarity
+from medfed.method import *
 
 NAMED = 45  # clients, at most, that are named or drawn one by one
 

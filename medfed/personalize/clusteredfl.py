@@ -30,22 +30,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative
-from medfed.common.tensors import State, Tensors, add, flatten, select
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.onboarding import Exchange, OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.graph import bipartition, cosines, direction
+from medfed.method import *
 from medfed.personalize.client_pictures import draw_clusters
 from medfed.personalize.fedavg import FedAvg
 

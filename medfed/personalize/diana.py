@@ -32,12 +32,7 @@ from typing import Annotated, ClassVar
 
 from torch.nn.functional import softshrink
 
-from medfed.common.checks import check_not_negative, within
-from medfed.common.tensors import State, add, select
-from medfed.federation.algorithm import Replies
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod
 
 

@@ -26,21 +26,12 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_count, check_not_negative, within
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.onboarding import TrainsOn
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -33,16 +33,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_positive, within
-from medfed.common.tensors import State, Tensors
-from medfed.federation.card import Card, Range
+from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mixtures, models_of, rows_of
 from medfed.personalize.client_pictures import draw_matrix
 

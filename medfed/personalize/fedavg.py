@@ -12,25 +12,12 @@ itself declares none (except buffers that the run keeps local); FedPer and FedBN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import (
-    Algorithm,
-    ClientInfo,
-    Replies,
-    ServerRound,
-    Start,
-    client_sizes,
-)
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 
 
 class KeepsModel:

@@ -21,9 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from medfed.common.checks import within
-from medfed.common.tensors import State, Tensors, add
-from medfed.federation.card import Card, Range, gradients_only
+from medfed.method import *
 from medfed.personalize.fedopt import ServerOptimizer
 
 

@@ -18,10 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from medfed.common.checks import within
-from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client
+from medfed.method import *
 from medfed.personalize.finetune import FineTune
 
 

@@ -22,20 +22,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

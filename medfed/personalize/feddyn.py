@@ -34,12 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from medfed.common.checks import check_positive
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Replies
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client
-from medfed.functional.prox import Proximity
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -34,20 +34,10 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from torch import Tensor, nn
-
-from medfed.common.checks import check_optional_count
-from medfed.common.errors import ConfigError, NonFiniteError
-from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import Replies, sent_by_each
-from medfed.federation.card import Card
-from medfed.federation.client import Client, batches_of
-from medfed.federation.split import BufferPolicy, ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
 
 

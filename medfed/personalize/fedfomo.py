@@ -26,22 +26,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
 
-from medfed.common.checks import check_count, within
-from medfed.common.seeding import numpy_rng
-from medfed.common.tensors import State, Tensors, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.onboarding import Exchange, TrainsOn
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.graph import epsilon_greedy, gain_per_distance, helpful_mean, with_gains
+from medfed.method import *
 from medfed.personalize.anchored_base import moved_models
 from medfed.personalize.local import Local
 

@@ -24,23 +24,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from medfed.common.checks import check_count, check_not_negative
-from medfed.common.errors import ConfigError
-from medfed.common.seeding import torch_rng
-from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start, client_sizes
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Batch, Client, Forward
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import KeepsModel
 from medfed.personalize.heterofl import HeteroFL, alone, narrow
 

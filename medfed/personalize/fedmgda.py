@@ -24,20 +24,14 @@ Deviation: directions and norms are of parameters. Averaged statistics are avera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from medfed.common.checks import check_not_negative, within
-from medfed.common.tensors import State, Tensors, add, cut, flatten, layout_of, select
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.mixing import minimum_norm
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -27,18 +27,12 @@ Deviations:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_positive, within
-from medfed.common.tensors import State, Tensors, add, select
-from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.split import ParameterSplit
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

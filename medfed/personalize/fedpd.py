@@ -31,18 +31,10 @@ are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from medfed.common.checks import check_positive, within
-from medfed.common.seeding import coin
-from medfed.common.tensors import State, add, select, subtract
-from medfed.federation.algorithm import ServerRound
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.wire.message import Message
-from medfed.functional.prox import Proximity
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

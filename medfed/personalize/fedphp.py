@@ -25,22 +25,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_count, within
-from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Batch, Client, Forward
-from medfed.federation.onboarding import TrainsOn
 from medfed.federation.other_state import OTHER
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -12,11 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from medfed.common.checks import check_positive
-from medfed.common.tensors import Tensors, select
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client
-from medfed.functional.prox import Proximity
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

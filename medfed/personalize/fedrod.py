@@ -28,21 +28,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import Tensors, add, select
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card
-from medfed.federation.client import Client, GradientAt, put_back
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 ABSENT = -1e4

@@ -21,9 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.common.tensors import Tensors, add, select
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client, statistics_at
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -28,24 +28,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
-
-from medfed.common.checks import check_not_negative
-from medfed.common.floors import Statistic
-from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start, sent_by_each
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client, ClientData
-from medfed.federation.onboarding import Exchange
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.mixing import laplacian_steps
-from medfed.functional.prox import Proximity
+from medfed.method import *
 from medfed.personalize.anchored_base import KnownModels, mean_of, mixtures, models_of
 from medfed.personalize.client_pictures import draw_graph
 from medfed.personalize.similarity import SimilarityGraph

@@ -10,20 +10,12 @@ like any other: if local training does harm, an earlier round is selected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 
-from medfed.common.checks import check_count, within
-from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.onboarding import TrainsOn
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -36,20 +36,14 @@ The server keeps N (N - 1) vectors of the model's size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative
-from medfed.common.tensors import State, Tensors, cut, flatten, layout_of
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.split import ParameterSplit
 from medfed.functional import graph
 from medfed.functional.prox import check_scad, shrink_scad
+from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mean_of, models_of, rows_of
 from medfed.personalize.client_pictures import draw_clusters
 

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Replies
-from medfed.federation.card import Card
-from medfed.federation.client import Client, statistics_at
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

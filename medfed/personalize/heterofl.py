@@ -26,22 +26,15 @@ group normalisation missing channels count as zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import ServerRound
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import AfterStep, Client, GradientAt
-from medfed.federation.split import NORMALIZATION, ParameterSplit, float_entries
+from medfed.federation.split import NORMALIZATION, float_entries
 from medfed.federation.variances import pooled_variances
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -26,19 +26,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
-from medfed.common.checks import check_optional_count
-from medfed.common.errors import NonFiniteError
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Replies
-from medfed.federation.card import Card
-from medfed.federation.client import Client
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot
 
 

@@ -33,19 +33,12 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
-from medfed.common.seeding import numpy_rng
-from medfed.common.tensors import Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.mixture_base import MixtureMethod
 
 

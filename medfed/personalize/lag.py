@@ -25,20 +25,12 @@ drift apart, so ``codec.up`` may only round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative
-from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
-from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.federation.card import Card, gradients_only
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

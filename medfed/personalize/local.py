@@ -5,16 +5,10 @@ There is no paper: this is the limit of every personalized method at coupling ze
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import KeepsModel
 
 

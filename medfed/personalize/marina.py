@@ -33,13 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from medfed.common.checks import within
-from medfed.common.seeding import coin
-from medfed.common.tensors import State, add, select, subtract
-from medfed.federation.algorithm import Replies
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod
 
 

@@ -17,18 +17,10 @@ later trains from xbar, tied to it by lambda.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from medfed.common.checks import check_not_negative
-from medfed.common.tensors import Tensors, select
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.client import Client
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
-from medfed.functional.prox import Proximity
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -31,16 +31,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_positive
-from medfed.common.tensors import State, Tensors
-from medfed.federation.card import Card, Range
+from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mean_of, mixtures, models_of, rows_of
 from medfed.personalize.client_pictures import draw_matrix
 

@@ -21,19 +21,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_positive
-from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Batch, Client, Forward
-from medfed.federation.split import ParameterSplit
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -26,21 +26,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative, check_positive
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client, GradientAt
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -20,18 +20,13 @@ Deviations: those of pFedMe; the paper's additional phi(w) at the server is left
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import softplus
 
-from medfed.common.checks import check_not_negative, check_positive
-from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Penalty
+from medfed.method import *
 from medfed.personalize.pfedme import PFedMe
 
 

@@ -29,42 +29,16 @@ Deviations, each because the printed form is incorrect or slow:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
-from medfed.common.checks import (
-    check_count,
-    check_not_negative,
-    check_optional_count,
-    check_positive,
-)
-from medfed.common.errors import ConfigError
-from medfed.common.floors import Statistic
-from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
-from medfed.federation.algorithm import (
-    Algorithm,
-    ClientInfo,
-    Outbox,
-    Replies,
-    ServerRound,
-    Start,
-    Weighting,
-    client_sizes,
-    sent_by_each,
-)
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client, ClientData, share_of, with_statistics
-from medfed.federation.onboarding import Exchange, OnboardingRules
-from medfed.federation.split import ParameterSplit, Update
-from medfed.federation.wire.message import Message
 from medfed.functional.graph import edge_similarity
 from medfed.functional.network_lasso import LassoState, solve_network_lasso
 from medfed.functional.prox import check_norm
+from medfed.method import *
 from medfed.personalize.client_pictures import draw_graph
 from medfed.personalize.similarity import SimilarityGraph
 

@@ -11,19 +11,10 @@ The byte counts cover the model, not the data, which would have to leave the hos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import State, add, subtract
-from medfed.federation.algorithm import ServerRound
-from medfed.federation.card import Card
-from medfed.federation.client import Client
-from medfed.federation.split import BufferPolicy, ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -37,37 +37,16 @@ Deviations:
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative, check_optional_count
-from medfed.common.errors import NonFiniteError
-from medfed.common.floors import Statistic
-from medfed.common.seeding import derive_seed
-from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import (
-    ClientInfo,
-    Outbox,
-    Replies,
-    ServerRound,
-    Start,
-    sent_by_each,
-)
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client, ClientData
-from medfed.federation.lightning.collect import rank
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling
+from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot
 from medfed.personalize.similarity import Affinity
 
-_log = logging.getLogger(__name__)
 PAIRS = 500  # clients, at most, of which a matrix has every pair
 
 
@@ -213,14 +192,11 @@ class PPFL(CanonicalMethod):
         laplacian = self.affinity.laplacian(clients, server["sketches"])
         before = self._stiffness(server["laplacian"].get("L", torch.zeros(1, 1)))
         now = self._stiffness(laplacian)
-        if before <= 1 < now and rank() == 0:
-            _log.warning(
+        if before <= 1 < now:
+            warn(
                 "The coupling of memberships is too strong for explicit steps (membership_lr * "
-                "strength * |L|%s is %.3g, more than 1), so that they may swing; lower one of them "
-                "%.3g times.",
-                " * clients" * (self.membership_step == "scaled"),
-                now,
-                now,
+                f"strength * |L|{' * clients' * (self.membership_step == 'scaled')} is {now:.3g}, "
+                f"more than 1), so that they may swing; lower one of them {now:.3g} times."
             )
         server["laplacian"] = {"L": laplacian.to(like.device)}
 

@@ -18,13 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
-from medfed.common.checks import check_not_negative
-from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, scaled_centers
 
 

@@ -27,12 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
-from medfed.common.checks import check_not_negative, within
-from medfed.common.errors import ConfigError
-from medfed.common.tensors import Tensors
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
-from medfed.federation.wire.message import Message
+from medfed.method import *
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod
 
 

@@ -9,29 +9,17 @@ model is always the one that is evaluated and exported.
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from medfed.common.checks import within
-from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
-from medfed.common.tensors import State, Tensors, gradient_of, select
-from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client, GradientAt
-from medfed.federation.lightning.collect import rank
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit, aliases, frozen_names, match
-from medfed.federation.wire.message import Message
+from medfed.federation.split import aliases, frozen_names, match
 from medfed.functional.kmeans import initial_centers
 from medfed.functional.quantize import (
     assign,
@@ -41,6 +29,7 @@ from medfed.functional.quantize import (
     soft_quantize,
     step_centers,
 )
+from medfed.method import *
 
 FULL = 32
 LARGEST = 8
@@ -318,7 +307,6 @@ def on_centers(centers: Tensors, codes: Tensors) -> Tensors:
 
 
 FIT, TUNE = "fit", "tune"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -372,8 +360,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         """
         names = quantized_names(network, self.full_precision)
         matching(self.layer_bits or {}, names, "layer_bits")
-        if not names and rank() == 0:
-            _log.warning(
+        if not names:
+            warn(
                 "Nothing is quantised, as no layer is left between the first and the last one; "
                 "choose a deeper model, or algorithm.full_precision=[] to quantise all layers."
             )

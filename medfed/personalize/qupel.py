@@ -30,27 +30,14 @@ free parameters of its quantised model; w does not change.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_not_negative
-from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start, Weighting, client_sizes
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client, GradientAt
-from medfed.federation.lightning.collect import rank
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
-from medfed.functional.prox import Proximity
+from medfed.method import *
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_base import TUNE
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,11 +69,10 @@ class QuPeL(Quantized):
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds w, each client x_i; both start from the same weights."""
-        if self.global_lr * self.proximity > 1 and rank() == 0:
-            _log.warning(
-                "Each step of the shared model overshoots (global_lr * proximity is %.3g, more "
-                "than 1); lower one of them.",
-                self.global_lr * self.proximity,
+        if self.global_lr * self.proximity > 1:
+            warn(
+                "Each step of the shared model overshoots (global_lr * proximity is "
+                f"{self.global_lr * self.proximity:.3g}, more than 1); lower one of them."
             )
         server, client = super().init(weights, split, clients)
         shared = {"shared": select(weights, split.shared), "num_samples": client_sizes(clients)}

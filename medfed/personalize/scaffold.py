@@ -28,17 +28,11 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from medfed.common.checks import check_not_negative
-from medfed.common.tensors import State, add, select, subtract
-from medfed.federation.algorithm import ServerRound
-from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.wire.message import Message
 from medfed.functional.prox import Linear
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

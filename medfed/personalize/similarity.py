@@ -8,21 +8,14 @@ counted. pFedNet, section "Similarity graph"; PPFL, W of its objective.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_count, check_fields
-from medfed.common.errors import ConfigError
-from medfed.common.floors import Statistic
-from medfed.common.tensors import Tensors, flatten, select
-from medfed.federation.client import Batch, Client, ClientData, Forward, put_back
-from medfed.federation.wire.message import Message
 from medfed.functional import graph
 from medfed.functional.mixing import cosine_affinity, laplacian, spread_rows
 from medfed.functional.sketches import (
@@ -32,6 +25,7 @@ from medfed.functional.sketches import (
     label_sketch,
     sketch_vector,
 )
+from medfed.method import *
 
 _log = logging.getLogger(__name__)
 

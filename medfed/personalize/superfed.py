@@ -28,23 +28,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
-from medfed.common.checks import check_count, check_not_negative, within
-from medfed.common.seeding import torch_rng
-from medfed.common.tensors import Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
-from medfed.federation.client import Client, GradientAt
-from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
 from medfed.functional.mixing import cosine_slopes, mixed, shuffled
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

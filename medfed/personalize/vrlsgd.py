@@ -23,18 +23,13 @@ leads no farther. Personal entries are trained as in FedPer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from medfed.common.tensors import Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, gradients_only
-from medfed.federation.client import Client
-from medfed.federation.split import ParameterSplit
 from medfed.functional.prox import Linear
+from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
+from medfed.common import errors
 from medfed.common.console import file_names
-from medfed.common.errors import (
-    CheckpointError,
-    CodecError,
-    ConfigError,
-    did_you_mean,
-    first_line,
-)
 from medfed.common.files import atomic, digest, write_json, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
@@ -251,7 +245,7 @@ class RunFolder(Places):
                 self.check_data(splits)  # as what follows from the data may also have changed
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
             if changed:
-                raise CheckpointError(
+                raise errors.CheckpointError(
                     f"The run in {self.folder} has another configuration "
                     f"({'; '.join(changed[:5])}); resume with the same overrides or start a new "
                     "run."
@@ -291,7 +285,7 @@ class RunFolder(Places):
         elif odd := {c for c in {**before, **after} if before.get(c) != after.get(c)}:
             why = f"The data do not give the splits that {record} records for {_some(odd)}"
         if why:
-            raise CheckpointError(f"{why}; restore the data of the run, or start a new run.")
+            raise errors.CheckpointError(f"{why}; restore the data of the run, or start a new run.")
 
     @cached_property
     def config(self) -> Section:
@@ -301,7 +295,7 @@ class RunFolder(Places):
         plain = read_yaml(self.config_yaml, _Config)
         # A run writes values; what stands for one could read the environment of the reader.
         if "${" in repr(plain):
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"{self.config_yaml} holds an interpolation (${{...}}), which no run writes; "
                 "replace it by its value."
             )
@@ -311,7 +305,7 @@ class RunFolder(Places):
 
     def _check_opened(self) -> None:
         if not self.config_yaml.is_file():
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"{self.folder} is no run folder (it has no config.yaml); name one that a run has "
                 "printed."
             )
@@ -324,7 +318,7 @@ class RunFolder(Places):
         # A clone that is not installed has no version to compare.
         comparable = made[:1].isdigit() and ours[:1].isdigit()
         if comparable and made.rpartition(".")[0] != ours.rpartition(".")[0]:
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"medfed {made} made the run in {self.folder}, and this is medfed {ours}; open it "
                 "with that version, or repeat the run."
             )
@@ -386,7 +380,7 @@ class RunFolder(Places):
         self._check_opened()
         path = self.summary_json
         if not path.is_file():
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"The run in {self.folder} has not finished (it has no summary.json); finish it "
                 f"with the overrides that started it and resume={self.folder}."
             )
@@ -458,8 +452,8 @@ class RunFolder(Places):
         with reading(self.ledger_csv):
             try:
                 ledger = Ledger.from_csv(self.ledger_csv.read_bytes().decode())
-            except CodecError as error:
-                raise ValueError(first_line(error)) from error
+            except errors.CodecError as error:
+                raise ValueError(errors.first_line(error)) from error
             sent = {way: ledger.total(direction=way) for way in ("up", "down")}
             if sent != (said := self.summary["bytes"]):
                 raise ValueError(f"it adds up to {sent} bytes, but summary.json says {said}")
@@ -477,9 +471,9 @@ class RunFolder(Places):
             ConfigError: With the names that it has.
         """
         if client not in self.clients:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"The run in {self.folder} has no client {client}"
-                f"{did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
+                f"{errors.did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
             )
 
     def model(self, client: str) -> nn.Module:

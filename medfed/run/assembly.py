@@ -7,7 +7,6 @@ parts are personal.
 from __future__ import annotations
 
 import copy
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation import split
 from medfed.federation.entries import divide, numbered
-from medfed.federation.lightning.collect import rank
+from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.other_state import copied
 from medfed.models.networks.personal_part import last_activation, nearest
 from medfed.models.regression import RegressionTask
@@ -129,14 +128,12 @@ def _check_activation(task: TaskModule, outputs: list[Tensor]) -> None:
 
 
 def _say(outputs: list[Tensor], more: int) -> None:
-    if rank() == 0 and len(outputs) > 1:
-        weights = ", ".join(f"{w:.2g}" for w in shares(len(outputs)))
-        _log.info("Deep supervision: the losses of %d outputs weigh %s.", len(outputs), weights)
-    if rank() == 0 and more:
-        _log.info(
-            "The network returns %d more tensor%s in addition to its logits; the loss ignores %s.",
-            *((more, "s", "them") if more > 1 else (more, "", "it")),
-        )
+    if (count := len(outputs)) > 1:
+        weights = ", ".join(f"{w:.2g}" for w in shares(count))
+        inform(f"Deep supervision: the losses of {count} outputs weigh {weights}.")
+    if more:
+        tensors, them = (f"{more} more tensors", "them") if more > 1 else ("1 more tensor", "it")
+        inform(f"The network returns {tensors} in addition to its logits; the loss ignores {them}.")
 
 
 def next_to_outputs(task: TaskModule, data: FederatedDataModule) -> tuple[str, ...]:
@@ -191,14 +188,10 @@ def personal_part(
             f"{split.proposal(network, 0.05)}. The blocks and their parameters are "
             f"{split.listed(network)}."
         )
-    if rank() == 0:
-        _log.info(
-            "The layers next to the output are personal: %s (%s parameters, %.2g %%); "
-            "model.personal=[...] chooses others.",
-            ", ".join(patterns),
-            f"{kept:,}",
-            100 * share,
-        )
+    inform(
+        f"The layers next to the output are personal: {', '.join(patterns)} ({kept:,} parameters, "
+        f"{100 * share:.2g} %); model.personal=[...] chooses others."
+    )
     return patterns
 
 
@@ -217,9 +210,6 @@ def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
         sum(sizes[n] for n in divided.parameters(part)) for part in ("personal", "all")
     )
     return matched, matched / whole
-
-
-_log = logging.getLogger(__name__)
 
 
 def read_data(config: RunDescription) -> FederatedDataModule:
@@ -254,10 +244,9 @@ def say_data(data: FederatedDataModule) -> None:
         DataError: If no client has data to evaluate on.
     """
     check_measurable({c: data.plans[c].patients for c in data.clients})
-    if rank() == 0:
-        _log.info("%s", data.description)
-        if data.kept_out:
-            _log.info("Kept out of training: %s.", ", ".join(map(shown, data.kept_out)))
+    inform(data.description)
+    if data.kept_out:
+        inform(f"Kept out of training: {', '.join(map(shown, data.kept_out))}.")
 
 
 def task_for(
@@ -274,11 +263,11 @@ def task_for(
     """
     config = numbered_inputs(settled(config, data), data)
     task = plain_task(config.model, config.seed)
-    if isinstance(task, RegressionTask) and task.deviation != 1 and rank() == 0:
-        _log.info(
-            "The model learns the outcome %s in standard units: its training mean is %.4g, its "
-            "standard deviation %.4g. Predictions and metrics keep the unit of the data.",
-            *(data.class_names[0], task.mean, task.deviation),
+    if isinstance(task, RegressionTask) and task.deviation != 1:
+        inform(
+            f"The model learns the outcome {data.class_names[0]} in standard units: its training "
+            f"mean is {task.mean:.4g}, its standard deviation {task.deviation:.4g}. Predictions "
+            "and metrics keep the unit of the data."
         )
     try_model(task, data)
     if found := personal_part(config, task, data):
@@ -293,10 +282,9 @@ def task_for(
         from medfed.run.doctor import units  # imported here, as few runs need it
 
         if not {"bf16", "AMX"} & {*units()}:
-            _log.warning(
-                "trainer.precision=%s is slower than 32-true here, as this CPU has no instructions "
-                "for bfloat16.",
-                precision,
+            warn(
+                f"trainer.precision={precision} is slower than 32-true here, as this CPU has no "
+                "instructions for bfloat16."
             )
     return config, task
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from medfed.federation.budget import learning_rates, remembers_elsewhere
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
-from medfed.federation.lightning.collect import rank
+from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
 from medfed.federation.split import ParameterSplit
@@ -32,8 +31,6 @@ from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.models.task import TaskModule
 from medfed.run.privacy import hide_clients, protect
-
-_log = logging.getLogger(__name__)
 
 
 def federate(
@@ -72,11 +69,10 @@ def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDa
     for name, plan in data.plans.items():
         if lost := [n for n in data.class_names if n not in (plan.annotated or data.class_names)]:
             gaps.append(f"{shown(name)} ({few(lost)})")
-    if kept and gaps and rank() == 0:
-        _log.warning(
+    if kept and gaps:
+        warn(
             "A head that stays with its client never learns labels that the client does not "
-            "annotate; do not use these outputs: %s.",
-            few(gaps),
+            f"annotate; do not use these outputs: {few(gaps)}."
         )
 
 
@@ -105,12 +101,10 @@ def folder_of_absent(federation: Federation, folder: Path) -> Path | None:
     needed = count * federation.kept_bytes()
     if room is None or needed <= 1e9 * room or os.name != "posix":
         return None
-    _log.info(
-        "The states of %s clients between rounds take about %s, more than cohort.memory_gb=%g, so "
-        "they are kept on the disk of the run folder and mapped into memory.",
-        f"{count:,}",
-        size(needed),
-        room,
+    inform(
+        f"The states of {count:,} clients between rounds take about {size(needed)}, more than "
+        f"cohort.memory_gb={room:g}, so they are kept on the disk of the run folder and mapped "
+        "into memory."
     )
     return folder
 
@@ -210,13 +204,11 @@ def method_of(config: RunDescription, clients: int) -> Algorithm:
 def say_unprotected(algorithm: Algorithm) -> None:
     """Names the parts of messages that a robust aggregation does not cover."""
     others = [part for part in algorithm.leaves if part not in algorithm.averaged]
-    if type(algorithm.aggregation) is not Aggregation and others and rank() == 0:
-        _log.warning(
-            "aggregation covers the part %s of what clients send by %s; the server takes %s as "
-            "each client sends it.",
-            " and ".join(algorithm.averaged),
-            type(algorithm).__name__,
-            " and ".join(others),
+    if type(algorithm.aggregation) is not Aggregation and others:
+        warn(
+            f"aggregation covers the part {' and '.join(algorithm.averaged)} of what clients send "
+            f"by {type(algorithm).__name__}; the server takes {' and '.join(others)} as each "
+            "client sends it."
         )
 
 
@@ -283,12 +275,11 @@ def sums_of(
         why = f"{clients} clients are too few to hide one in a sum of {FEWEST}"
         hint = "let more take part"
     else:
-        if rank() == 0 and (others := [part for part in algorithm.leaves if part not in parts]):
-            _log.warning(
-                "channel.secure=masks covers the part %s of what clients send by %s; the server "
-                "receives %s of each client.",
-                " and ".join(parts), name, " and ".join(others),
-            )  # fmt: skip
+        if others := [part for part in algorithm.leaves if part not in parts]:
+            warn(
+                f"channel.secure=masks covers the part {' and '.join(parts)} of what clients send "
+                f"by {name}; the server receives {' and '.join(others)} of each client."
+            )
         return FixedPoint(parts, config.channel["range"])
     raise ConfigError(
         f"channel.secure=masks does not go with this: {why}. Either {hint}, or set "

@@ -18,6 +18,7 @@ from medfed.common.errors import ConfigError, DataError, did_you_mean
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.tensors import to_device
+from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
@@ -103,7 +104,8 @@ def onboard(
         DataError: If the hospital has no patient to learn from or to be tested on.
         CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
-    check_numbers(counts, steps)
+    for key, value in {"k": [*counts], "onboard_steps": steps}.items():
+        check_value(key, value, KEYS[key])
     summary = RunFolder(folder).summary
     experiment = reopen_selected(folder)
     clients = find_clients(experiment, who)
@@ -122,26 +124,6 @@ def onboard(
             measured = [_measured(experiment.module, few, k, rule) for rule in RULES]
             rows += [row for row in measured if row]
     return Onboarding(summary, steps, tuple(rows), tuple(notes))
-
-
-def check_numbers(counts: Sequence[object], steps: object) -> None:
-    """Checks k and the number of steps.
-
-    Raises:
-        ConfigError: If a number is not whole or is below 1, or there is no k.
-
-    Example:
-        >>> check_numbers([1, 0], 10)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: k must be whole numbers of at least 1, such as \
-k=1,5,20, not 1,0.
-    """
-    if not counts or not all(type(k) is int and k >= 1 for k in counts):
-        given = ",".join(map(str, counts)) or "none"
-        raise ConfigError(f"k must be whole numbers of at least 1, such as k=1,5,20, not {given}.")
-    if type(steps) is not int or steps < 1:
-        raise ConfigError(f"onboard_steps must be a whole number of at least 1, not {steps}.")
 
 
 def find_clients(experiment: Experiment, who: str) -> list[ClientData]:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial, wraps
 from inspect import signature
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from .errors import ConfigError, did_you_mean
 
@@ -51,15 +42,14 @@ def check_fields(section: str, holder: object) -> None:
         ...
         medfed.standalone.errors.ConfigError: algorithm.rate must be positive, not 0.0.
     """
-    limits: dict[str, Any] = {}
+    limits: dict[str, tuple[Check, ...]] = {}
     for kind in reversed(type(holder).__mro__):
         # Base classes of libraries have annotations that exist for type checkers only.
         if not kind.__module__.startswith(("pytorch_lightning", "torch")):
-            hints = get_type_hints(kind, include_extras=True)
             # A subclass that gives only another default keeps the limits.
-            limits |= {name: hint for name, hint in hints.items() if checks_of(hint)}
-    for name, hint in limits.items():
-        for check in checks_of(hint):
+            limits |= limits_of(typing.get_type_hints(kind, include_extras=True))
+    for name, checks in limits.items():
+        for check in checks:
             check(f"{section}.{name}".lstrip("."), getattr(holder, name))
 
 
@@ -82,15 +72,20 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            hints = get_type_hints(function, include_extras=True)
+            limits = limits_of(typing.get_type_hints(function, include_extras=True))
             for name, value in signature(function).bind(*args, **kwargs).arguments.items():
-                for check in checks_of(hints.get(name)):
+                for check in limits.get(name, ()):
                     check(f"{section}.{name}", value)
             return function(*args, **kwargs)
 
         return call
 
     return decorate
+
+
+def limits_of(hints: Mapping[str, Any]) -> dict[str, tuple[Check, ...]]:
+    """Returns the checks of annotations by name, without those that limit nothing."""
+    return {name: checks for name, hint in hints.items() if (checks := checks_of(hint))}
 
 
 def checks_of(hint: Any) -> tuple[Check, ...]:

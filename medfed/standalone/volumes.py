@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -389,7 +390,8 @@ def _opened(path: Path) -> Any:
     from nibabel import load  # imported here, as it takes a while
     from nibabel.spatialimages import HeaderDataError
 
-    refuse_special(path)
+    if not os.path.isfile(path):
+        refuse_special(path)
     try:
         image = load(path)
         if hasattr(image, "get_qform"):

@@ -116,9 +116,9 @@ def test_another_number_of_steps_is_another_model(digits):
 @pytest.mark.parametrize(
     ("who", "counts", "steps", "error", "message"),
     [
-        ("all", [0], 5, ConfigError, r"k must be whole numbers of at least 1, .* not 0\."),
-        ("all", [], 5, ConfigError, r"such as k=1,5,20, not none\."),
-        ("all", ["few"], 5, ConfigError, r"not few\."),
+        ("all", [0], 5, ConfigError, r"k\[0\] must be a whole number of at least 1, not 0\."),
+        ("all", [], 5, ConfigError, r"k must be a list with at least one entry, not \[\]\."),
+        ("all", ["few"], 5, ConfigError, r"k\[0\] must be a whole number, not 'few'\."),
         ("all", [1], 0, ConfigError, r"onboard_steps must be a whole number of at least 1, not 0"),
         ("hospital_9", [1], 5, ConfigError, r"not kept out \(did .*hospital_0, hospital_4"),
         ("hospital_2", [1], 5, ConfigError, r"took part in training; name one of hospital_0"),

@@ -214,8 +214,8 @@ class OnDiskDataModule(FederatedDataModule):
         """
         if (path := self.source) is None:
             return []
-        of_patients = (f for p in self._patients.values() for f in files_of_case(p.files.values()))
-        return [account_of(path, [*of_patients, *more], endings, reasons)]
+        volumes = [file for p in self._patients.values() for file in p.files.values()]
+        return [account_of(path, [*files_of_case(volumes), *more], endings, reasons)]
 
 
 @dataclass(eq=False, repr=False)

@@ -8,7 +8,6 @@ A progress bar shows the round, the phase, the client, its loss and the remainin
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
 import time
@@ -29,7 +28,7 @@ from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import Record
 from medfed.federation.aggregation import Far
-from medfed.federation.lightning.collect import gather_named, rank, world_size
+from medfed.federation.lightning.collect import gather_named, rank, warn, world_size
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.module import (
     FederatedRounds as FederatedRounds,  # users import it here
@@ -125,7 +124,6 @@ class History(list[Record]):
         return math.fsum(w * v for w, v in pairs) / math.fsum(weights)
 
 
-_log = logging.getLogger(__name__)
 FALLBACK = ("loss", "min")  # selects if the data leave the configured metric undefined everywhere
 LOGGED = 100  # the most clients with separate curves in a logger
 SCORE = "val/score"  # the selection score, larger is better, for callbacks that watch it
@@ -214,9 +212,8 @@ class PersonalEvaluation(pl.Callback):
                 sentences.append(_divergence(unsaid, number))
             self.diverged[number] = diverged
         self.history += [Record(number, client, m) for client, m in metrics.items()]
-        if rank() == 0:
-            for sentence in [*sentences, *([] if undefined else self._on_selection())]:
-                _log.warning(sentence)
+        for sentence in [*sentences, *([] if undefined else self._on_selection())]:
+            warn(sentence)
         values = self._values(metrics)
         score = {} if math.isnan(s := self.score(number)) else {SCORE: s}
         watched = (f"val/{self.metric}", f"val/{self.metric}_worst")
@@ -399,7 +396,7 @@ class UnusualRounds(pl.Callback):
         for far in new:
             if (far.client, far.part) not in known:
                 known.add((far.client, far.part))
-                _log.warning("%s", far)
+                warn(str(far))
         diverged = {str(n): clients for n, clients in self.evaluation.diverged.items()}
         write_json(self.path, {"far": [far._asdict() for far in self.far], "diverged": diverged})
 
@@ -557,20 +554,13 @@ class RoundProgress(ProgressBar):
                 f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left"
             )
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Ends the bar."""
-        self._stop()
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Ends the bar, so that the error is readable."""
-        self._stop()
-
-    def _stop(self) -> None:
         if self._bar:
             self._bar.stop()
             self._bar = None
+
+    on_exception = on_train_end  # so that the error is readable
 
 
 def _visits(module: FederatedModule, round: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from queue import SimpleQueue
 from threading import Thread
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from medfed.common.processes import number
+
+_log = logging.getLogger(__name__)
 
 
 def world_size() -> int:
@@ -23,6 +26,18 @@ def rank() -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return number()
+
+
+def warn(sentence: str) -> None:
+    """Logs a warning, on the first rank alone."""
+    if rank() == 0:
+        _log.warning("%s", sentence)
+
+
+def inform(sentence: str) -> None:
+    """Logs a fact, on the first rank alone."""
+    if rank() == 0:
+        _log.info("%s", sentence)
 
 
 def all_gather_bytes(

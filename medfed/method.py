@@ -1,0 +1,55 @@
+"""All that a method is written with: ``from medfed.method import *``.
+
+Each name keeps its documentation where it is defined. A method of yours may import the few names
+that it needs from here. Imports from ``dataclasses`` and ``typing`` stay in each method, as linters
+look for them there.
+"""
+
+# ruff: noqa: I001, RUF022 - in groups, by what they are for
+from __future__ import annotations
+
+# fmt: off
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from torch import Tensor, nn
+from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, ServerRound, Start
+from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
+from medfed.federation.card import Card, Range, gradients_only
+from medfed.federation.client import AfterStep, Batch, Client, ClientData, Forward, GradientAt
+from medfed.federation.client import Penalty, batches_of, put_back, share_of, statistics_at
+from medfed.federation.client import with_statistics
+from medfed.federation.lightning.collect import warn
+from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
+from medfed.federation.split import BufferPolicy, ParameterSplit, Update
+from medfed.federation.wire.message import Message
+from medfed.functional.prox import Proximity
+from medfed.common.checks import check_count, check_fields, check_not_negative
+from medfed.common.checks import check_optional_count, check_positive, within
+from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
+from medfed.common.floors import Statistic
+from medfed.common.seeding import coin, derive_seed, numpy_rng, torch_rng
+from medfed.common.tensors import State, Tensors, add, cut, flatten, gradient_of, layout_of, numel
+from medfed.common.tensors import select, subtract, weighted_mean
+
+__all__ = [
+    # of Python and PyTorch
+    "Callable", "Iterable", "Iterator", "Mapping", "Sequence", "Tensor", "nn",
+    # what a method is, and what it declares
+    "Algorithm", "Card", "OnboardingRules", "Range", "Statistic", "TrainsOn", "Weighting",
+    "gradients_only",
+    # the server's half: rounds, messages, the joining of a client
+    "Exchange", "Message", "Outbox", "Replies", "ServerRound", "Start", "client_sizes",
+    "sent_by_each",
+    # the client's half: training and its seams
+    "AfterStep", "Batch", "BufferPolicy", "Client", "ClientData", "ClientInfo", "Forward",
+    "GradientAt", "ParameterSplit", "Penalty", "Proximity", "Update", "batches_of", "put_back",
+    "share_of", "statistics_at", "with_statistics",
+    # algebra of named tensors
+    "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "select",
+    "subtract", "weighted_mean",
+    # randomness that follows from the seed
+    "coin", "derive_seed", "numpy_rng", "torch_rng",
+    # ranges of hyper-parameters, errors and warnings
+    "ConfigError", "NonFiniteError", "check_count", "check_fields", "check_not_negative",
+    "check_optional_count", "check_positive", "did_you_mean", "warn", "within",
+]
+# fmt: on
