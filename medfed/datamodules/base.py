@@ -19,11 +19,9 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from medfed.common.checks import check_fields, check_positive
 from medfed.common.console import shown
@@ -128,7 +126,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class FederatedDataModule(pl.LightningDataModule, ABC):
+class FederatedDataModule(ABC):
     """Base of the data modules; a subclass lists patients and builds one client's tensors.
 
     Attributes:
@@ -177,7 +175,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     description: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        super().__init__()
         if not isinstance(self.partition, Partition):
             raise ConfigError(
                 f"data.partition={self.partition} is no partition; choose one by partition=OPTION."
@@ -214,6 +211,9 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def num_classes(self) -> int:
         """Classes K of a classification, or regions R of a segmentation."""
         return len(self.class_names)
+
+    def prepare_data(self) -> None:  # noqa: B027
+        """Learns what channels and classes there are; generates the data if no path is given."""
 
     @abstractmethod
     def list_patients(self) -> list[Patient]:
@@ -475,27 +475,3 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Returns the SHA-256 of every file of the given patients, by path."""
         files = {f for i in patients for f in self._patients[i].files.values()}
         return {str(path): sha256(path) for path in sorted(files)}
-
-    def train_dataloader(self) -> DataLoader[Batch]:
-        """Training samples of all clients together, for central training.
-
-        Returns:
-            A shuffled loader (its own seeded generator) of dict batches.
-        """
-        samples = [(c, n) for c in self.clients.values() for n in range(c.num_samples)]
-        generator = torch.Generator().manual_seed(self.seed)
-        more: Any = {"shuffle": True, "collate_fn": client_data.pooled, "generator": generator}
-        return DataLoader(samples, self.batch_size, **more)  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[Batch]:
-        """Validation batches of all clients, in fixed order."""
-        return self._in_order("val")
-
-    def test_dataloader(self) -> DataLoader[Batch]:
-        """Test batches of all clients, in fixed order."""
-        return self._in_order("test")
-
-    def _in_order(self, split: Literal["val", "test"]) -> DataLoader[Batch]:
-        batches = client_data.EvaluationBatches(list(self.clients.values()), split)
-        # A loader draws a seed for workers even if it has none.
-        return DataLoader(batches, batch_size=None, generator=torch.Generator())

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, torch_rng
@@ -350,27 +349,6 @@ def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
             f"data.batch_size={batch_size} and data.eval_batch_size={eval_batch_size} must be at "
             "least 1, and below 2^31."
         )
-
-
-def pooled(picked: Sequence[tuple[ClientData, int]]) -> Batch:
-    """Makes one batch of training samples of any clients, for central training."""
-    batches = [client.samples(torch.tensor([number])) for client, number in picked]
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-
-
-@dataclass(eq=False)
-class EvaluationBatches(IterableDataset[Batch]):
-    """Every client's evaluation batches; ``case`` continues counting over the clients."""
-
-    clients: Sequence[ClientData]
-    split: Split
-
-    def __iter__(self) -> Iterator[Batch]:
-        offset = 0
-        for client in self.clients:
-            for batch in client.eval_batches(self.split):
-                yield {**batch, "case": batch["case"] + offset}
-            offset += len(client.patients[self.split])
 
 
 @dataclass(eq=False)
