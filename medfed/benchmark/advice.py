@@ -247,8 +247,7 @@ def split_again(
     used = sorted([*patients["train"], *patients["val"]])
     share = len(patients["val"]) / max(1, len(used))
     share = min(share, 1 - 2 / fold[1]) if fold[1] > 2 else min(share, 0.4)
-    labels_used = {i: labels[i] for i in used}
-    return split_patients(used, share, 1 / fold[1], seed, labels_used, fold)
+    return split_patients(used, share, 1 / fold[1], seed, labels, fold)
 
 
 def pilots(
@@ -556,7 +555,10 @@ def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
         )
     verdicts = judge(task)
     gains = _gains(task, others, ALONE, asked.count)
-    use = _use(gains)
+    # Of those that are surely better, so that a lucky one is not preferred to them.
+    surely = {name: gain.mean for name, gain in gains.items() if gain.says == "better"}
+    alone = ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
+    use = max(surely, key=lambda name: surely[name]) if surely else alone
     best = max(others, key=lambda name: _known(gains[name].mean))
     shown = use if use not in ("", ALONE) else best
     rivals = _gains(task, [name for name in others if name != shown], shown, asked.count)
@@ -598,27 +600,16 @@ def _hospitals(asked: Question, task: Task, verdict: Verdict) -> dict[str, Gain]
         client: gain_of(*gains[client], known, len(asked.patients[client]), task.overlap, count)
         for client, known in zip(task.clients, defined, strict=True)
     }
-    takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", math.nan
+    takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", [math.nan] * 4
     small = {
-        client: Gain(
-            unknown, unknown, unknown, unknown, "cannot tell", f"{has} {takes}", 0,
-            len(asked.patients[client]),
-        )
-        for client, has in task.small.items()
-    }  # fmt: skip
+        c: Gain(*unknown, "cannot tell", f"{has} {takes}", 0, len(asked.patients[c]))
+        for c, has in task.small.items()
+    }
     return {client: {**known, **small}[client] for client in asked.patients}
 
 
 def _defined(values: Floats) -> int:
     return int((~np.isnan(values)).sum())
-
-
-def _use(gains: Mapping[str, Gain]) -> str:
-    """The method to use, ``local`` if all are surely worse than it; empty: cannot tell."""
-    better = [name for name, gain in gains.items() if gain.says == "better"]
-    if better:  # of these alone, so that a lucky one is not preferred to them
-        return max(better, key=lambda name: gains[name].mean)
-    return ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
 
 
 def _known(value: float) -> float:
@@ -778,7 +769,9 @@ def advise(
         folder = out / _name(asked, groups)
         console = wide_console()
         if not quiet:
-            say(console, _begins(asked, groups))
+            rounds = groups[0].config(groups[0].variants[0]).rounds
+            many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": rounds}
+            say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
         broken = runner.run_groups(groups, out, workers, quiet)
     check_computed(broken, "runs of the pilot", "runs")
     found = choose(asked, runner.found_groups(groups, out))
@@ -796,12 +789,6 @@ def _name(asked: Question, groups: Sequence[Pilot]) -> str:
     # The content of the divisions is among them.
     keys = [cell.key for group in groups for cell in group.final(0)]
     return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
-
-
-def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
-    rounds = groups[0].config(groups[0].variants[0]).rounds
-    many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": rounds}
-    return filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip()
 
 
 def _advice_command(asked: Question, advice: Advice) -> str:

@@ -225,9 +225,8 @@ class Suite:
         Raises:
             ConfigError: If one is unknown.
         """
-        whole = (
-            f"variants={{}} is none of suite={self.name}{{}}; it has {', '.join(self.variants)}."
-        )
+        names = ", ".join(self.variants)
+        whole = f"variants={{}} is none of suite={self.name}{{}}; it has {names}."
         return [self.base] if wanted is None else chosen(wanted, self.variants, whole)
 
     def sized(self, size: str) -> Size:
@@ -240,9 +239,8 @@ class Suite:
             ConfigError: If the suite has none of that name.
         """
         if size not in self.sizes:
-            raise ConfigError(
-                f"suite={self.name} has no size={size}; it has {', '.join(self.sizes)}."
-            )
+            known = ", ".join(self.sizes)
+            raise ConfigError(f"suite={self.name} has no size={size}; it has {known}.")
         return self.sizes[size]
 
     def seeds(self, split: int) -> dict[str, Any]:

@@ -38,9 +38,8 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     """
     suite = progress[0].group.suite
     situation = str(suite.variants[variant].situation or suite.situation)
-    task = Task(
-        suite.name, variant, title=suite.title, situation=situation, same=suite.splits != "seed"
-    )
+    same = suite.splits != "seed"
+    task = Task(suite.name, variant, title=suite.title, situation=situation, same=same)
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
     tested: list[Result] = []

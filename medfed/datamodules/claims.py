@@ -57,9 +57,7 @@ class Claims:
             DataError: If there is one; the client is named.
         """
         for at in np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1)).tolist():
-            raise DataError(
-                f"{self.name(at)} sends {what}; check its data and its version of medfed."
-            )
+            raise DataError(f"{self.name(at)} sends {what}; check its data and version of medfed.")
 
     def remark(self, far: NDArray[np.bool_], times: float, columns: Sequence[str]) -> None:
         """Notes the clients and columns whose ends are (C, P) far from those of most."""

@@ -31,6 +31,7 @@ from medfed.standalone.volumes import read_geometry
 
 log = logging.getLogger(__name__)
 Boxes = NDArray[np.float32]
+Ints = NDArray[np.int64]
 _INWARDS = 0.15  # share of a patch's side that nodules keep from its ends, where there is room
 
 
@@ -65,9 +66,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.patch_size) != 3 or any(n < 8 or n % 8 for n in self.patch_size):
-            raise ConfigError(
-                f"data.patch_size={list(self.patch_size)} must be three multiples of 8."
-            )
+            raise ConfigError(f"data.patch_size={[*self.patch_size]} must be three multiples of 8.")
         h, w, d = self.patch_size
         self.size = h, w, d
         self._turns = False
@@ -239,9 +238,7 @@ class ScanPatches:
         return replace(self, volumes=volumes, boxes=boxes)
 
 
-def boxes_within(
-    boxes: Boxes, start: NDArray[np.int64], size: NDArray[np.int64], most: int
-) -> Boxes:
+def boxes_within(boxes: Boxes, start: Ints, size: Ints, most: int) -> Boxes:
     """Returns the boxes that touch a patch, from its first voxel on, as a label (most, 7).
 
     Example:

@@ -130,9 +130,7 @@ def plan_clients(
     splits: dict[str, dict[Split, list[str]]] = {}
     for client, ids in assigned.items():
         if not ids:
-            raise DataError(
-                f"Client {client} has no patients; use fewer clients or another partition."
-            )
+            raise DataError(f"Client {client} has no patients; set another partition.")
         # A client in `fixed` is already split; the data may have official splits for others.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):

@@ -534,9 +534,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             for role, path in self._patients[i].files.items()
             if not role.split()[-1].startswith(("label", "mask"))
         ]
-        files = [
-            (i, role, path, hashes[str(f)]) for i, role, path in images for f in files_of(path)
-        ]
+        files = [(i, role, at, hashes[str(f)]) for i, role, at in images for f in files_of(at)]
         counts = Counter(digest for *_, digest in files)
         repeated = {h: path for *_, path, h in files if counts[h] > 1 and is_volume(path)}
         # Volumes of one value, such as zeros for a missing contrast, are no copies of each other.

@@ -147,9 +147,7 @@ evaluate; set data.test_fraction above 0, or give the clients more patients.
             "data.test_fraction above 0, or give the clients more patients."
         )
     if not any(parts["val"] for parts in clients.values()):
-        log.warning(
-            "No client has a validation patient: the run keeps the last round and selects none."
-        )
+        log.warning("No client has a validation patient: the run keeps the last round.")
 
 
 def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> None:

@@ -209,9 +209,7 @@ def check_levels(x: Tensor, centers: Tensor) -> Levels:
     values: Array = centers.detach().to("cpu", x.dtype).contiguous().numpy()
     cuts, usable = find_cuts(values)
     if not usable:
-        raise ConfigError(
-            f"centers must be finite and in ascending order, not {values.tolist()}; sort them."
-        )
+        raise ConfigError(f"centers must be finite and in ascending order, not {values.tolist()}.")
     return Levels(values, cuts)
 
 

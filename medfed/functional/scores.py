@@ -19,6 +19,7 @@ from medfed.common.scores import mean_of_known
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Columns = Mapping[str, NDArray[Any]]  # of a table of cases, (N,) each
 
 CLASS_SCORES = (
     *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1"),
@@ -29,9 +30,7 @@ PROBABILITY = "probability/{}"
 """The column of a class in a table of cases."""
 
 
-def case_class_scores(
-    cases: Mapping[str, NDArray[Any]], weights: Floats, bins: int = 15
-) -> dict[str, Floats]:
+def case_class_scores(cases: Columns, weights: Floats, bins: int = 15) -> dict[str, Floats]:
     """Measures a table of classified cases, see :func:`class_scores`.
 
     Args:
@@ -145,9 +144,7 @@ def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) ->
     return dict(zip(CLASS_SCORES, values, strict=True))
 
 
-def finding_scores(
-    cases: Mapping[str, NDArray[Any]], findings: Sequence[str], weights: Floats
-) -> dict[str, Floats]:
+def finding_scores(cases: Columns, findings: Sequence[str], weights: Floats) -> dict[str, Floats]:
     """Returns the AUROC of each finding (``auroc/NAME``), and the mean of those that are defined.
 
     Args:
@@ -320,10 +317,8 @@ def sensitivities(
             # The last threshold with no more alarms, and the next one.
             left = (alarm <= wanted).sum(1) - 1
             next_one = np.minimum(left + 1, alarm.shape[1] - 1)
-            ends = [
-                [t[np.arange(len(t)), i] for i in (left, next_one)] for t in (alarm, sensitivity)
-            ]
-            (x0, x1), (y0, y1) = ends
+            places, curves = (left, next_one), (alarm, sensitivity)
+            (x0, x1), (y0, y1) = ([t[np.arange(len(t)), i] for i in places] for t in curves)
             share = np.where(x1 > x0, (wanted - x0) / (x1 - x0), 0.0)
             columns.append(y0 + share * (y1 - y0))
     return np.stack(columns, axis=1)

@@ -247,9 +247,7 @@ class CustomMetrics:
             split together.
     """
 
-    def __init__(
-        self, metrics: Mapping[str, CustomMetric], inputs: MetricInputs, cases: bool
-    ) -> None:
+    def __init__(self, metrics: dict[str, CustomMetric], inputs: MetricInputs, cases: bool) -> None:
         self.metrics, self.inputs, self.cases = metrics, inputs, cases
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.case: tuple[Any, ...] | None = None

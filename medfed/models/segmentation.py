@@ -103,9 +103,7 @@ class SegmentationTask(TaskModule):
         if not regions:
             raise ConfigError("Segmentation needs the names of its regions.")
         if loss is not None and (dice_weight, ce_weight) != (1.0, 1.0):
-            raise ConfigError(
-                "model.dice_weight and model.ce_weight apply to the default loss only."
-            )
+            raise ConfigError("model.dice_weight and model.ce_weight are for the default loss.")
         self.regions = tuple(regions)
         self.activation = chosen_activation(activation, len(regions), exclusive)
         self.inference = RegionInference(

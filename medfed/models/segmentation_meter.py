@@ -128,9 +128,7 @@ def surface_metrics(
     distance, agreeing = alone * diagonal, 1 - alone
     with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
         # MONAI 1.6 calls its own function with an argument that it has deprecated.
-        warnings.filterwarnings(
-            "ignore", message=".*always_return_as_numpy", category=FutureWarning
-        )
+        warnings.filterwarnings("ignore", ".*always_return_as_numpy", FutureWarning)
         for r in (some_pred & some_truth).nonzero().flatten().tolist():
             # MONAI looks at all that it gets, several times.
             box = bounding_box((pred[r] | truth[r]).numpy())

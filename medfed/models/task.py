@@ -79,9 +79,7 @@ class TaskModule(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):
-            raise ConfigError(
-                f"model.network={network} is no network; choose a model by model=OPTION."
-            )
+            raise ConfigError(f"model.network={network} is no network; set model=OPTION.")
         if not 0 <= l2 < math.inf:
             raise ConfigError(f"l2 must not be negative or infinite, not {l2}.")
         self.l2 = l2

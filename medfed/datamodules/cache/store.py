@@ -112,9 +112,7 @@ class Item:
             try:
                 stat = path.stat()
             except OSError as error:
-                raise DataError(
-                    f"{path} of {self.id} cannot be read ({error.strerror})."
-                ) from error
+                raise DataError(f"{path} of {self.id} is unreadable ({error.strerror}).") from error
             rows.append([path.name, stat.st_size, stat.st_mtime_ns])
         return rows
 
@@ -307,9 +305,8 @@ def find(recipe: Recipe, root: Path) -> Store | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{folder / MANIFEST} cannot be used ({error}); run {recipe.command} again."
-        ) from error
+        why = f"cannot be used ({error}); run {recipe.command} again"
+        raise DataError(f"{folder / MANIFEST} {why}.") from error
     for name, size in store.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:

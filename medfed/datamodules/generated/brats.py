@@ -251,9 +251,8 @@ def _channel(rng: Rng, image: Array, texture: Array, n: int, hospital: MriHospit
 
 def _shading(rng: Rng, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """A slow field in [-1, 1]: a slope and a bend along every axis."""
-    axes = np.meshgrid(
-        *(np.linspace(-1, 1, n, dtype=np.float32) for n in shape), sparse=True, indexing="ij"
-    )
+    lines = (np.linspace(-1, 1, n, dtype=np.float32) for n in shape)
+    axes = np.meshgrid(*lines, sparse=True, indexing="ij")
     field = sum(rng.uniform(-1, 1) * x + rng.uniform(-0.5, 0.5) * x**2 for x in axes)
     return np.asarray(field / np.abs(field).max(), dtype=np.float32)
 

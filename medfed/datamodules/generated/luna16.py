@@ -551,9 +551,8 @@ class LunaCohort(ScanCohort):
         hits = ((n, _) for n in nodules for _ in range(1 + int(rng.random() < 0.15)))
         near = [_near(rng, n.centre, 0.1 * n.diameter) for n, _ in hits]
         candidates = [(_row(series, p + middle, "1"), rng.random()) for p in near]
-        candidates += [
-            (_row(series, _near(rng, p, 0.7) + middle, "0"), rng.random()) for p in others
-        ]
+        far = (_near(rng, p, 0.7) for p in others)
+        candidates += [(_row(series, p + middle, "0"), rng.random()) for p in far]
         return annotations, [row for row, _ in sorted(candidates, key=lambda c: c[1])]
 
 

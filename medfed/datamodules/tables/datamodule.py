@@ -178,9 +178,7 @@ class TabularDataModule(FederatedDataModule):
             )
         alone = {"combat": ("minmax", "exact_minmax", "none"), "pooled": ("none",), "client": ()}
         if self.normalization in alone[self.scaling]:
-            raise ConfigError(
-                f"data.scaling={self.scaling} needs data.normalization=standard; set it."
-            )
+            raise ConfigError(f"data.scaling={self.scaling} needs data.normalization=standard.")
         if self.covariates and self.scaling != "combat":
             raise ConfigError("data.covariates are for data.scaling=combat; leave them out.")
         if self.outcome_scale is not None:
@@ -356,9 +354,8 @@ class TabularDataModule(FederatedDataModule):
         if self.agreement is None:
             question = self._question(self.facts())
             outcomes = self.train_outcomes[client] if question.outcomes else None
-            told = TrainRows(
-                question, rows, self.table.categories, outcomes, self.train_patients[client]
-            )
+            patients = self.train_patients[client]
+            told = TrainRows(question, rows, self.table.categories, outcomes, patients)
             self.contributing = told.contributing
             self.agreement = yield from client_side(told)
 

@@ -109,9 +109,7 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     if missing := sorted(hashes.keys() - present - ({MODEL} if PACKED in hashes else set())):
         raise CheckpointError(f"{folder / missing[0]} is missing; copy the bundle again.")
     if added := sorted(present - hashes.keys()):
-        raise CheckpointError(
-            f"{folder / added[0]} was not exported with the bundle; move it elsewhere."
-        )
+        raise CheckpointError(f"{folder / added[0]} is no part of the bundle; move it elsewhere.")
     # A hash reveals a torn copy or a change, but nobody who changes the manifest as well.
     for name in sorted(present):
         if sha256(folder / name) != hashes[name]:
@@ -289,9 +287,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         content: dict[str, Any] = parse_json(path)
     facts = content.get("medfed") if isinstance(content, dict) else None
     if not isinstance(facts, dict):
-        raise CheckpointError(
-            f"{folder} is a bundle of another origin; only those of medfed export are read."
-        )
+        raise CheckpointError(f"{folder} is no bundle of medfed export, and no other is read.")
     number, known = facts.get("format_version"), metadata.READ_VERSIONS
     if number not in known or isinstance(number, bool):
         raise CheckpointError(

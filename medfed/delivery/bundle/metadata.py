@@ -194,6 +194,9 @@ Above0 = Annotated[int, Meta(ge=1, le=1 << 20)]
 Size = Annotated[list[Above0], Meta(min_length=2, max_length=3)]
 Codes = Annotated[list[Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]], Meta(min_length=1)]
 Color = Literal["rgb", "grey"]
+Kind = Literal[
+    "segmentation", "classification", "findings", "risk", "regression", "survival", "detection"
+]
 _LARGEST = 1 << 27  # voxels or pixels of one window, image or patch
 
 
@@ -258,9 +261,7 @@ class Table(Struct, tag_field="kind", tag="table"):
 class Facts(Struct, kw_only=True):
     """The entries of every bundle that a prediction goes by."""
 
-    task: Literal[
-        "segmentation", "classification", "findings", "risk", "regression", "survival", "detection"
-    ]
+    task: Kind
     network: dict[str, Any]
     channels: Names
     present: Names

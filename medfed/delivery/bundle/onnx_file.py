@@ -143,9 +143,7 @@ def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bo
             same_shape = logits.shape == expected.shape
             if not same_shape or float((logits - expected).abs().max()) > _EQUAL * scale:
                 unlike = f" ({other})" if (other := unlike_axes(size[1:], shape)) else ""
-                raise NotTraceableError(
-                    f"ONNX Runtime and PyTorch differ at inputs of {size}{unlike}"
-                )
+                raise NotTraceableError(f"ONNX Runtime and PyTorch differ at {size}{unlike}")
     except (CheckpointError, ValueError) as error:
         if isinstance(error, NotTraceableError):
             raise
@@ -276,7 +274,5 @@ def _trace(network: nn.Module, shape: tuple[int, ...]) -> bytes:
                 do_constant_folding=False,
             )
     except Exception as error:  # whatever exporters raise
-        raise NotTraceableError(
-            f"the network cannot be traced for ONNX ({first_line(error)})"
-        ) from error
+        raise NotTraceableError(f"its network cannot be traced ({first_line(error)})") from error
     return memory.getvalue()

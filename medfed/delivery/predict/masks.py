@@ -65,7 +65,7 @@ def highdicom() -> ModuleType:
 
 
 def save_segments(
-    masks: Mapping[str, NDArray[np.bool_]], scan: scans.Scan, target: Path, title: str
+    masks: Mapping[str, NDArray[Any]], scan: scans.Scan, target: Path, title: str
 ) -> None:
     """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan.
 
@@ -86,9 +86,7 @@ def save_segments(
         raise DataError(f"{series} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
     files = dicom.in_order(series)
     if len(files) == 1:
-        raise DataError(
-            f"{series} holds its slices in one file; leave format out to get a NIfTI mask."
-        )
+        raise DataError(f"{series} is one file; leave format out to get a NIfTI mask.")
     step = float(np.linalg.norm(geometry.stored[:3, 2]))
     labels = _labels(masks)
     turned = as_stored(np.stack([*masks.values()], -1), geometry)  # columns, rows, slices, regions

@@ -127,9 +127,7 @@ def check_place(options: PredictOptions) -> None:
     if output.resolve() == Path(options.input).resolve():
         raise ConfigError(f"output={options.output} is the input; choose another one.")
     if output.resolve().is_relative_to(Path(options.bundle).resolve()):
-        raise ConfigError(
-            f"output={options.output} lies in the bundle {options.bundle}; choose another one."
-        )
+        raise ConfigError(f"output={output} lies in bundle={options.bundle}; choose another.")
     above = next(p for p in output.parents if p.exists())
     for path in (output, above):
         is_wanted = options.into_folder if path == output else True
@@ -172,9 +170,7 @@ def table_path(options: PredictOptions) -> Path:
     if options.into_folder:
         output /= "predictions.csv"
     elif output.suffix.lower() != ".csv":
-        raise ConfigError(
-            f"output={output} must be a .csv file, or a folder: this model writes a table."
-        )
+        raise ConfigError(f"output={output} is no .csv file or folder: this model writes a table.")
     inputs = [Path(path) for path in (options.input, options.candidates) if path is not None]
     check_targets([output], options.overwrite, inputs)
     return output

@@ -121,9 +121,7 @@ def read_file(path: Path) -> Tensors:
     for name, tensor in tensors.items():
         dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if dense and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise CheckpointError(
-                f"{path} is damaged: {name} is larger than what the file holds of it."
-            )
+            raise CheckpointError(f"{path} is damaged: {name} is larger than its part of the file.")
     return tensors
 
 
@@ -187,13 +185,9 @@ class Pretrained:
 
     def __post_init__(self) -> None:
         if isinstance(self.adopt, str) or not set(self.adopt) <= {*_ADOPTED}:
-            raise ConfigError(
-                f"init.adopt must be a list of {' and '.join(_ADOPTED)}, not {self.adopt}."
-            )
+            raise ConfigError(f"init.adopt={self.adopt} is no list of {' and '.join(_ADOPTED)}.")
         if not self.part:
-            raise ConfigError(
-                "init.part must be all, shared, personal or name patterns, not empty."
-            )
+            raise ConfigError("init.part is empty; give all, shared, personal or name patterns.")
         if not isinstance(self.rename, Mapping):
             raise ConfigError("init.rename must map old prefixes to new ones: {old.: new.}.")
         if not 0 < self.spread < math.inf:
