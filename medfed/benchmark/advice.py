@@ -270,13 +270,9 @@ def pilots(
         variants={variant: Variant()}, sizes={}, folds=asked.folds, passes=math.inf,
     )  # fmt: skip
     size = Size(len(asked.divisions), 1)
-    return [
-        Pilot(
-            suite, Method.of(name), (variant,), size, overrides=asked.overrides,
-            divisions=asked.divisions, out=out, rounds=rounds,
-        )
-        for name in methods
-    ]  # fmt: skip
+    about: dict[str, Any] = {"overrides": asked.overrides, "divisions": asked.divisions, "out": out}
+    named = (Method.of(name) for name in methods)
+    return [Pilot(suite, one, (variant,), size, **about, rounds=rounds) for one in named]
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -564,19 +560,12 @@ def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
     rivals = _gains(task, [name for name in others if name != shown], shown, asked.count)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
-    methods = {
-        name: Judged(
-            name,
-            verdicts[name].mean.mean,
-            gains.get(name),
-            _hospitals(asked, task, verdicts[name]),
-            rivals.get(name),
-            _cost(each, task.scores[name], asked.rounds / rounds),
-            task.scores[name].failed,
-        )
-        for each in progress
-        if (name := each.group.method.name) in task.scores
-    }
+    by_name, methods = {p.group.method.name: p for p in progress}, dict[str, Judged]()
+    for name, scores in task.scores.items():
+        cost = _cost(by_name[name], scores, asked.rounds / rounds)
+        hospitals = _hospitals(asked, task, verdicts[name])
+        mean, gain, rival = verdicts[name].mean.mean, gains.get(name), rivals.get(name)
+        methods[name] = Judged(name, mean, gain, hospitals, rival, cost, scores.failed)
     size = group.size.splits
     return Advice(use, best, methods, task, floor_of(task), size, rounds, asked, notes)
 
@@ -769,8 +758,8 @@ def advise(
         folder = out / _name(asked, groups)
         console = wide_console()
         if not quiet:
-            rounds = groups[0].config(groups[0].variants[0]).rounds
-            many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": rounds}
+            each = groups[0].config(groups[0].variants[0]).rounds
+            many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": each}
             say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
         broken = runner.run_groups(groups, out, workers, quiet)
     check_computed(broken, "runs of the pilot", "runs")

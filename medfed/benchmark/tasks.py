@@ -46,12 +46,12 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     for one in progress:
         cells = one.finals(variant)
         known = [r for _, r in cells if r is not None]
+        name = one.group.method.name
         if wrong := next((str(r["error"]) for r in known if "error" in r), None):
-            name = one.group.method.name
             task.left_out[name] = f"{name} cannot be used on {task.name}: {wrong}"
             continue
         if len(known) < one.group.size.splits:
-            missing.append(one.group.method.name)
+            missing.append(name)
             continue
         for cell, result in cells:
             if result is None or "data" not in result:
@@ -62,7 +62,8 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
                     f"{cell.place} and {first[0]} have other patients and do not fit into one "
                     "table; remove the cell whose data are not those of the suite."
                 )
-        _add(task, one, known, tuple(cell.key for cell, _ in cells))
+        if why := _add(task, one, known, tuple(cell.key for cell, _ in cells)):
+            task.left_out[name] = f"{name} is left out of {task.name}: {why}"
         tested = tested or [r for r in known if "clients" in r]
     if task.same:
         task.leave_out_small({client: fewest_of(tested, client) for client in task.clients})
@@ -76,14 +77,12 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     return task
 
 
-def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, ...]) -> None:
-    """Adds a method's scores, unless it has failed everywhere or exceeded its budget."""
+def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, ...]) -> str:
+    """Adds a method's scores, or says why not: it failed everywhere, or exceeded its budget."""
     name, group = one.group.method.name, one.group
     whole = [r for r in results if "clients" in r]
     if not whole:
-        failed = results[0].get("failed", "")
-        task.left_out[name] = f"{name} is left out of {task.name}: {failed}"
-        return
+        return str(results[0].get("failed", ""))
     metric, mode = whole[0]["metric"]
     if not task.clients:
         task.metric, task.falls = metric, mode == "min"
@@ -94,40 +93,32 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
         task.overlap = overlap_of(whole) if group.suite.splits == "folds" else 0.0
     sign = -1 if task.falls else 1
     spent = max(max(r["passes"].values()) for r in whole) / group.budget
+    beyond = "it cannot keep the budget of {}, of which it {} {:.2f} times as many."
     if not group.is_ceiling and spent > group.suite.passes:
-        task.left_out[name] = (
-            f"{name} is left out of {task.name}: it cannot keep the budget of {group.budget} "
-            f"gradient passes, of which it took {spent:.2f} times as many."
-        )
-        return
+        return beyond.format(f"{group.budget} gradient passes", "took", spent)
     up, down = (float(np.mean([r["bytes"][way] for r in whole])) for way in ("up", "down"))
     limit, fedavg = group.suite.bytes, task.scores.get("fedavg")
-    if not group.is_ceiling and limit is not None and fedavg and sum(fedavg.sent):
-        times = (up + down) / sum(fedavg.sent)
-        if times > limit:
-            task.left_out[name] = (
-                f"{name} is left out of {task.name}: it cannot keep the budget of {limit:g} times "
-                f"FedAvg's bytes, of which it sent {times:.2f} times as many."
-            )
-            return
+    sent = sum(fedavg.sent) if fedavg and limit is not None and not group.is_ceiling else 0
+    if sent and (times := (up + down) / sent) > limit:
+        return beyond.format(f"{limit:g} times FedAvg's bytes", "sent", times)
+    worst, courses = worst_value(metric), [r.get("course", ()) for r in whole]
     task.scores[name] = Scores(
         name,
         values_of(results, metric, task.clients),
-        sign * _resampled(results, task.clients, worst_value(metric)),
+        sign * _resampled(results, task.clients, worst),
         (up, down),
         spent,
         len(results) - len(whole),
         group.settings[one.trial or 0],
         _course(whole),
         keys=keys,
-        rise=rise_of(
-            [[number(at["score"]) for at in r.get("course", ())] for r in whole], task.overlap
-        ),
+        rise=rise_of([[number(at["score"]) for at in course] for course in courses], task.overlap),
         trials=_trials(one) if task.variant == group.suite.base else (),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
         values = [[number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
         task.floor[constant] = sign * np.array(values, dtype=float)
+    return ""
 
 
 def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) -> Floats:
@@ -265,14 +256,11 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
 
 def sentences_of(dials: Mapping[str, Any]) -> list[str]:
     """Says where FedAvg and local training cross."""
-    sentences = []
-    for suite, dial in dials.items():
-        if at := dial["crossings"].get("fedavg × local"):
-            sentences.append(
-                f"{suite}: FedAvg and local training cross {between(at)} of the dial "
-                f"({dial['dial']})."
-            )
-    return sentences
+    return [
+        f"{suite}: FedAvg and local training cross {between(at)} of the dial ({dial['dial']})."
+        for suite, dial in dials.items()
+        if (at := dial["crossings"].get("fedavg × local"))
+    ]
 
 
 def findings(

@@ -210,19 +210,16 @@ def iterate(
             # Ever rarer, so that rho is constant in the end and convergence is certain.
             next_change = 2 * count
             _balance(steps, primal, dual)
-    warnings.warn(
+    message = (
         f"The network lasso stopped after max_iter={max_iter} iterations above its tolerance; "
-        "raise max_iter or tol.",
-        RuntimeWarning,
-        stacklevel=4,
     )
+    warnings.warn(f"{message}raise max_iter or tol.", RuntimeWarning, stacklevel=4)
     return max_iter, norms, False
 
 
 def _balance(steps: AdmmSteps, primal: float, dual: float) -> None:
     """Changes rho where one residual is far larger than the other."""
-    ratio = math.sqrt(primal / dual) if dual > 0 else 10.0
-    ratio = min(max(ratio, 0.1), 10.0)
+    ratio = min(max(math.sqrt(primal / dual), 0.1), 10.0) if dual > 0 else 10.0
     if not 0.5 < ratio < 2.0:
         steps.rescale(steps.rho * ratio)
 

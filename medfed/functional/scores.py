@@ -47,8 +47,8 @@ def case_class_scores(cases: Columns, weights: Floats, bins: int = 15) -> dict[s
     """
     label = cases["label"].astype(np.int64)
     before, after = (
-        [v for n, v in cases.items() if n.startswith(kind[:-2])]
-        for kind in (PROBABILITY, "calibrated/{}")
+        [v for n, v in cases.items() if n.startswith(kind)]
+        for kind in ("probability/", "calibrated/")
     )
     scores = class_scores(np.stack(before, axis=1), label, weights, bins)
     if after:
@@ -133,14 +133,8 @@ def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) ->
         bin_of = np.minimum((sure * bins).astype(np.int64), bins - 1)
         gap = sums(weights * (sure - (predicted == label)), bin_of, bins)
         squares = np.square(probs - np.eye(k)[label]).sum(1) / 2
-        values = (
-            hits.sum(1) / total,
-            macro(recall),
-            auroc,
-            *rates,
-            np.abs(gap).sum(1) / total,
-            (weights * squares).sum(1) / total,
-        )
+        calibration, brier = np.abs(gap).sum(1) / total, (weights * squares).sum(1) / total
+        values = hits.sum(1) / total, macro(recall), auroc, *rates, calibration, brier
     return dict(zip(CLASS_SCORES, values, strict=True))
 
 

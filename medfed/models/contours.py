@@ -159,9 +159,8 @@ def prediction_row(
 
 
 def _empty_figure(columns: int, rows: int) -> Figure:
-    figure = Figure(
-        figsize=(_PANEL * columns + 0.5, (_PANEL + 0.3) * rows + 0.6), dpi=120, layout="constrained"
-    )
+    size = (_PANEL * columns + 0.5, (_PANEL + 0.3) * rows + 0.6)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -188,10 +187,8 @@ def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:
 
 def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
     lines = [Line2D([], [], color=_TRUE, linestyle="--", label="true")] * true
-    lines += [
-        Line2D([], [], color=colour, label=f"predicted {name}")
-        for colour, name in zip(region_colours(len(regions)), regions, strict=True)
-    ]
+    pairs = zip(region_colours(len(regions)), regions, strict=True)
+    lines += [Line2D([], [], color=colour, label=f"predicted {name}") for colour, name in pairs]
     figure.legend(
         handles=lines,
         loc="outside lower center",

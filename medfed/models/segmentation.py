@@ -106,13 +106,8 @@ class SegmentationTask(TaskModule):
             raise ConfigError("model.dice_weight and model.ce_weight are for the default loss.")
         self.regions = tuple(regions)
         self.activation = chosen_activation(activation, len(regions), exclusive)
-        self.inference = RegionInference(
-            self.activation == "softmax",
-            threshold,
-            None if patch_size is None else tuple(patch_size),
-            overlap,
-            window_batch,
-        )
+        softmax, window = self.activation == "softmax", patch_size and tuple(patch_size)
+        self.inference = RegionInference(softmax, threshold, window, overlap, window_batch)
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight
         self.tolerances = _tolerances(tolerance, self.regions) if surface else None

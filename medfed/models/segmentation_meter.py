@@ -236,13 +236,8 @@ class SegmentationMeter:
         is NaN, too, and counts in no mean.
         """
         rows = self.cases()
-        kinds = (
-            "iou",
-            "iou_both",
-            "dice",
-            "dice_case",
-            *(_SURFACE if self.tolerances is not None else ()),
-        )
+        surface = _SURFACE if self.tolerances is not None else ()
+        kinds = ("iou", "iou_both", "dice", "dice_case", *surface)
         names = [n for kind in kinds for n in (kind, *(f"{kind}/{r}" for r in self.regions))]
         if not rows:
             return dict.fromkeys(("loss", *names), math.nan)

@@ -69,12 +69,8 @@ class SurvivalTask(TaskModule):
                 f"model.horizon={horizon:g} must be above 0 and at most {self.cuts[-1]:g}, the end "
                 "of the last interval."
             )
-        self.cox, self.ties, self.horizon, self.least = (
-            loss != "hazard",
-            ties,
-            horizon,
-            least_events,
-        )
+        self.cox, self.ties = loss != "hazard", ties
+        self.horizon, self.least = horizon, least_events
         # Canonical models mix hazards, or logarithms of hazard ratios.
         self.activation = "identity" if self.cox else "sigmoid"
         super().__init__(*common, **more)

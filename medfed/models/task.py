@@ -314,9 +314,7 @@ def l2_penalty(network: nn.Module, l2: float) -> Tensor:
         >>> l2_penalty(network, 0.5).item()
         4.5
     """
-    weights = [
-        weight
-        for name, weight in network.named_parameters()
-        if not name.endswith(("bias", "membership")) and ".bias.original" not in name
-    ]
+    left_out = ("bias", "membership")
+    every = [p for p in network.named_parameters() if ".bias.original" not in p[0]]
+    weights = [weight for name, weight in every if not name.endswith(left_out)]
     return l2 / 2 * torch.stack([weight.square().sum() for weight in weights]).sum()

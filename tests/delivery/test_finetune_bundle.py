@@ -108,7 +108,7 @@ def test_a_folder_of_another_origin_is_one_sentence(tmp_path):
         Pretrained(weights=str(tmp_path)).read()
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "metadata.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is a bundle of another origin"):
+    with pytest.raises(CheckpointError, match="is no bundle of medfed export"):
         Pretrained(weights=str(tmp_path)).read()
 
 

@@ -94,7 +94,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "larger": (
         "a.pt",
         lambda: saved({"weight": torch.zeros(1).expand(10**6, 10**6)}),
-        "larger than what the file holds",
+        "larger than its part of the file",
     ),
     "compressed": ("a.pt", compressed, "it is compressed"),
     "safetensors-cut": ("a.safetensors", lambda: b"\x08\0\0\0\0\0\0\0{}", "cannot be read"),

@@ -118,7 +118,7 @@ REFUSED = {
         "torch.nn.PoissonNLLLoss",
     ): "is 0.7996 where predictions are right and 0.3164",
     ("outcome", "torch.nn.GaussianNLLLoss"): "cannot take what this task gives, predictions (B,)",
-    ("outcome", "torch.nn.L1Loss sum"): "grows with the number of samples; it must be a mean",
+    ("outcome", "torch.nn.L1Loss sum"): "grows with the number of samples; add reduction: mean",
     ("outcome", "torch.nn.Identity"): "cannot take what this task gives",
 }
 
@@ -141,7 +141,7 @@ def test_losses_that_do_not_fit_are_refused_in_a_sentence(task, loss):
         (
             "classes",
             {"label_smoothing": 0.1},
-            "model.label_smoothing works with cross_entropy only",
+            "model.label_smoothing is for cross_entropy; set it",
         ),
         (
             "overlapping",

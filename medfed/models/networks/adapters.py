@@ -198,13 +198,8 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
     for tensor in frozen.values():
         tensor.requires_grad_(False)
     network.frozen_entries = frozenset(frozen)  # type: ignore[assignment]
-    return Adapted(
-        adapted,
-        tuple(small),
-        tuple(n for n in entries if n in train),
-        sum(entries[n].numel() for n in trained),
-        sum(t.numel() for t in frozen.values()),
-    )
+    numbers = sum(entries[n].numel() for n in trained), sum(t.numel() for t in frozen.values())
+    return Adapted(adapted, tuple(small), tuple(n for n in entries if n in train), *numbers)
 
 
 def _last(network: nn.Module, layers: Sequence[str]) -> str:
