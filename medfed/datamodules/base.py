@@ -299,14 +299,11 @@ class FederatedDataModule(ABC):
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
         fractions, most = (self.val_fraction, self.test_fraction), self.most_patients
-        self.plans = plan_clients(
-            self.partition, self._patients, names, self.seed, fractions, self.fold, most
-        )
+        rule, fold = (self.partition, self._patients, names, self.seed, fractions), self.fold
+        self.plans = plan_clients(*rule, fold, most)
         check_keep_out(self.keep_out, list(self.plans))
-        self.remarks = [
-            *self.data_remarks(),
-            *remarks(self.partition, list(self._patients.values())),
-        ]
+        own = remarks(self.partition, list(self._patients.values()))
+        self.remarks = [*self.data_remarks(), *own]
         if self.most_patients is not None:
             self.remarks.append(
                 f"At most {self.most_patients} patients of a hospital train and validate; others "

@@ -113,10 +113,8 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
             log.warning(
                 "Client %s has no nodule in its training scans: alone it learns to find none.", name
             )
-        evaluation = {
-            split: BlocksOnDemand(plan.patients[split], partial(self._whole, store))
-            for split in SPLITS[1:]
-        }
+        read = partial(self._whole, store)
+        evaluation = {s: BlocksOnDemand(plan.patients[s], read) for s in SPLITS[1:]}
         train = fresh.block(derive_seed(self.seed, "patches", name))
         counts = torch.tensor([float(nodules)])
         made = {"train": train, "evaluation": evaluation, "label_counts": counts, "fresh": fresh}

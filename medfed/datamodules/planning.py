@@ -129,9 +129,8 @@ class Agreed:
     def rules(self) -> tuple[Rule, ...]:
         """Returns how each channel is normalised."""
         usual = Rule("zscore_nonzero" if self.foreground else "zscore")
-        return tuple(
-            usual if of is None else Rule("clip_zscore", *of[:2], of[2:]) for of in self.grey
-        )
+        known = (of and Rule("clip_zscore", *of[:2], of[2:]) for of in self.grey)
+        return tuple(rule or usual for rule in known)
 
 
 @dataclass(frozen=True)
@@ -205,11 +204,8 @@ class Planning:
         spacings, extents = (table[:, ::-1] for table in tables)  # planned as (z, y, x)
         sizes = extents / (spacings if self.exact else np.median(spacings, axis=0))
         given = {n: v[::-1] if isinstance(v, Sequence) else v for n, v in given.items()}
-        planner = Planner(
-            *(len(channels), labels, self.residual, self.memory_gb, self.features),
-            axial=dims == 2,
-            **given,
-        )
+        settings = self.residual, self.memory_gb, self.features
+        planner = Planner(len(channels), labels, *settings, axial=dims == 2, **given)
         name: Configuration = "2d" if dims == 2 else "3d_lowres" if self.lowres else "3d_fullres"
         plan = planner.plan(Fingerprint(spacings, sizes, extents), name)
         smaller = sum(2 * message.smaller - message.cases for message in every)

@@ -200,11 +200,8 @@ def match_files(
                     f"trains with ({', '.join(compress(channels, present)) or 'none'}); leave the "
                     "case out, or give it to another client."
                 )
-        counts = {
-            name: (sum(name not in case.lacks for case in every), len(every))
-            for name in compress(channels, present)
-        }
-        partial = {name: (has, all_) for name, (has, all_) in counts.items() if has < all_}
+        with_file = {n: sum(n not in c.lacks for c in every) for n in compress(channels, present)}
+        partial = {n: (has, len(every)) for n, has in with_file.items() if has < len(every)}
         matched[client] = replace(plan, channels=present, partial=partial)
     return matched
 

@@ -199,14 +199,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         assert self.planning is not None
         plan = self.plans[client]
         cases = [case for case, _ in self.cases_among(plan.patients["train"])]
-        measured = (
-            facts_of(
-                *self.unprepared(case, plan),
-                self.scans.spacing(self.cases[case]),
-                self.channel_names,
-            )
-            for case in cases
-        )
+        plain = ((case, *self.unprepared(case, plan)) for case in cases)
+        spacing, names = self.scans.spacing, self.channel_names
+        measured = (facts_of(*of, spacing(self.cases[case]), names) for case, *of in plain)
         self.follow(Agreed.read((yield self.planning.tell(measured))))
 
     def follow(self, agreed: Agreed) -> None:
@@ -526,14 +521,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
-        images = [
-            (i, role, path)
-            for plan in self.plans.values()
-            for ids in plan.patients.values()
-            for i in ids
-            for role, path in self._patients[i].files.items()
-            if not role.split()[-1].startswith(("label", "mask"))
-        ]
+        used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
+        every = ((i, role, path) for i in used for role, path in self._patients[i].files.items())
+        images = [of for of in every if not of[1].split()[-1].startswith(("label", "mask"))]
         files = [(i, role, at, hashes[str(f)]) for i, role, at in images for f in files_of(at)]
         counts = Counter(digest for *_, digest in files)
         repeated = {h: path for *_, path, h in files if counts[h] > 1 and is_volume(path)}
@@ -572,14 +562,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """
         seen = self.seen(patient, plan)
         mask = seen.mask()
-        centres = patches.sample_centres(
-            tumour=mask.any(dim=0),
-            brain=seen.brain,
-            count=self.patches_per_patient,
-            background_share=self.background_share,
-            size=self.size,
-            generator=torch_rng(self.seed, "patches", patient),
-        )
+        rng, tumour = torch_rng(self.seed, "patches", patient), mask.any(dim=0)
+        of = self.patches_per_patient, self.background_share, self.size
+        centres = patches.sample_centres(tumour, seen.brain, *of, rng)
         shape = tuple(mask.shape[1:])
         volume = Volume(seen.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
         at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0

@@ -203,12 +203,9 @@ def _blend(masks: Masks, brain: NDArray[np.bool_]) -> Array:
     for name in ("oedema", "necrosis", "rim"):  # the tumour lies over the look-alikes
         owner[masks[name]] = COMPARTMENTS.index(name)
     edge = {"oedema": 1.1, "scar": 1.0}
-    weights = np.stack(
-        [
-            gaussian_filter((owner == i).astype(np.float32), (w, w, w / 3), truncate=3)
-            for i, w in enumerate(edge.get(name, 0.5) for name in COMPARTMENTS)
-        ]
-    )
+    widths = enumerate(edge.get(name, 0.5) for name in COMPARTMENTS)
+    masks_of = (((owner == i).astype(np.float32), (w, w, w / 3)) for i, w in widths)
+    weights = np.stack([gaussian_filter(mask, width, truncate=3) for mask, width in masks_of])
     total = weights.sum(axis=0, keepdims=True)
     return np.asarray(weights / np.maximum(total, 1e-6), dtype=np.float32)
 

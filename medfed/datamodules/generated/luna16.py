@@ -508,10 +508,8 @@ class LunaCohort(ScanCohort):
             folder: An existing, empty folder.
         """
         owners = self.owners(CtHospital, self.seed)
-        series = [
-            _series(self.patients_seed(self.seed), hospital.name, n % self.each)
-            for n, hospital in enumerate(owners)
-        ]
+        seed, each = self.patients_seed(self.seed), enumerate(owners)
+        series = [_series(seed, hospital.name, n % self.each) for n, hospital in each]
         for subset in range(min(SUBSETS, len(series))):
             (folder / f"subset{subset}").mkdir()
         with ThreadPoolExecutor(max_workers=2) as pool:  # each scan has its generator
@@ -538,14 +536,9 @@ class LunaCohort(ScanCohort):
         # One scan in four is stored from left to right and back to front, like some of LUNA16.
         flipped = number % 4 == 3
         origin = middle + chest.canvas.half * ([1, 1, -1] if flipped else [-1, -1, -1])
-        write_scan(
-            folder / f"subset{number % SUBSETS}",
-            series,
-            voxels[:, ::-1, ::-1] if flipped else voxels,
-            spacing,
-            origin.tolist(),
-            FLIPPED if flipped else IDENTITY,
-        )
+        place = folder / f"subset{number % SUBSETS}"
+        stored = (voxels[:, ::-1, ::-1], FLIPPED) if flipped else (voxels, IDENTITY)
+        write_scan(place, series, stored[0], spacing, origin.tolist(), stored[1])
         annotations = [_row(series, n.centre + middle, f"{n.diameter:.4f}") for n in nodules]
         # A detector finds some nodules twice.
         hits = ((n, _) for n in nodules for _ in range(1 + int(rng.random() < 0.15)))

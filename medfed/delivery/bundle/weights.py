@@ -265,10 +265,8 @@ def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Co
     """
     planes = _together({n: pack(b.indices, b.bits) for n, b in books.items()})
     centers = _together({n: b.centers for n, b in books.items()})
-    packed = {
-        n: {"planes": planes[n], "centers": centers[n], "shape": list(b.shape)}
-        for n, b in books.items()
-    }
+    parts = ((n, planes[n], centers[n], list(b.shape)) for n, b in books.items())
+    packed = {n: {"planes": p, "centers": c, "shape": s} for n, p, c, s in parts}
     content = {"format": FORMAT, "version": VERSION, "dense": _together(dense), "packed": packed}
     save(path, [content])
 

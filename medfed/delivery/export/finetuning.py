@@ -290,9 +290,8 @@ def _repaired(
         now = replace(plain, weights=statistics, stage="statistics")
         repaired.append(now)
     try:
-        weights, books = distil(
-            bench.network, trained, now.weights, plain.books, bench.data, steps, rate, seed
-        )
+        tuning = bench.data, steps, rate, seed
+        weights, books = distil(bench.network, trained, now.weights, plain.books, *tuning)
     except NonFiniteError:
         client = shown(bench.data.id)
         _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", client)

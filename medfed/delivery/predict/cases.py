@@ -130,13 +130,8 @@ class OutputFolder:
             check_targets(case.targets, self.overwrite, ())
         before, state = self._rows.get(case.name, {}), _state(case.inputs())
         is_same, place = before.get("sha256") == state, case.targets[0].relative_to(self.folder)
-        values = (
-            case.name,
-            case.source.resolve(),
-            place,
-            before.get("files") if is_same else "",
-            state,
-        )
+        files = before.get("files") if is_same else ""
+        values = (case.name, case.source.resolve(), place, files, state)
         row = dict(zip(_BEFORE, values, strict=True))
         self._add(case.name, {**row, "error": _INTERRUPTED})
         made = self.folder / _UNFINISHED

@@ -253,10 +253,8 @@ def read_run(folder: Path, client: str | None) -> Weights:
     files = run.files("models", clients)
     paths = {c: files[c] for c in read}
     # Counters and other state are of the hospital that has trained.
-    first, *others = (
-        {n: t for n, t in read_tensors(path).items() if t.is_floating_point()}
-        for path in paths.values()
-    )
+    every = map(read_tensors, paths.values())
+    first, *others = ({n: t for n, t in of.items() if t.is_floating_point()} for of in every)
     hashes, trained = _hashes(*paths.values()), of_training(run.config.plain())
     if client is not None:
         return Weights(first, f"the model of {client} in a run", hashes, trained)
