@@ -546,9 +546,8 @@ def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
     notes = [n.replace(f" on {task.name}", "").replace(task.name, "the pilot") for n in task.notes]
     others = [name for name in task.scores if name != ALONE]
     if ALONE not in task.scores or not others:
-        raise MedfedError(
-            "The pilot has nothing to compare: " + (" ".join(notes) or "no method was computed.")
-        )
+        why = " ".join(notes) or "no method was computed."
+        raise MedfedError(f"The pilot has nothing to compare: {why}")
     verdicts = judge(task)
     gains = _gains(task, others, ALONE, asked.count)
     # Of those that are surely better, so that a lucky one is not preferred to them.

@@ -437,6 +437,5 @@ class Steps:
             return
         self._spoke, spent = now, now - self._began
         left = spent / self.done * (self.total - self.done)
-        self.console.print(
-            f"{self.verb}ed {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left"
-        )
+        pace = f"{spent:.0f} s, about {left:.0f} s left"
+        self.console.print(f"{self.verb}ed {self.done}/{self.total}  {pace}")

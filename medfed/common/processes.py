@@ -138,9 +138,8 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
 
     if "TORCHELASTIC_RUN_ID" in environ:
         ranks = variable("WORLD_SIZE", 1)
-        return Launched(
-            "torchrun", variable("RANK", 0), ranks, ranks // variable("LOCAL_WORLD_SIZE", 1)
-        )
+        machines = ranks // variable("LOCAL_WORLD_SIZE", 1)
+        return Launched("torchrun", variable("RANK", 0), ranks, machines)
     ranks = variable("SLURM_STEP_NUM_TASKS", 1)  # the step that srun has started
     if ranks > 1 and "SLURM_PROCID" in environ:
         machines = variable("SLURM_STEP_NUM_NODES", variable("SLURM_NNODES", 1))

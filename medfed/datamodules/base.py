@@ -251,11 +251,7 @@ class FederatedDataModule(ABC):
             "present": plan.record(self.plan_names)["channels"],
             **plan.gaps(),
             "labels": self._labels(plan),
-            "spacing": None,
-            "spacing_range": None,
-            "orientation": None,
-            "normalization": None,
-            "input": None,
+            **dict.fromkeys(("spacing", "spacing_range", "orientation", "normalization", "input")),
         }
 
     def _labels(self, plan: ClientPlan) -> list[str]:
@@ -456,16 +452,15 @@ class FederatedDataModule(ABC):
         if self._hashes is None:
             used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
             self._hashes = self.file_hashes(sorted(used))
-        names = self.plan_names
+        names, every = self.plan_names, self._patients.items()
+        labels = [(i, str(p.label), *map(str, p.counts or ())) for i, p in every]
         return {
             "seed": self.seed,
             "clients": {name: dict(p.patients) for name, p in self.plans.items()},
             "partition": {client: p.record(names) for client, p in self.plans.items()},
             "settings": self.settings(),
             "files": dict(self._hashes),
-            "labels": digest(
-                [(i, str(p.label), *map(str, p.counts or ())) for i, p in self._patients.items()]
-            ),
+            "labels": digest(labels),
         }
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:

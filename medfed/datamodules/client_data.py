@@ -31,15 +31,12 @@ class Rows(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """(N, ...), as of a tensor."""
-        ...
 
     def take(self, index: Tensor) -> Tensor:
         """Returns the samples (B, ...) with the given numbers (B,) int64, as a CPU tensor."""
-        ...
 
     def some(self, index: Tensor) -> Rows:
         """Returns only the samples with the given numbers (n,) int64, without reading them."""
-        ...
 
 
 class BatchSource(Protocol):
@@ -47,7 +44,6 @@ class BatchSource(Protocol):
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
         """Yields one batch for each entry of `order`, its sample numbers (B,)."""
-        ...
 
 
 Block = Mapping[str, Tensor | Rows]
@@ -58,11 +54,9 @@ class Draws(Protocol):
 
     def block(self, seed: int) -> Block:
         """Returns an epoch's samples, as many as in `ClientData.train`."""
-        ...
 
     def some(self, cases: Sequence[int]) -> Draws:
         """Returns only the samples of some patients."""
-        ...
 
 
 def gather(values: Tensor | Rows, index: Tensor) -> Tensor:

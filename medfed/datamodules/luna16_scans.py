@@ -110,9 +110,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
         fresh = ScanPatches(volumes, boxes, count, share, self.size)
         nodules = sum(map(len, boxes))
         if not nodules:
-            log.warning(
-                "Client %s has no nodule in its training scans: alone it learns to find none.", name
-            )
+            log.warning("Client %s trains without a nodule: alone it learns to find none.", name)
         read = partial(self._whole, store)
         evaluation = {s: BlocksOnDemand(plan.patients[s], read) for s in SPLITS[1:]}
         train = fresh.block(derive_seed(self.seed, "patches", name))

@@ -115,12 +115,8 @@ class Scanner:
         if self.resolution < 1:
             from monai.transforms import RandSimulateLowResolution
 
-            coarsen = RandSimulateLowResolution(
-                prob=1.0,
-                downsample_mode="area",
-                upsample_mode=_UPSAMPLE[unit.ndim - 1],
-                zoom_range=(self.resolution, self.resolution),
-            )
+            smooth, share = _UPSAMPLE[unit.ndim - 1], (self.resolution, self.resolution)
+            coarsen = RandSimulateLowResolution(1.0, "area", smooth, share)
             unit = torch.as_tensor(coarsen(unit)).as_subclass(Tensor)
         # Not AdjustContrast: it stretches by each image's extremes, so equal grey values would
         # differ between two patches.
@@ -158,10 +154,8 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
         for name, value in values.items():
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise ConfigError(f"partition.scanners: {name} of {client} is no number: {value}.")
-    return {
-        client: Scanner(client, seed, **{name.lower(): float(v) for name, v in values.items()})
-        for client, values in table.items()
-    }
+    lower = {c: {n.lower(): float(v) for n, v in of.items()} for c, of in table.items()}
+    return {client: Scanner(client, seed, **values) for client, values in lower.items()}
 
 
 def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]) -> Tensor:

@@ -308,8 +308,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @cached_property
     def _cases_by_patient(self) -> dict[str, list[Patient]]:
-        cases = [self.scans.cases_of(patient) for patient in self._patients.values()]
-        return dict(zip(self._patients, cases, strict=True))
+        return {name: self.scans.cases_of(of) for name, of in self._patients.items()}
 
     def cases_among(self, patients: Sequence[str]) -> list[tuple[str, int]]:
         """The cases of patients, and the position of each case's patient in the list."""
@@ -450,8 +449,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             sizes[split] = self._bytes(shapes, split)
         evaluated = sizes["val"] + sizes["test"]
         in_memory = evaluated <= self.memory_gb * 1e9
-        fresh = self.patches == "fresh"
-        self._mapped = fresh and evaluated + sizes["train"] > self.memory_gb * 1e9
+        large = evaluated + sizes["train"] > self.memory_gb * 1e9
+        self._mapped = self.patches == "fresh" and large
         if self.find_cache() is None and (self._mapped or not in_memory):
             log.info("Prepared the volumes once, in %s.", self.build_cache().folder)
         return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}

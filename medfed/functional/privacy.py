@@ -31,9 +31,8 @@ def _binomials() -> Floats:
     logs = np.full((len(ORDERS), most + 1), -np.inf)
     for row, order in zip(logs, ORDERS.astype(int).tolist(), strict=True):
         whole = math.lgamma(order + 1)
-        row[: order + 1] = [
-            whole - math.lgamma(i + 1) - math.lgamma(order - i + 1) for i in range(order + 1)
-        ]
+        size = order + 1
+        row[:size] = [whole - math.lgamma(i + 1) - math.lgamma(size - i) for i in range(size)]
     return logs
 
 

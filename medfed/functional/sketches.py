@@ -155,7 +155,8 @@ def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:
         [0.25, 0.75, 0.5, 0.0, 0.5]
     """
     parts = [counts] if channels is None else [counts, channels]
-    return torch.cat([_shares(part) for part in parts])
+    wide = [part.detach().cpu().double() for part in parts]
+    return torch.cat([w / w.sum().clamp(min=torch.finfo(w.dtype).tiny) for w in wide])
 
 
 def sketch_vector(sketch: Tensor) -> Tensor:
@@ -206,11 +207,6 @@ def _average(images: Tensor, axis: int, length: int) -> Tensor:
     flat = functional.adaptive_avg_pool1d(last.reshape(1, -1, last.shape[-1]), length)
     averaged: Tensor = flat.reshape(*last.shape[:-1], length)
     return averaged.movedim(-1, axis)
-
-
-def _shares(counts: Tensor) -> Tensor:
-    wide = counts.detach().cpu().double()
-    return wide / wide.sum().clamp(min=torch.finfo(wide.dtype).tiny)
 
 
 def number_kept(size: int, share: float) -> int:

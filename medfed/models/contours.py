@@ -189,14 +189,9 @@ def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
     lines = [Line2D([], [], color=_TRUE, linestyle="--", label="true")] * true
     pairs = zip(region_colours(len(regions)), regions, strict=True)
     lines += [Line2D([], [], color=colour, label=f"predicted {name}") for colour, name in pairs]
-    figure.legend(
-        handles=lines,
-        loc="outside lower center",
-        ncols=min(len(lines), 4),
-        fontsize=9,
-        facecolor="0.35",  # green and yellow lines must be seen
-        labelcolor="white",
-    )
+    # Green and yellow lines must be seen.
+    style: dict[str, Any] = {"fontsize": 9, "facecolor": "0.35", "labelcolor": "white"}
+    figure.legend(handles=lines, loc="outside lower center", ncols=min(len(lines), 4), **style)
 
 
 def _first_channel(image: Tensor) -> int:

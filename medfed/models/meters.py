@@ -185,19 +185,17 @@ class CustomMetric:
         if hasattr(self.metric, "reset"):
             self.metric.reset()
 
-    def add(
-        self, prediction: Tensor, target: Tensor, spacing: Sequence[float] | None = None
-    ) -> None:
-        """Adds cases ``(B, ...)``; ``spacing`` in mm if the metric takes it."""
+    def add(self, prediction: Tensor, target: Tensor, mm: Sequence[float] | None = None) -> None:
+        """Adds cases ``(B, ...)``; of voxels of ``mm``, if the metric takes it."""
         self.empty = False
         if self._gathers:
             self.metric.update(prediction, target)
             return
-        value, parts = self._measure(prediction, target, spacing)
+        value, parts = self._measure(prediction, target, mm)
         if not bool(parts.isfinite().all()):
             classes = prediction.ndim == 2 and target.ndim == 1
             ideal = F.one_hot(target, prediction.shape[1]) if classes else target
-            _, best = self._measure(ideal.to(prediction), target, spacing)
+            _, best = self._measure(ideal.to(prediction), target, mm)
             # If even the labels as predictions have no value, the data leave it undefined.
             if bool((~parts.isfinite() & best.isfinite()).any()):
                 value = worst_value(self.name)

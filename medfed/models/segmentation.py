@@ -250,18 +250,16 @@ def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Acti
     return "softmax" if wanted == "softmax" else "sigmoid"
 
 
-def _tolerances(
-    tolerance: float | Mapping[str, float], regions: Sequence[str]
-) -> tuple[float, ...]:
+def _tolerances(tolerance: float | Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
     """Mm by region, checked."""
-    given = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(regions, tolerance)
+    given = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(names, tolerance)
     for name, mm in given.items():
-        check_known("model.tolerance", name, regions)
+        check_known("model.tolerance", name, names)
         if not 0 <= mm < math.inf:
             raise ConfigError(f"model.tolerance={mm} must be mm, 0 or more.")
-    if missing := [name for name in regions if name not in given]:
+    if missing := [name for name in names if name not in given]:
         raise ConfigError(f"model.tolerance lacks the region {missing[0]}; give it in mm.")
-    return tuple(float(given[name]) for name in regions)
+    return tuple(float(given[name]) for name in names)
 
 
 def with_background(label: Tensor) -> Tensor:

@@ -56,6 +56,8 @@ BITS = (4, 2)
 FEWEST, MOST = 8, 32  # shadow models, if their number is not set
 LEAST = 4  # shadow models, and training patients of a client that is attacked
 DESCRIBE = ("sketch", "membership")  # parts of messages that describe a client
+Attack = tuple[Floats, Bools]
+"""(A, P) the scores of patients in A attacks, and which are members."""
 Sure = dict[tuple[str, str], tuple[Floats, Floats]]
 """By model and client, how sure the model is of each training and of each test patient."""
 
@@ -318,9 +320,7 @@ class _Audited:
             guesses += self._guesses((kind, own), attacks)
         return guesses, list(compared(described))
 
-    def _guesses(
-        self, what: tuple[str, bool], attacks: dict[str, tuple[Floats, Bools]]
-    ) -> Iterator[Guess]:
+    def _guesses(self, what: tuple[str, bool], attacks: dict[str, Attack]) -> Iterator[Guess]:
         """Returns the success of an attack at each client, and at all together."""
         if len(attacks) > 1:
             scores, members = (np.hstack(each) for each in zip(*attacks.values(), strict=True))

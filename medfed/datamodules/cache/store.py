@@ -496,11 +496,8 @@ def _join(folder: Path, name: str, counts: Sequence[int]) -> None:
     """Writes the items' arrays one after the other into one file."""
     parts = (map_array(folder / shard(i, name), whole=True) for i in range(len(counts)))
     first = next(parts)
-    header = {
-        "descr": np.lib.format.dtype_to_descr(first.dtype),
-        "fortran_order": False,
-        "shape": (sum(counts), *first.shape[1:]),
-    }
+    descr, shape = np.lib.format.dtype_to_descr(first.dtype), (sum(counts), *first.shape[1:])
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
     with atomic(folder / f"{name}.npy") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for part, count in zip(chain([first], parts), counts, strict=True):

@@ -115,7 +115,7 @@ def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> H
     brain = radius < 1
     masks = {name: np.zeros(shape, bool) for name in COMPARTMENTS}
     masks.update(_tissue(rng, grid, radius))
-    _add_lookalikes(rng, grid, radius, masks, hospital)
+    _add_others(rng, grid, radius, masks, hospital)
     label = _add_tumour(rng, grid, radius, masks, hospital)
     return Head(_blend(masks, brain), brain, label * brain)
 
@@ -161,9 +161,7 @@ def _blob(rng: Rng, grid: Array, centre: tuple[float, ...], size: float, rough: 
     return np.asarray(field + roughness, dtype=np.float32)
 
 
-def _add_lookalikes(
-    rng: Rng, grid: Array, radius: Array, masks: Masks, hospital: MriHospital
-) -> None:
+def _add_others(rng: Rng, grid: Array, radius: Array, masks: Masks, hospital: MriHospital) -> None:
     """Bright spots of old age, scars and vessels, which are not tumour."""
     for _ in range(rng.poisson(hospital.spots)):
         size = rng.uniform(0.04, 0.10)

@@ -239,11 +239,8 @@ class SiteGroups(base.Dealt):
                 "theirs, or 0."
             )
         shifts = {c: self.label_shift * group_of(c) % num_classes for c in clients}
-        return {
-            client: tuple((k + shift) % num_classes for k in range(num_classes))
-            for client, shift in shifts.items()
-            if shift
-        }
+        classes = range(num_classes)
+        return {c: tuple((k + s) % num_classes for k in classes) for c, s in shifts.items() if s}
 
 
 @dataclass(frozen=True)
@@ -279,6 +276,7 @@ class ChannelMissing(base.Wrapped):
             >>> {k: v.tolist() for k, v in rotate.availability(["a", "b"], ["T1", "T2"], 0).items()}
             {'a': [False, True], 'b': [True, False]}
         """
+        missing: dict[str, list[int]] = {}
         if self.preset == "lack_k":
             missing = self._lacking(clients, channels)
         elif self.preset == "rotate":
@@ -287,8 +285,6 @@ class ChannelMissing(base.Wrapped):
             missing = {c: self._at_random(c, len(channels), seed) for c in clients}
         elif self.preset == "table":
             missing = self._from_table(clients, channels)
-        else:
-            missing = {}
         present = self.assignment.availability(clients, channels, seed)
         for client, indices in missing.items():
             present[client][indices] = False

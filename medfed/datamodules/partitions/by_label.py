@@ -453,9 +453,8 @@ class Dirichlet(base.Dealt):
         owner = np.empty(len(counts), dtype=np.int64)
         for k, share in enumerate(shares):
             members = numpy_rng(seed, "members", k).permutation(np.flatnonzero(counts[:, k]))
-            owner[members] = np.repeat(
-                np.arange(self.num_clients), apportion(len(members), share.tolist())
-            )
+            sizes = apportion(len(members), share.tolist())
+            owner[members] = np.repeat(np.arange(self.num_clients), sizes)
         return owner
 
 

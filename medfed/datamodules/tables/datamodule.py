@@ -423,10 +423,8 @@ class TabularDataModule(FederatedDataModule):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` also has the columns and their rounded range."""
         scaling, plan = self.scalings[client], self.plans[client]
-        low, high = [
-            [None if np.isnan(value) else value for value in end.tolist()]
-            for end in columns.value_range(self._numbers(client), share=0)
-        ]
+        ranges = columns.value_range(self._numbers(client), share=0)
+        low, high = ([None if np.isnan(v) else v for v in end.tolist()] for end in ranges)
         ends = {"lowest": low, "highest": high}
         has = set(plan.record(self.plan_names)["channels"])
         return {
@@ -447,12 +445,8 @@ class TabularDataModule(FederatedDataModule):
                 f"Client {client} has a scanner, but tables have no images; set "
                 "partition.scanners=null."
             )
-        return {
-            split: self.samples.select(
-                plan.patients[split], plan.shares, derive_seed(self.seed, client, split)
-            )
-            for split in SPLITS
-        }
+        seeds = {s: derive_seed(self.seed, client, s) for s in SPLITS}
+        return {s: self.samples.select(plan.patients[s], plan.shares, seeds[s]) for s in SPLITS}
 
     def _block(
         self, rows: Array, index: Index, case: Index, scaling: Scaling, present: Tensor

@@ -309,9 +309,8 @@ def _check_place(folder: Path) -> None:
 def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> bool:
     """Writes the ONNX file; where that cannot be, a line says so and the bundle goes without."""
     try:
-        onnx_file.save_onnx(
-            path, network, onnx_file.trace_shape(facts), metadata.input_size(facts) is None
-        )
+        any_size = metadata.input_size(facts) is None
+        onnx_file.save_onnx(path, network, onnx_file.trace_shape(facts), any_size)
     except onnx_file.NotTraceableError as error:
         path.unlink(missing_ok=True)
         client, why = shown(str(facts["client"])), str(error).rstrip(".")

@@ -79,9 +79,7 @@ def describe(node: Mapping[str, Any]) -> Plain:
     return plain
 
 
-def describe_mixture(
-    plain: Mapping[str, Any], places: Sequence[str], count: int, activation: str
-) -> Plain:
+def describe_mixture(plain: Plain, places: Sequence[str], count: int, activation: str) -> Plain:
     """Describes several instances of a part of a network, whose outputs are mixed.
 
     Args:

@@ -28,6 +28,7 @@ from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.delivery.bundle.metadata import ANY_SIDE, input_size
 
 INPUT, OUTPUT = "image", "logits"
+Shape = tuple[int, ...]
 _EQUAL = 1e-5  # of the largest logit, if that is above 1
 
 
@@ -116,7 +117,7 @@ def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> 
 
 
 @torch.no_grad()
-def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bool) -> None:
+def compare(path: Path, network: nn.Module, shape: Shape, any_size: bool) -> None:
     """Asks both for other batches, and other sizes of each axis if they may come.
 
     A trace may have fixed them.
@@ -155,9 +156,7 @@ OPSET = 18
 _BATCH = 2  # a batch of 1 would be traced as a constant
 
 
-def save_onnx(
-    path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bool = True
-) -> None:
+def save_onnx(path: Path, network: nn.Module, shape: Shape, any_size: bool = True) -> None:
     """Writes an ONNX file, and compares it with PyTorch where ONNX Runtime is installed.
 
     Args:

@@ -110,7 +110,7 @@ def from_canonical(
 
 
 def used_instances(
-    plain: Mapping[str, Any], places: list[str], activation: str, loaded: Tensors
+    plain: dict[str, Any], places: list[str], activation: str, loaded: Tensors
 ) -> tuple[dict[str, Any], Tensors]:
     """Keeps of mixed outputs what the client uses.
 

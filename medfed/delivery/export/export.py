@@ -170,9 +170,8 @@ def _regions(wanted: str | Sequence[str] | None, facts: Mapping[str, Any]) -> li
     known = list(facts["labels"])
     if facts["input"]["kind"] != "volumes":
         raise ConfigError("largest_part is for segmentation of volumes; leave it out.")
-    names = (
-        known if wanted == "all" else [wanted] if isinstance(wanted, str) else [*map(str, wanted)]
-    )
+    names = known if wanted == "all" else wanted
+    names = [names] if isinstance(names, str) else [*map(str, names)]
     for name in names:
         check_known("largest_part", name, known)
     return list(dict.fromkeys(names))

@@ -158,11 +158,8 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
     """
     entries = float_entries(network)
     known = {id(t): n for n, t in entries.items()}
-    layers = {
-        name: module
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear | _ConvNd) and not is_parametrized(module)
-    }
+    free = ((n, m) for n, m in network.named_modules() if not is_parametrized(m))
+    layers = {n: m for n, m in free if isinstance(m, nn.Linear | _ConvNd)}
     # A tensor shared by two layers cannot have an adapter in only one of them.
     uses = [id(t) for m in network.modules() for t in m._parameters.values() if t is not None]
     layers = {n: m for n, m in layers.items() if uses.count(id(m.weight)) == 1}

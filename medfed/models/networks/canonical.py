@@ -84,9 +84,9 @@ class Canonical(Mixture):
         self._boxed = places == [""]
         self._names = list(taken[0].layers)
         _check_distinct(self.canonical, parts)
-        if mix == "parameters":
-            for other in self.canonical[1:]:
-                _forget_buffers(other)
+        if mix == "parameters":  # one network runs, with the statistics of the first instance
+            for module in (m for other in self.canonical[1:] for m in other.modules()):
+                module._buffers.update(dict.fromkeys(module._buffers))
 
     def forward(self, x: Tensor) -> Any:
         """Returns the mixture for a batch; see the base class."""
@@ -126,13 +126,6 @@ class Canonical(Mixture):
         elif kind != "common":
             return None
         return rest.removeprefix("network.") if self._boxed else rest
-
-
-def _forget_buffers(part: nn.Module) -> None:
-    """Keeps the statistics of the first instance only: one network with a mixed part runs."""
-    for module in part.modules():
-        for name in module._buffers:
-            module._buffers[name] = None
 
 
 def _check_distinct(instances: nn.ModuleList, parts: Sequence[str]) -> None:

@@ -70,9 +70,8 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
         image = image.detach().clone().requires_grad_(True)
         answers = outputs(network, image)
     leaves = {id(p): n for n, p in network.named_parameters()}
-    norms = {
-        id(p) for m in network.modules() if isinstance(m, NORMALIZATION) for p in m.parameters()
-    }
+    layers = (m for m in network.modules() if isinstance(m, NORMALIZATION))
+    norms = {id(p) for m in layers for p in m.parameters()}
     met = {leaves[i] for i in _met([t.grad_fn for t in answers], image, norms) if i in leaves}
     return tuple(dict.fromkeys(_pattern(network, n) for n in leaves.values() if n in met))
 
