@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import copyreg
 import random
+import types
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from types import (
-    BuiltinMethodType,
-    CellType,
-    FunctionType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-)
 from typing import Any
 
 import numpy as np
@@ -29,7 +22,8 @@ from medfed.common.streams import has_global_stream
 
 State = random.Random | np.random.RandomState | np.random.Generator | torch.Generator
 _STATES = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
-_LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, np.ndarray, torch.Tensor)
+_PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
+_LEAVES = (*_PLAIN, np.ndarray, torch.Tensor)
 _LIBRARIES = ("builtins", "abc", "typing", "torch", "collections")
 _MOST = 100  # a longer list is one of samples, not of transforms
 
@@ -118,14 +112,14 @@ def _parts(one: Any) -> Iterable[tuple[str, object]]:
         return ((str(key).replace(":", ""), part) for key, part in islice(one.items(), _MOST))
     if isinstance(one, partial):
         return ("func", one.func), ("args", one.args), ("keywords", one.keywords)
-    if isinstance(one, MethodType | BuiltinMethodType | MethodWrapperType):
+    if isinstance(one, types.MethodType | types.BuiltinMethodType | types.MethodWrapperType):
         return ("self", one.__self__), ("func", getattr(one, "__func__", None))
-    if isinstance(one, CellType):
+    if isinstance(one, types.CellType):
         try:
             return (("cell", one.cell_contents),)
         except ValueError:  # not filled yet
             return ()
-    if isinstance(one, FunctionType):
+    if isinstance(one, types.FunctionType):
         known = {n: one.__globals__.get(n) for n in one.__code__.co_names}
         used = ((f"{one.__module__}:{n}", v) for n, v in known.items() if isinstance(v, _STATES))
         inside = (one.__closure__, one.__defaults__, one.__kwdefaults__)
@@ -137,7 +131,7 @@ def _parts(one: Any) -> Iterable[tuple[str, object]]:
         (f"{kind.__qualname__}:{n}", v)
         for kind in kinds
         for n, v in vars(kind).items()
-        if isinstance(v, (*_STATES, FunctionType))
+        if isinstance(v, (*_STATES, types.FunctionType))
     )
     return *getattr(one, "__dict__", {}).items(), *slots, *shared
 

@@ -22,13 +22,8 @@ from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.cache.volumes import (
-    CachedDataModule,
-    cached_hashes,
-    cached_volume,
-    read_volume,
-)
 from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
@@ -75,7 +70,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class SegmentationDataModule(CachedDataModule[VolumeReader]):
+class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     """Multi-channel volumes with region masks, from any reader.
 
     Patches are cut from the training patients' volumes, anew for every epoch or once. The volumes
@@ -332,7 +327,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if prepared is not None:
             settings["preparation"] = prepared.record()
         again = "medfed prepare with the same data settings"
-        return Recipe("volumes", settings, tuple(items), read_volume, joined=False, command=again)
+        return Recipe("volumes", settings, tuple(items), cached.read_volume, False, again)
 
     def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
         """Voxels of each case after resampling, before cropping."""
@@ -352,7 +347,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self.store is None:
             files = files_of_case([file for case in cases for file in case.files.values()])
             return {str(path): sha256(path) for path in sorted(set(files))}
-        hashes_of_cases = [cached_hashes(self.store, case) for case in cases]
+        hashes_of_cases = [cached.cached_hashes(self.store, case) for case in cases]
         return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
 
     def unprepared(self, case: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
@@ -369,7 +364,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def seen(self, case: str, plan: ClientPlan) -> Seen:
         """Prepares a case for a client's network."""
         if self.store is not None:
-            sample = cached_volume(self.store, case)
+            sample = cached.cached_volume(self.store, case)
         else:
             sample = self.scans.prepared(self.cases[case], self.preparation)
         image, label, grid = sample["image"], sample["label"], sample.get("grid")

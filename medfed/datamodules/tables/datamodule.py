@@ -41,17 +41,7 @@ from medfed.datamodules.readers.table import (
     with_categories,
 )
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.datamodules.tables import columns
-from medfed.datamodules.tables.agreement import (
-    SUMS,
-    Agreement,
-    Indicator,
-    Question,
-    TrainRows,
-    agree,
-    client_side,
-    server_side,
-)
+from medfed.datamodules.tables import agreement, columns
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
 from medfed.standalone.columns import Array, Columns, Scaling
@@ -143,7 +133,7 @@ class TabularDataModule(FederatedDataModule):
     normalization: Normalization = "standard"
     scaling: Literal["client", "pooled", "combat"] = "client"
     covariates: Sequence[str] = ()
-    missing_indicator: Indicator = "auto"
+    missing_indicator: agreement.Indicator = "auto"
     outcome_scale: Sequence[float] | None = None
     drop: Sequence[str] = ()
     unlabelled: Unlabelled = "error"
@@ -183,7 +173,7 @@ class TabularDataModule(FederatedDataModule):
             raise ConfigError("data.covariates are for data.scaling=combat; leave them out.")
         if self.outcome_scale is not None:
             self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
-        self.agreement: Agreement | None = None
+        self.agreement: agreement.Agreement | None = None
         self.joined: tuple[str, ...] | None = None
         self.scalings: dict[str, Scaling] = {}
         self.train_rows: dict[str, Array] = {}
@@ -310,7 +300,7 @@ class TabularDataModule(FederatedDataModule):
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
             question = self._question(self.facts())
             outcomes = self.train_outcomes if question.outcomes else None
-            self.agreement, self.exchanged = agree(
+            self.agreement, self.exchanged = agreement.agree(
                 question, trained, table.categories, outcomes, self.train_patients
             )
         if self.survival:
@@ -355,13 +345,13 @@ class TabularDataModule(FederatedDataModule):
             question = self._question(self.facts())
             outcomes = self.train_outcomes[client] if question.outcomes else None
             patients = self.train_patients[client]
-            told = TrainRows(question, rows, self.table.categories, outcomes, patients)
+            told = agreement.TrainRows(question, rows, self.table.categories, outcomes, patients)
             self.contributing = told.contributing
-            self.agreement = yield from client_side(told)
+            self.agreement = yield from agreement.client_side(told)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
-        yield from server_side(self._question(facts), claims)
+        yield from agreement.server_side(self._question(facts), claims)
 
     def facts(self) -> dict[str, Any]:
         """See the base class; adds the columns with categories, and the label."""
@@ -374,12 +364,11 @@ class TabularDataModule(FederatedDataModule):
         """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
         question, patients = self._question(self.facts()), self.train_patients[client]
         statistics = []
+        count = len(np.unique(patients))
         if question.continuous:
-            key = "data.outcome_scale"
-            count = len(np.unique(patients))
-            statistics.append(Statistic(client, "the sums of the outcome", key, SUMS, count))
+            what, key = "the sums of the outcome", "data.outcome_scale"
+            statistics.append(Statistic(client, what, key, agreement.SUMS, count))
         if question.intervals:
-            count = len(np.unique(patients))
             what = "the counts of events by time"
             statistics.append(Statistic(client, what, "data.cuts", BINS, count))
         for name, column in zip(question.names, self.train_rows[client].T, strict=True):
@@ -399,13 +388,13 @@ class TabularDataModule(FederatedDataModule):
                 statistics.append(Statistic(client, what, key, size, known))
         return statistics
 
-    def _question(self, facts: Mapping[str, Any]) -> Question:
+    def _question(self, facts: Mapping[str, Any]) -> agreement.Question:
         """The settings of the agreement of clients with these `facts`."""
         stay: Sequence[str] | None = () if self.scaling == "combat" else None
         if self.covariates:
             numbers = [name for name in facts["channels"] if name not in facts["categories"]]
             stay = check_names("column of numbers", self.covariates, numbers)
-        return Question(
+        return agreement.Question(
             names=facts["channels"],
             indicator=self.missing_indicator,
             normalization=self.normalization,

@@ -25,14 +25,8 @@ from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
+from medfed.federation import split
 from medfed.federation.other_state import copied
-from medfed.federation.split import (
-    NORMALIZATION,
-    aliases,
-    fixed_statistics,
-    match,
-    nothing_personal,
-)
 from medfed.standalone.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
@@ -64,13 +58,13 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
         ('2.*', '3.*')
     """
     network = copied(network).requires_grad_(True).train()
-    for norm in fixed_statistics(network, "frozen"):
+    for norm in split.fixed_statistics(network, "frozen"):
         norm.eval()
     with torch.enable_grad(), seeded():
         image = image.detach().clone().requires_grad_(True)
         answers = outputs(network, image)
     leaves = {id(p): n for n, p in network.named_parameters()}
-    layers = (m for m in network.modules() if isinstance(m, NORMALIZATION))
+    layers = (m for m in network.modules() if isinstance(m, split.NORMALIZATION))
     norms = {id(p) for m in layers for p in m.parameters()}
     met = {leaves[i] for i in _met([t.grad_fn for t in answers], image, norms) if i in leaves}
     return tuple(dict.fromkeys(_pattern(network, n) for n in leaves.values() if n in met))
@@ -170,7 +164,7 @@ def known_personal(network: nn.Module) -> tuple[str, ...]:
     """
     paths = (f"{c.__module__}.{c.__qualname__}" for c in type(network).__mro__)
     patterns = next((PERSONAL[path] for path in paths if path in PERSONAL), ())
-    return tuple(p for p in patterns if any(fnmatchcase(n, p) for n in aliases(network)))
+    return tuple(p for p in patterns if any(fnmatchcase(n, p) for n in split.aliases(network)))
 
 
 def default_personal(network: nn.Module) -> tuple[str, ...]:
@@ -218,10 +212,10 @@ def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
         (['1'], [''])
     """
     named = dict(network.named_parameters(remove_duplicate=False))
-    matched = match(parts, named, "The canonical part {!r} matches no parameter")
+    matched = split.match(parts, named, "The canonical part {!r} matches no parameter")
     hit = {id(named[n]) for n in matched}
     if not hit:
-        raise nothing_personal(network, "A canonical model")
+        raise split.nothing_personal(network, "A canonical model")
     whole = {name for name, t in named.items() if id(t) in hit}
     root_of: dict[int, str] = {}
     for root in _roots(network, "", whole, positions(network)):
