@@ -111,11 +111,8 @@ def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
 
 def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None]) -> str:
     """The command line that repeats the benchmark, without the paths of data."""
-    listed = {
-        key: str(value) if isinstance(value, bool | str) else "[" + ",".join(value) + "]"
-        for key, value in given.items()
-        if value not in (None, False)
-    }
+    kept = ((key, value) for key, value in given.items() if value not in (None, False))
+    listed = {k: str(v) if isinstance(v, bool | str) else f"[{','.join(v)}]" for k, v in kept}
     keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
     data = [f"paths.{name}=FOLDER" for name, path in paths.items() if path is not None]
     return " ".join(["medfed benchmark", *keys, f"size={size}", *data])

@@ -545,7 +545,5 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     from scipy.stats import qmc  # names are checked before anything large is loaded
 
     shares = qmc.Halton(len(space), scramble=False).fast_forward(2).random(trials - 1)
-    return [{}] + [
-        {key: over.at(float(u)) for (key, over), u in zip(space.items(), row, strict=True)}
-        for row in shares
-    ]
+    rows = (zip(space.items(), row, strict=True) for row in shares)
+    return [{}, *({key: over.at(float(u)) for (key, over), u in row} for row in rows)]

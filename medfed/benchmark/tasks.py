@@ -147,10 +147,8 @@ def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
     """
     each = [r["patients"][client] for r in results]
     tested = sum(of["test"] for of in each)
-    known = [
-        r.get("fewest", {}).get(client, (of["test"], "test patients"))
-        for r, of in zip(results, each, strict=True)
-    ]
+    stated = (r.get("fewest", {}).get(client) for r in results)
+    known = [s or (of["test"], "test patients") for s, of in zip(stated, each, strict=True)]
     # Splits beyond those that test everybody test them again.
     again = max(1.0, tested / max(1, sum(each[0].values())))
     return int(sum(count for count, _ in known) / again), known[0][1]

@@ -127,12 +127,9 @@ def _parts(one: Any) -> Iterable[tuple[str, object]]:
     slots = [(n, getattr(one, n, None)) for n in copyreg._slotnames(type(one))]  # type: ignore[attr-defined]
     # A class may hold a state for all its objects, as MONAI's Randomizable does.
     kinds = [k for k in type(one).__mro__ if k.__module__.partition(".")[0] not in _LIBRARIES]
-    shared = (
-        (f"{kind.__qualname__}:{n}", v)
-        for kind in kinds
-        for n, v in vars(kind).items()
-        if isinstance(v, (*_STATES, types.FunctionType))
-    )
+    kinds_of = (*_STATES, types.FunctionType)
+    every = ((f"{k.__qualname__}:{n}", v) for k in kinds for n, v in vars(k).items())
+    shared = (named for named in every if isinstance(named[1], kinds_of))
     return *getattr(one, "__dict__", {}).items(), *slots, *shared
 
 

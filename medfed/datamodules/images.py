@@ -175,10 +175,8 @@ class ImageDataModule(OnDiskDataModule):
             halves = {c: self._weigh(plan) for c, plan in plans.items() if c not in self.keep_out}
             server = self.merging(self.facts())
             self.positive_weights, self.exchanged = converse_here(server, halves)
-        clients = {
-            name: self.labelled_client(name, plan, {s: self._block(name, plan, s) for s in SPLITS})
-            for name, plan in plans.items()
-        }
+        blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
+        clients = {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
         weights = self.positive_weights
         return {name: replace(client, positive_weights=weights) for name, client in clients.items()}
 

@@ -239,12 +239,10 @@ def data_fingerprint(path: str | None) -> str:
     return total.hexdigest()
 
 
-def _without(node: Mapping[str, Any], left_out: tuple[str, ...], at: str = "") -> dict[str, Any]:
-    return {
-        key: _without(value, left_out, f"{at}{key}.") if isinstance(value, dict) else value
-        for key, value in node.items()
-        if f"{at}{key}" not in left_out
-    }
+def _without(node: Mapping[str, Any], out: tuple[str, ...], at: str = "") -> dict[str, Any]:
+    kept = {k: v for k, v in node.items() if f"{at}{k}" not in out}
+    inner = {k: _without(v, out, f"{at}{k}.") for k, v in kept.items() if isinstance(v, dict)}
+    return kept | inner
 
 
 def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:

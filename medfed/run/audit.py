@@ -271,10 +271,8 @@ class _Audited:
         middle = layer_weights(self.task.network)[1:-1]
         done = isinstance(self.task.network, Canonical) or federation.centers(client)
         for bits in BITS if middle and not done else ():
-            models[f"personal model, {bits} bits"] = {
-                name: quantize(t, initial_centers(t, bits)) if name in middle else t
-                for name, t in personal.items()
-            }
+            few = {n: quantize(t, initial_centers(t, bits)) for n, t in personal.items() if n in middle}
+            models[f"personal model, {bits} bits"] = personal | few
         return models
 
     def kinds(self) -> list[str]:
@@ -517,10 +515,8 @@ def write_audit(audit: Audit, folder: Path) -> None:
 
 def page(audit: Audit) -> str:
     """Returns the page as HTML that fetches nothing."""
-    models = {
-        model: [g for g in audit.guesses if g.model == model]
-        for model in dict.fromkeys(g.model for g in audit.guesses)
-    }
+    names = dict.fromkeys(g.model for g in audit.guesses)
+    models = {name: [g for g in audit.guesses if g.model == name] for name in names}
     pictures = {}
     for model, guesses in models.items():
         alike = [Row(shown(g.client), *g.auc) for g in guesses if not g.of_run][-_MOST:]

@@ -80,10 +80,8 @@ class Canvas:
 
     def axes(self) -> tuple[Array, Array, Array]:
         """Positions x (1, 1, W), y (1, H, 1) and z (D, 1, 1) of the voxels, in mm."""
-        x, y, z = (
-            np.linspace(-h, h, n, dtype=np.float32)
-            for h, n in zip(self.half, self.hu.shape[::-1], strict=True)
-        )
+        ends = zip(self.half, self.hu.shape[::-1], strict=True)
+        x, y, z = (np.linspace(-h, h, n, dtype=np.float32) for h, n in ends)
         return x[None, None], y[None, :, None], z[:, None, None]
 
     def window(self, low: Point, high: Point) -> tuple[Box, list[Array]]:
@@ -93,10 +91,8 @@ class Canvas:
         first = np.clip(np.ceil((low + half) / step), 0, size).astype(int)
         last = np.clip(np.floor((high + half) / step) + 1, first, size).astype(int)
         slices = tuple(slice(a, b) for a, b in zip(first, last, strict=True))[::-1]
-        x, y, z = (
-            (np.arange(a, b) * s - h).astype(np.float32)
-            for a, b, s, h in zip(first, last, step, half, strict=True)
-        )
+        ends = zip(first, last, step, half, strict=True)
+        x, y, z = ((np.arange(a, b) * s - h).astype(np.float32) for a, b, s, h in ends)
         return slices, [x[None, None], y[None, :, None], z[:, None, None]]
 
     def tube(
@@ -144,10 +140,8 @@ class Canvas:
         soft = soft or self.spacing[0]
         reach = 1.5 * radius * max(stretch) + soft
         box, position = self.window(centre - reach, centre + reach)
-        scaled = [
-            (p - np.float32(c)) / np.float32(s)
-            for p, c, s in zip(position, centre, stretch, strict=True)
-        ]
+        parts = zip(position, centre, stretch, strict=True)
+        scaled = [(p - np.float32(c)) / np.float32(s) for p, c, s in parts]
         distance: Array = np.sqrt(sum(s**2 for s in scaled))
         surface = np.ones_like(distance)
         for *wave, phase, height in waves if waves is not None else ():

@@ -78,10 +78,8 @@ class BloodCells(Cohort):
         for split, count in zip(SPLITS, self.images, strict=True):
             labels = np.arange(count) % len(CLASSES)
             labels = numpy_rng(self.seed, split).permutation(labels)
-            cells = [
-                draw_cell(numpy_rng(self.seed, split, n), int(label), self.size)
-                for n, label in enumerate(labels)
-            ]
+            rngs = (numpy_rng(self.seed, split, n) for n in range(len(labels)))
+            cells = [draw_cell(rng, int(y), self.size) for rng, y in zip(rngs, labels, strict=True)]
             arrays[f"{split}_images"] = np.stack(cells)
             arrays[f"{split}_labels"] = labels[:, None].astype(np.uint8)
         np.savez_compressed(folder / self.index, **arrays)  # type: ignore[arg-type]

@@ -204,10 +204,8 @@ class Dealt(Partition):
             )
         patients = in_order(patients)
         owner = self.deal(patients, seed)
-        return {
-            name: sorted(patients[i].id for i in np.flatnonzero(owner == n))
-            for n, name in enumerate(self.names())
-        }
+        rows = {name: np.flatnonzero(owner == n) for n, name in enumerate(self.names())}
+        return {name: sorted(patients[i].id for i in of) for name, of in rows.items()}
 
 
 @dataclass(frozen=True)

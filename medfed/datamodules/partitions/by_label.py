@@ -120,10 +120,8 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
         )
     members = [np.flatnonzero(values == k) for k in range(len(shares))]
     counts = largest_fit([len(m) for m in members], shares)
-    kept = [
-        numpy_rng(seed, "thin", k).permutation(member)[:count]
-        for k, (member, count) in enumerate(zip(members, counts, strict=True))
-    ]
+    pairs = enumerate(zip(members, counts, strict=True))
+    kept = [numpy_rng(seed, "thin", k).permutation(of)[:count] for k, (of, count) in pairs]
     return np.sort(np.concatenate(kept)).astype(np.int64)
 
 

@@ -97,11 +97,9 @@ class Saved(Partition):
 
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """See `Partition.splits`."""
-        return {
-            client: {split: sorted(held.get(split, [])) for split in SPLITS}
-            for client, held in self._content["clients"].items()
-            if client in clients and isinstance(held, dict)
-        }
+        of = ((c, parts) for c, parts in self._content["clients"].items() if c in clients)
+        split = {c: parts for c, parts in of if isinstance(parts, dict)}
+        return {c: {s: sorted(parts.get(s, [])) for s in SPLITS} for c, parts in split.items()}
 
     def _recorded(self, clients: Ids, key: str) -> dict[str, Any]:
         """The file's records of clients, if it has any."""

@@ -68,9 +68,9 @@ class MixtureDataModule(FederatedDataModule):
         self.noise = noise
         self.class_names = ("0", "1") if outcome == "classes" else ("outcome",)
         kind = "logistic" if outcome == "classes" else "linear"
+        mixed = f"{models} {kind} models of {features} features"
         self.description = (
-            f"Data: generated, {clients} hospitals of {samples} rows that mix {models} {kind} "
-            f"models of {features} features."
+            f"Data: generated, {clients} hospitals of {samples} rows that mix {mixed}."
         )
         self.thetas = numpy_rng(self.seed, "mixture", "models").uniform(-1, 1, (models, features))
         self._rows_of = {name: self._draw(name) for name in self.names}
@@ -108,10 +108,8 @@ class MixtureDataModule(FederatedDataModule):
         """
         if not set(plans) <= set(self.names):
             raise ConfigError("Generated mixtures belong to hospitals; use partition=centre.")
-        return {
-            name: self.labelled_client(name, plan, {s: self._block(name, plan, s) for s in SPLITS})
-            for name, plan in plans.items()
-        }
+        blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
+        return {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: features unchanged."""
