@@ -122,7 +122,7 @@ def test_bad_weights_are_one_sentence(name, content, sentence, tmp_path):
     ("option", "sentence"),
     [
         ({"spread": 0.0}, "init.spread must be a positive number"),
-        ({"part": []}, "init.part must be"),
+        ({"part": []}, "init.part is empty"),
         ({"rename": ["a"]}, "init.rename must map"),
         ({"client": "a"}, "init.client=a is for run folders"),
     ],

@@ -146,7 +146,7 @@ def test_losses_that_do_not_fit_are_refused_in_a_sentence(task, loss):
         (
             "overlapping",
             {"dice_weight": 2.0},
-            "model.dice_weight and model.ce_weight apply to",
+            "model.dice_weight and model.ce_weight are for",
         ),
     ],
 )
