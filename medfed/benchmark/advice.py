@@ -85,15 +85,7 @@ class Pilot(Group):
         return [{}]
 
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, by this method.
-
-        Args:
-            variant: The task, of which there is one.
-            as_arm: Without a meaning here.
-
-        Raises:
-            ConfigError: If it does not compose.
-        """
+        """Composes what the user would train with, by this method."""
         if (variant, "") not in self._composed:
             config = composed(self.overrides, self.method.name)
             rounds = min(self.rounds or config.rounds, config.rounds)
@@ -125,15 +117,7 @@ class Pilot(Group):
 
 
 def composed(overrides: Sequence[str], method: str) -> RunDescription:
-    """Composes and checks what the user would train with, by a method.
-
-    Args:
-        overrides: As ``medfed train`` takes them.
-        method: The name of the method.
-
-    Raises:
-        ConfigError: If it does not compose, or asks for several devices.
-    """
+    """Composes and checks what the user would train with, by a method."""
     kept = [
         o for o in overrides if key_of(o) not in _ITS_OWN and not key_of(o).startswith("hydra.")
     ]
@@ -176,16 +160,7 @@ class Question:
 
 
 def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
-    """Reads who is who, and deals the patients whom a run would train and validate on.
-
-    Args:
-        overrides: What the user would train with, without a method.
-        folds: Parts that are tested in turn.
-        repeats: The number of divisions into folds.
-
-    Raises:
-        MedfedError: If the configuration or the data cannot be used.
-    """
+    """Reads who is who, and deals the patients whom a run would train and validate on."""
     config = composed(overrides, "local")
     data = unread_data(config)
     data.plan()
@@ -229,13 +204,6 @@ def split_again(
 ) -> Parts:
     """Splits a client's training and validation patients again, without its test patients.
 
-    Args:
-        patients: Ids per split of the user's run.
-        labels: By patient; the function reads those of training and validation patients only.
-        seed: Of the split.
-        fold: k and K, the k-th of K parts is tested. Of the others, as large a share validates as
-            in the user's run.
-
     Example:
         >>> parts = {"train": ["a", "b", "c", "d"], "val": ["e", "f"], "test": ["g", "h"]}
         >>> found = [split_again(parts, dict.fromkeys("abcdef"), 0, (k, 3)) for k in range(3)]
@@ -253,14 +221,7 @@ def split_again(
 def pilots(
     asked: Question, methods: Sequence[str], out: Path, rounds: int | None = None
 ) -> list[Pilot]:
-    """Writes the divisions of the patients, and returns the methods to run.
-
-    Args:
-        asked: The question.
-        methods: The methods.
-        out: Where cells and divisions are kept.
-        rounds: See `Pilot`.
-    """
+    """Writes the divisions of the patients, and returns the methods to run."""
     for division in asked.divisions:
         if not (file := out / "divisions" / division.name).is_file():
             write_json(file, division.content)
@@ -331,14 +292,6 @@ def gain_of(
 ) -> Gain:
     """Judges a difference by the repetitions of a pilot.
 
-    Args:
-        difference: Over the repetitions.
-        verdict: On it.
-        repetitions: That define the metric.
-        patients: Who were tested, once or several times.
-        overlap: Test patients per training patient.
-        comparisons: The number of such differences.
-
     Example:
         >>> from medfed.functional.statistics import difference
         >>> found = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3)
@@ -370,12 +323,6 @@ def needed(
     difference: Difference, count: int, overlap: float, comparisons: int = 1
 ) -> tuple[float, int]:
     """Returns how large a pilot must be to show the observed difference.
-
-    Args:
-        difference: The measured difference.
-        count: Repetitions.
-        overlap: See `gain_of`.
-        comparisons: See `gain_of`.
 
     Returns:
         Times as many patients, as the variance falls with their number, NaN if more than `MOST`;
@@ -533,15 +480,7 @@ class Advice:
 
 
 def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
-    """Reads the pilot's cells.
-
-    Args:
-        asked: The question.
-        progress: The cells of every method, training alone among them.
-
-    Raises:
-        MedfedError: If there is nothing to compare.
-    """
+    """Reads the pilot's cells."""
     task = task_of(progress, progress[0].group.variants[0])
     notes = [n.replace(f" on {task.name}", "").replace(task.name, "the pilot") for n in task.notes]
     others = [name for name in task.scores if name != ALONE]
@@ -630,11 +569,7 @@ def _growth(result: Mapping[str, Any], times: float) -> float:
 
 
 def sentences(advice: Advice) -> list[str]:
-    """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them.
-
-    Args:
-        advice: The advice.
-    """
+    """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them."""
     hospitals = advice.methods[advice.shown].hospitals
     text = filled(
         _TEMPLATES / "advice.txt",
@@ -661,12 +596,7 @@ def duration(hours: float) -> str:
 
 
 def markdown(advice: Advice, command: str) -> str:
-    """Returns the advice as a page.
-
-    Args:
-        advice: The advice.
-        command: The command that trains as advised; alone if the pilot cannot tell.
-    """
+    """Returns the advice as a page."""
     methods, hospitals = _tables(advice)
     words: dict[str, Any] = {"methods": methods, "hospitals": hospitals, "every": _every(advice)}
     words |= {"sentences": in_markdown(sentences(advice)), "costs": _of_costs(advice)}
@@ -704,12 +634,7 @@ def _of_costs(advice: Advice) -> str:
 
 
 def print_advice(advice: Advice, command: str) -> None:
-    """Prints the advice.
-
-    Args:
-        advice: The advice.
-        command: The command that trains as advised; alone if the pilot cannot tell.
-    """
+    """Prints the advice."""
     console = wide_console()
     first, *rest = sentences(advice)
     console.print()
@@ -733,21 +658,8 @@ def advise(
 ) -> tuple[Advice, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the advice.
 
-    Args:
-        overrides: The user's overrides for ``medfed train``, without a method.
-        methods: The methods to compare; training alone always runs.
-        folds: The number of folds of the cross-validation.
-        repeats: How often to repeat the cross-validation with other folds.
-        rounds: Rounds of a run of the pilot; None: as many as the user's.
-        out: The folder for cells; the advice goes to a folder in it, one per question.
-        workers: Processes; 0 computes in this one.
-        quiet: Whether to print nothing.
-
     Returns:
         The advice, and its folder.
-
-    Raises:
-        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
     asked = question(overrides, folds, repeats)
     out = out.expanduser()

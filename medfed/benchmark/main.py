@@ -35,32 +35,7 @@ def benchmark(
     target: float | None = None,
     quiet: bool = False,
 ) -> Report:
-    """Runs the cells that are missing, then writes and prints the report.
-
-    Args:
-        suite: A suite, several, or ``all``.
-        methods: Methods, or ``all``; None for those of each suite, of which only a few run on
-            further variants. Local training, FedAvg and the ceilings always run.
-        size: ``smoke``, ``small`` or ``full``.
-        variants: Further tasks of the suites, or ``all``.
-        arms: Whether to run the arms of the suites, or the names of some.
-        out: The folder for cells; the report goes to its folder ``report``.
-        workers: Processes; 0 computes in this one.
-        shard: ``i/n``, the i-th of n jobs; the report then has the methods of this job only.
-        report_only: Whether to run nothing.
-        data_root: The folder for generated cohorts.
-        paths: Of real data, by suite.
-        plugins: Folders with suites and methods of the user.
-        figures: Whether to write the pictures as vector files, too.
-        target: The smallest difference worth knowing: the report says how many splits detect it.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The report.
-
-    Raises:
-        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
-    """
+    """Runs the cells that are missing, then writes and prints the report."""
     chosen, by_suite, further = wanted_of(suite, methods, size, arms, plugins)
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
     root, named = str(Path(data_root).expanduser().resolve()), methods is not None
@@ -91,16 +66,7 @@ def benchmark(
 
 
 def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
-    """Says what could not be computed, if anything.
-
-    Args:
-        broken: The reason by place.
-        what: What was to be computed.
-        kept: What of it is kept.
-
-    Raises:
-        MedfedError: If there is any.
-    """
+    """Says what could not be computed, if anything."""
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(

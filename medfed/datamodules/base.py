@@ -51,10 +51,6 @@ class BatchWorkers:
 
     A batch depends only on the epoch's seed, its number and its samples, so every process makes the
     same batch.
-
-    Args:
-        clients: All clients, by id.
-        workers: Number of processes.
     """
 
     def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
@@ -82,9 +78,6 @@ class BatchWorkers:
             client: Its id.
             seed: The epoch's.
             order: The samples of every batch.
-
-        Raises:
-            DataError: If a process was killed.
         """
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
@@ -221,30 +214,14 @@ class FederatedDataModule(ABC):
 
     @abstractmethod
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Reads the patients, or opens the cache that holds them.
-
-        Args:
-            plans: The clients' plans, by client id.
-        """
+        """Reads the patients, or opens the cache that holds them."""
 
     def settings(self) -> dict[str, Any]:
         """Settings that the record holds next to the splits, such as the evaluated slices."""
         return {}
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """Returns how a scan, image or row is prepared for a client's network, as JSON.
-
-        Args:
-            client: Its id; call `setup` first.
-
-        Returns:
-            ``channels`` (all, in order), ``present`` (which of them the client has; the others are
-            0), ``channels_of_cases`` and ``annotated`` (see `ClientPlan.gaps`),
-            ``labels`` in the order of the network's outputs, and a subclass's facts: ``spacing``
-            and ``spacing_range`` in mm of the training scans, ``orientation``, ``normalization``
-            by ``name``, and ``input``: the ``kind`` of input with what is needed to read one as in
-            training.
-        """
+        """Returns how a scan, image or row is prepared for a client's network, as JSON."""
         plan = self.plans[client]
         return {
             "channels": list(self.channel_names),
@@ -260,15 +237,7 @@ class FederatedDataModule(ABC):
         return [self.class_names[order.index(k)] for k in range(self.num_classes)]
 
     def setup(self, stage: str | None = None) -> None:
-        """Assigns, splits and reads, once; further calls change nothing.
-
-        Args:
-            stage: Ignored: all splits are read together.
-
-        Raises:
-            DataError: If a client has no patients, a patient appears twice, or a file is bad.
-            ConfigError: If the partition does not fit the data.
-        """
+        """Assigns, splits and reads, once; further calls change nothing."""
         if not self.clients:
             self.plan()
             self.build()
@@ -307,11 +276,7 @@ class FederatedDataModule(ABC):
             )
 
     def annotate(self, labels: Mapping[str, tuple[str, ...]]) -> None:
-        """Notes in the plans which labels each client annotates, if one does not annotate all.
-
-        Raises:
-            DataError: If nobody annotates a label, or a client annotates none.
-        """
+        """Notes in the plans which labels each client annotates, if one does not annotate all."""
         every = {name for names in labels.values() for name in names}
         lost = [name for name in self.class_names if name not in every]
         if lost and not hasattr(self.partition, "sites"):  # other sites may annotate it
@@ -383,14 +348,6 @@ class FederatedDataModule(ABC):
 
         A client with another label order gets its class numbers in all splits. For continuous
         outcomes the count is the number of training samples.
-
-        Args:
-            name: The client's name.
-            plan: The client's plan.
-            blocks: Samples of every split; ``label`` is (N,), int64 or float32, or (N, K) float32.
-
-        Raises:
-            ConfigError: If the partition gives outcomes an order or proportions of classes.
         """
         labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
         if labels["train"].is_floating_point():
@@ -442,13 +399,7 @@ class FederatedDataModule(ABC):
         return []
 
     def splits(self) -> dict[str, Any]:
-        """The record for the run folder, as JSON.
-
-        Returns:
-            ``seed``, ``clients`` (patient ids per client and split), ``partition`` (channels,
-            class shares and scanner of each client), ``settings``, ``files`` (SHA-256 per file that
-            was used), and ``labels`` (SHA-256 of those of all patients).
-        """
+        """The record for the run folder, as JSON."""
         if self._hashes is None:
             used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
             self._hashes = self.file_hashes(sorted(used))

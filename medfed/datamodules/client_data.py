@@ -132,10 +132,6 @@ class ClientData:
         fresh: Cuts new samples for every epoch; `train` is then one such set, for callers that only
             inspect samples. None: every epoch uses `train`.
         source: Makes training batches ahead; None: they are made on demand.
-
-    Raises:
-        DataError: If there is no training sample.
-        ConfigError: If a batch size is below 1.
     """
 
     id: str
@@ -186,21 +182,11 @@ class ClientData:
 
         Args:
             index: (B,) int64.
-
-        Returns:
-            ``{"image", "label", "channels"}``, and ``class_weights`` (B, K) if they are balanced.
         """
         return self._training_batch(*self._picked(self.train, index))
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
-        """One epoch over the training samples; the last, short batch is kept.
-
-        Args:
-            seed: The only source of the order and of the augmentation, never the global stream.
-
-        Yields:
-            As `samples`, with B = `batch_size` or fewer samples.
-        """
+        """One epoch over the training samples; the last, short batch is kept."""
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
         batches = order.split(self.batch_size)
         if self.source is not None:
@@ -228,9 +214,6 @@ class ClientData:
             seed: The epoch's seed.
             number: The batch's number, from 0.
             index: (B,) int64, its samples.
-
-        Returns:
-            As `samples`, augmented.
         """
         image, label, present = self._picked(self._samples_of(seed), index)
         if not len(index):  # of patients drawn by chance, there may be none
@@ -258,9 +241,6 @@ class ClientData:
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.
 
-        Args:
-            limit: The most inputs.
-
         Returns:
             (min(limit, num_samples), C, *spatial) or (…, F).
         """
@@ -275,15 +255,7 @@ class ClientData:
         return torch.arange(count) * self.num_samples // max(count, 1)
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
-        """The samples of a split in fixed order, without augmentation.
-
-        Args:
-            split: ``"val"`` and ``"test"`` yield whole axial slices (or volumes, or rows);
-                ``"train"`` yields the training samples.
-
-        Yields:
-            ``{"image", "label", "channels", "case"}``, and ``spacing`` if it is known.
-        """
+        """The samples of a split in fixed order, without augmentation."""
         for block in [self.train] if split == "train" else self.evaluation[split]:
             count = block["image"].shape[0]
             for start in range(0, count, self.eval_batch_size):
@@ -331,9 +303,6 @@ def finding_counts(label: Tensor) -> Tensor:
 
 def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
     """Checks both sizes of batches.
-
-    Raises:
-        ConfigError: If one is below 1, or beyond what a tensor can count.
 
     Example:
         >>> check_batch_sizes(32, 256)

@@ -116,14 +116,6 @@ def find_duplicates(
 ) -> Duplicates:
     """Finds samples of equal content that are used in more than one split of one client.
 
-    Args:
-        what: The kind of samples, in the plural.
-        clients: Patient ids per client and split.
-        samples: The samples of these patients; those of other patients are ignored.
-
-    Returns:
-        The groups, without copies within one split of one client or of one patient.
-
     Example:
         >>> clients = {"a": {"train": ["p", "q"], "test": ["r"]}}
         >>> within = [Sample("p", "1.png", b"x"), Sample("q", "2.png", b"x")]
@@ -149,12 +141,6 @@ def find_duplicates(
 
 def one_patient_each(samples: Iterable[Sample]) -> dict[str, str]:
     """Joins patients who share samples, directly or through other patients.
-
-    Args:
-        samples: All samples.
-
-    Returns:
-        For each patient the first one of its group; patients without copies are left out.
 
     Example:
         >>> one_patient_each([Sample("a", "1", 7), Sample("b", "2", 7), Sample("c", "3", 8)])

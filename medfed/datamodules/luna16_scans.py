@@ -198,14 +198,7 @@ class ScanPatches:
     size: tuple[int, int, int]
 
     def block(self, seed: int) -> Block:
-        """Draws the patches of one epoch, scan by scan.
-
-        Args:
-            seed: The epoch's.
-
-        Returns:
-            ``image``, ``label`` and ``case``.
-        """
+        """Draws the patches of one epoch, scan by scan."""
         rng, size = numpy_rng(seed, "patches"), np.array(self.size)
         most = max(1, *map(len, self.boxes)) if self.boxes else 1
         at, labels = [], []

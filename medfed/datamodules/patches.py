@@ -29,15 +29,8 @@ from medfed.standalone.grids import bounding_box
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
     """Completes a patch size to three axes.
 
-    Args:
-        patch_size: (h, w) or (h, w, d).
-        spatial_dims: 2 or 3.
-
     Returns:
         (h, w, 1) or (h, w, d).
-
-    Raises:
-        ConfigError: If the two do not fit together.
 
     Example:
         >>> patch_size_3d((64, 64), 2)
@@ -351,15 +344,7 @@ class FreshPatches:
     slices: int | None = None
 
     def block(self, seed: int) -> Block:
-        """Draws the patches of one epoch.
-
-        Args:
-            seed: The epoch's.
-
-        Returns:
-            ``image``, ``label``, ``case`` and, where volumes say it, ``present``, patient by
-            patient.
-        """
+        """Draws the patches of one epoch."""
         rng = numpy_rng(seed, "patches")
         volumes = [volume for patient in self.patients for volume in patient]
         firsts = np.cumsum([0, *map(len, self.patients)])

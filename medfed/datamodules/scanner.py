@@ -65,9 +65,6 @@ class Scanner:
                 not change.
             key: Determines the random numbers together with seed and client, such as the patient.
 
-        Raises:
-            ConfigError: If it is not an image.
-
         Example:
             >>> dark = Scanner("a", seed=0, gamma=2.0)
             >>> dark.apply(torch.tensor([[[-1.0, 0.0, 1.0]]]), "patient").tolist()
@@ -137,13 +134,6 @@ class Scanner:
 
 def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[str, Scanner]:
     """Makes the scanners that a configuration lists.
-
-    Args:
-        table: Settings of each client; a missing setting has no effect.
-        seed: See `Scanner`.
-
-    Raises:
-        ConfigError: If a setting is unknown, not a number or out of its range.
 
     Example:
         >>> scanners_from({"a": {"gamma": 2.0}}, seed=0)["a"].gamma

@@ -164,11 +164,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     @cached_property
     def preparation(self) -> Preparation | None:
-        """The preparation of every volume; None uses only the reader's normalisation.
-
-        Raises:
-            ConfigError: If a setting cannot be used, or the reader normalises itself.
-        """
+        """The preparation of every volume; None uses only the reader's normalisation."""
         changed = self.normalize is not None or self.spacing is not None or self.crop_foreground
         setting = self.scans.normalize if self.normalize is None else self.normalize
         if self.scans.normalize == "own":
@@ -543,17 +539,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         return replace(client, channels=channels, channel_dropout=dropout)
 
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """Cuts one case's patches; their places depend on the seed and the case only.
-
-        Args:
-            patient: The case's id.
-            case: Its patient's index in the split.
-            plan: The client's channels and scanner.
-
-        Returns:
-            ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,),
-            ``present`` (P, C) bool.
-        """
+        """Cuts one case's patches; their places depend on the seed and the case only."""
         seen = self.seen(patient, plan)
         mask = seen.mask()
         rng, tumour = torch_rng(self.seed, "patches", patient), mask.any(dim=0)
@@ -574,20 +560,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         }
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
-        """Returns one case's whole axial slices, or the volume.
-
-        Args:
-            patient: The case's id.
-            case: Its patient's index in the split.
-            plan: The client's channels and scanner.
-            every: Keep every n-th slice with brain.
-
-        Returns:
-            ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,),
-            ``spacing`` (S, 3) or (1, 3) in mm of the label's voxels; ``present`` (S, C) or (1, C)
-            bool, the channels that are there; and ``grid`` (S, 3, 3) or
-            (1, 4, 4) where these are not the image's.
-        """
+        """Returns one case's whole axial slices, or the volume."""
         image, label, brain, present, grid, spacing = self.seen(patient, plan)
         if spacing is None:
             spacing = torch.tensor(self.scans.spacing(self.cases[patient]))

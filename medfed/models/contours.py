@@ -63,20 +63,6 @@ def contour_grid(
     upright. True contours are green and dashed, predicted ones coloured by region; the title of a
     panel has the Dice of its slice, averaged over the regions that are present or predicted.
 
-    Args:
-        cases: For each client its :class:`Case`. Clients may lack a method; their panel is then
-            empty.
-        regions: Names of the R regions, for the legend.
-        threshold: Probability at which the predicted contour is drawn.
-        exclusive: Draw it instead where a region becomes the most probable class.
-        crop: Leave out the empty border of the image.
-
-    Returns:
-        A figure; ``figure.savefig(path)`` writes it.
-
-    Raises:
-        ValueError: If there is no client or no method to draw.
-
     Example:
         >>> import torch
         >>> truth = torch.zeros(1, 16, 16)
@@ -133,9 +119,6 @@ def prediction_row(
         title: The title above all panels.
         threshold: Probability at which a contour is drawn.
         aspect: Height of a pixel in units of its width.
-
-    Returns:
-        A figure.
 
     Example:
         >>> import torch

@@ -79,15 +79,6 @@ def name_of(part: object) -> str:
 def check_loss(loss: object, tried: Tried, *, weighted: bool = False) -> None:
     """Tries a loss on predictions of known quality, before training.
 
-    Args:
-        loss: The loss.
-        tried: The predictions and labels.
-        weighted: Whether samples have weights.
-
-    Raises:
-        ConfigError: If it does not accept such tensors, gives no finite mean or value per sample,
-            sums over samples, has no gradient, expects probabilities, or prefers worse predictions.
-
     Example:
         >>> labels = torch.tensor([0, 1])
         >>> right = 8.0 * nn.functional.one_hot(labels) - 4

@@ -96,10 +96,6 @@ class FiniteOnly:
     Metrics made of NaN can look like others (``argmax`` finds a class, ``NaN > 0.5`` an empty
     mask), so one such prediction, or an infinite loss, gives every metric of the split its worst
     possible value. Metrics that the data leave undefined stay NaN.
-
-    Args:
-        meter: The meter of the task.
-        custom: Computes the user's metrics.
     """
 
     def __init__(self, meter: Meter, custom: Meter | None = None) -> None:
@@ -236,14 +232,7 @@ MetricInputs = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 
 
 class CustomMetrics:
-    """Computes all of the user's metrics of a split.
-
-    Args:
-        metrics: By name.
-        inputs: Gives their inputs from logits and a batch.
-        cases: Whether they get case by case, with slices joined to a volume; otherwise the whole
-            split together.
-    """
+    """Computes all of the user's metrics of a split."""
 
     def __init__(self, metrics: dict[str, CustomMetric], inputs: MetricInputs, cases: bool) -> None:
         self.metrics, self.inputs, self.cases = metrics, inputs, cases
@@ -292,15 +281,7 @@ class CustomMetrics:
 
 
 def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> None:
-    """Checks the names of metrics, and registers their directions.
-
-    Args:
-        metrics: By name.
-        known: The task's names.
-
-    Raises:
-        ConfigError: If the task has the same name, or a name holds a separator.
-    """
+    """Checks the names of metrics, and registers their directions."""
     for name, metric in metrics.items():
         if not isinstance(metric, CustomMetric):
             raise ConfigError(
@@ -316,16 +297,7 @@ def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> 
 
 
 def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
-    """Tries metrics on predictions of known quality, before training.
-
-    Args:
-        metrics: By name.
-        tried: The predictions and labels.
-
-    Raises:
-        ConfigError: If a metric does not accept them, gives no single number, or prefers worse
-            predictions.
-    """
+    """Tries metrics on predictions of known quality, before training."""
     for name, metric in metrics.items():
         if getattr(metric.metric, "include_background", True) is False:
             raise ConfigError(

@@ -224,17 +224,6 @@ class SegmentationTask(TaskModule):
 def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Activation:
     """Chooses between overlapping regions and exclusive classes.
 
-    Args:
-        wanted: ``auto``, ``sigmoid`` or ``softmax``.
-        regions: The number of regions.
-        exclusive: Whether no voxel is in two of them; None where that is not known.
-
-    Returns:
-        ``sigmoid`` or ``softmax``.
-
-    Raises:
-        ConfigError: If it is another word, or softmax of regions that overlap.
-
     Example:
         >>> chosen_activation("auto", 3, True), chosen_activation("auto", 1, True)
         ('softmax', 'sigmoid')

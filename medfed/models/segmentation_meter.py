@@ -30,9 +30,6 @@ def slice_with_most(label: Tensor) -> int:
     Args:
         label: ``(S, R, H, W)``, a stack of slices.
 
-    Returns:
-        Its index.
-
     Example:
         >>> label = torch.zeros(3, 1, 4, 4)
         >>> label[1] = 1

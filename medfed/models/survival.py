@@ -31,22 +31,6 @@ class SurvivalTask(TaskModule):
     patients of a hospital in each batch; each hospital then has a baseline hazard of its own.
 
     Source: M. Andreux et al., "Federated Survival Analysis with Discrete-Time Cox Models", 2020.
-
-    Args:
-        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives the logits
-            ``(B, J)`` of the hazards of J intervals, or for Cox the logarithm ``(B, 1)`` of the
-            hazard ratio.
-        cuts: The ends of the J intervals.
-        loss: ``"hazard"``, ``"cox"``, or ``"cox_batches"``: Cox's loss of each batch by itself, to
-            repeat what others did; comparisons across batches are lost, and one without an event
-            teaches nothing.
-        ties: How Cox's loss treats events at the same time: ``"efron"`` or ``"breslow"``.
-        horizon: The time at which AUROC and Brier score are computed; None for the middle cut.
-        least_events: A concordance needs as many events.
-        more: As ``common``.
-
-    Raises:
-        ConfigError: If a choice is unknown or the horizon is not within the cuts.
     """
 
     default_selection: ClassVar[tuple[str, str]] = ("loss", "min")

@@ -301,10 +301,6 @@ class TaskModule(nn.Module):
 def l2_penalty(network: nn.Module, l2: float) -> Tensor:
     """Half of ``l2`` times the squared norm of all parameters except biases and memberships.
 
-    Args:
-        network: The network; the memberships of a canonical model are mixing proportions.
-        l2: The strength, 0 or more.
-
     Returns:
         A scalar.
 

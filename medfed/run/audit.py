@@ -160,19 +160,7 @@ def audit(
     rounds: int = 3,
     tolerance: float = 0.01,
 ) -> Audit:
-    """Measures what the messages and the models of a run give away.
-
-    Args:
-        folder: The folder of a finished run.
-        shadows: Number of shadow federations; ``None``: what fits into ``minutes``.
-        minutes: Time for them.
-        rounds: Number of first rounds whose messages are attacked.
-        tolerance: Largest distance of a row that counts as exact, as a share of its norm.
-
-    Raises:
-        ConfigError: If a number is out of range.
-        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
-    """
+    """Measures what the messages and the models of a run give away."""
     least = LEAST if shadows is None else shadows
     for key, value, kind in (
         *(("shadows", least, int), ("rounds", rounds, int)),
@@ -210,9 +198,6 @@ def audit(
 
 class _Audited:
     """A run that is attacked.
-
-    Args:
-        experiment: The run, reopened at its selected round.
 
     Attributes:
         notes: Sentences about what is not measured.
@@ -271,7 +256,9 @@ class _Audited:
         middle = layer_weights(self.task.network)[1:-1]
         done = isinstance(self.task.network, Canonical) or federation.centers(client)
         for bits in BITS if middle and not done else ():
-            few = {n: quantize(t, initial_centers(t, bits)) for n, t in personal.items() if n in middle}
+            few = {
+                n: quantize(t, initial_centers(t, bits)) for n, t in personal.items() if n in middle
+            }
             models[f"personal model, {bits} bits"] = personal | few
         return models
 
@@ -398,12 +385,7 @@ def compared(described: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> Iterato
 
 
 def first_layer(task: TaskModule, data: ClientData) -> nn.Module:
-    """Returns the first layer with weights that a network calls.
-
-    Args:
-        task: The task.
-        data: A client's.
-    """
+    """Returns the first layer with weights that a network calls."""
     called: list[nn.Module] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, _: called.append(module))
@@ -420,13 +402,7 @@ Seen = Callable[[Mapping[str, Message], Mapping[str, Message]], None]
 
 
 def play(federation: Federation, number: int, seen: Seen) -> None:
-    """Runs a round, and shows what travels as the server knows it.
-
-    Args:
-        federation: The federation; it is advanced.
-        number: The round's number, from 0.
-        seen: Called in each phase with what the clients received and what they replied.
-    """
+    """Runs a round, and shows what travels as the server knows it."""
     current, goes_on = federation.open(number), True
     while goes_on:
         received, replies = {}, {}
@@ -455,15 +431,7 @@ def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Ten
 def rows_found(
     federation: Federation, shape: Sequence[int] | None, rounds: int, tolerance: float, own: bool
 ) -> list[RowsFound]:
-    """Counts the training rows that follow from the messages of first rounds, by client.
-
-    Args:
-        federation: The federation at its start; it is advanced.
-        shape: Of the weight of its first layer; ``None``: nothing is looked for.
-        rounds: Number of rounds.
-        tolerance: See :func:`audit`.
-        own: Whether its settings are those of the run.
-    """
+    """Counts the training rows that follow from the messages of first rounds, by client."""
     clients, rows = federation.clients, dict[str, Tensor]()
     for c, local in clients.items() if shape else ():
         rows[c] = torch.cat([b["image"].flatten(1) for b in local.data.eval_batches("train")])
@@ -500,12 +468,7 @@ _MOST = 40  # clients in a picture
 
 
 def write_audit(audit: Audit, folder: Path) -> None:
-    """Writes ``audit.html`` and ``audit.json``, and prints the sentences.
-
-    Args:
-        audit: What was measured.
-        folder: A new or empty folder.
-    """
+    """Writes ``audit.html`` and ``audit.json``, and prints the sentences."""
     kept = {key: audit.summary[key] for key in ("name", "algorithm", "selected_round")}
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "audit.json", {**asdict(audit), "summary": kept})

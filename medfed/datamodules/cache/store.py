@@ -36,15 +36,8 @@ Arrays = Mapping[str, NDArray[Any]]
 def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
     """Maps a ``.npy`` file, read-only and without pickle.
 
-    Args:
-        path: The file.
-        whole: Whether to read it now, which is faster than mapping for small files.
-
     Returns:
         An array whose values are read from the disk when they are touched.
-
-    Raises:
-        DataError: If the file is missing, incomplete or not an array.
     """
     try:
         mapped = np.load(path, mmap_mode=None if whole else "r", allow_pickle=False)
@@ -58,9 +51,6 @@ def checksum(arrays: Arrays) -> str:
 
     Args:
         arrays: Arrays by name.
-
-    Returns:
-        The SHA-256 in hexadecimal.
 
     Example:
         >>> one = checksum({"image": np.zeros((1, 2), np.int16)})
@@ -102,11 +92,7 @@ class Item:
     args: tuple[Any, ...] = ()
 
     def sources(self) -> list[list[Any]]:
-        """Returns name, size and time of change (ns) of every file, for JSON.
-
-        Raises:
-            DataError: If a file is gone.
-        """
+        """Returns name, size and time of change (ns) of every file, for JSON."""
         rows = []
         for path in self.files:
             try:
@@ -250,11 +236,7 @@ class Store:
         return {n: self.array(n)[rows.start : rows.stop] for n in names}
 
     def verify(self) -> None:
-        """Reads everything and checks the checksums.
-
-        Raises:
-            DataError: Naming the first item whose bytes have changed.
-        """
+        """Reads everything and checks the checksums."""
         for entry in self.entries:
             if checksum(self.arrays(entry.id)) != entry.checksum:
                 raise DataError(
@@ -265,13 +247,6 @@ class Store:
 
 def shard(index: int, name: str) -> str:
     """The path of one item's array below the cache's folder.
-
-    Args:
-        index: The item's position in the recipe, as ids may not be valid file names.
-        name: The array's name.
-
-    Returns:
-        A relative path.
 
     Example:
         >>> shard(3, "image")
@@ -285,16 +260,6 @@ def find(recipe: Recipe, root: Path) -> Store | None:
 
     Checks the sizes of all files, and the sources' sizes and modification times, against the
     manifest; `Store.verify` checks the checksums, which need all bytes.
-
-    Args:
-        recipe: What the cache is made of.
-        root: The folder of caches.
-
-    Returns:
-        The cache, or None if there is none or only an unfinished one.
-
-    Raises:
-        DataError: If it is damaged, or a source has changed since it was made.
     """
     folder = root / recipe.name
     try:
@@ -333,19 +298,6 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
 
     Waits for another process that makes the same cache. Damaged items, and items whose source files
     have changed, are made again.
-
-    Args:
-        recipe: Its recipe.
-        root: The folder of caches.
-        workers: Worker processes; 1 works in this process; None uses one per core, or 1 if the
-            sources are so small that starting processes would take longer.
-        quiet: Whether to hide progress.
-
-    Returns:
-        The finished cache.
-
-    Raises:
-        DataError: If a source is bad, or the folder cannot be written. The finished items stay.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker runs its parent's script again: the two would wait for each other.
@@ -434,12 +386,6 @@ def make_item(
         index: Its position in the recipe.
         folder: The cache's folder.
         sync: Whether to wait for the disk.
-
-    Returns:
-        The item's entry for the manifest.
-
-    Raises:
-        DataError: If the item cannot be read or written.
     """
     seal = folder / ITEMS / f"{index:05d}.json"
     sources = item.sources()

@@ -98,16 +98,7 @@ class Head:
 
 
 def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> Head:
-    """Draws one patient of a hospital's case mix.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        shape: (H, W, D).
-        hospital: Case mix and outlining habits.
-
-    Returns:
-        The maps and the label.
-    """
+    """Draws one patient of a hospital's case mix."""
     axes = (np.linspace(-1, 1, n, dtype=np.float32) for n in shape)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"))
     radius = _norm(grid, (0.0, 0.0, 0.0), (0.78, 0.93, 1.15))
@@ -210,11 +201,6 @@ def _blend(masks: Masks, brain: NDArray[np.bool_]) -> Array:
 
 def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
     """Scans one head.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        head: The anatomy.
-        hospital: The scanner.
 
     Returns:
         (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.

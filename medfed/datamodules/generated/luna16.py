@@ -229,17 +229,7 @@ class Chest:
 
 
 def make_chest(rng: Rng, shape: Shape, spacing: Spacing, hospital: CtHospital) -> Chest:
-    """Draws one patient's lung.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        shape: Voxels x, y, z.
-        spacing: mm along x, y, z.
-        hospital: Emphysema and contrast agent.
-
-    Returns:
-        The chest, in HU without noise.
-    """
+    """Draws one patient's lung."""
     canvas = Canvas(np.full(shape[::-1], -1000, dtype=np.float32), spacing)
     side = int(rng.choice([-1, 1]))
     x, y, z = canvas.axes()
@@ -351,16 +341,7 @@ def _grow_airways(rng: Rng, chest: Chest) -> None:
 
 
 def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
-    """Paints the nodules of one patient, at least one.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        chest: The lung, changed in place.
-        hospital: Number, size and kind of nodules.
-
-    Returns:
-        The nodules; they do not touch each other or the end of the volume.
-    """
+    """Paints the nodules of one patient, at least one."""
     nodules: list[Nodule] = []
     for _ in range(max(int(rng.poisson(hospital.nodules)), 1)):
         diameter = float(np.clip(rng.lognormal(np.log(hospital.diameter), 0.38), *DIAMETERS))
@@ -376,13 +357,6 @@ def add_lookalikes(
     rng: Rng, chest: Chest, hospital: CtHospital, nodules: list[Nodule], count: int
 ) -> list[Point]:
     """Finds look-alikes of nodules, and paints some of them.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        chest: The lung, changed in place.
-        hospital: Share of scars and plaques.
-        nodules: The nodules; these places keep a distance from them.
-        count: How many to look for.
 
     Returns:
         Their places: vessels and their forks, airways, scars, plaques, bumps of the pleura.
@@ -496,11 +470,7 @@ class LunaCohort(ScanCohort):
         return f"a LUNA16-like cohort of {self.hospitals * self.each} scans"
 
     def write(self, folder: Path) -> None:
-        """Writes the subsets, ``annotations.csv``, ``candidates.csv`` and ``centres.json``.
-
-        Args:
-            folder: An existing, empty folder.
-        """
+        """Writes the subsets, ``annotations.csv``, ``candidates.csv`` and ``centres.json``."""
         owners = self.owners(CtHospital, self.seed)
         seed, each = self.patients_seed(self.seed), enumerate(owners)
         series = [_series(seed, hospital.name, n % self.each) for n, hospital in each]
@@ -560,12 +530,6 @@ def write_scan(
         spacing: mm along the file's x, y, z.
         origin: Place of the first voxel, in mm.
         direction: The nine numbers of the direction matrix, row by row.
-
-    Returns:
-        The header.
-
-    Raises:
-        OSError: If the files cannot be written.
     """
     import SimpleITK as sitk
 
@@ -583,11 +547,6 @@ def write_scan(
 
 def acquire(rng: Rng, canvas: Canvas, hospital: CtHospital) -> NDArray[np.int16]:
     """Scans a chest: blur of kernel and slice, noise as fine as the kernel is sharp, offset.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        canvas: The anatomy.
-        hospital: The scanner.
 
     Returns:
         (z, y, x) int16 HU.

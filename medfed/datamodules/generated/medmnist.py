@@ -88,11 +88,6 @@ class BloodCells(Cohort):
 def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uint8]:
     """Draws one cell.
 
-    Args:
-        rng: Source of all variation.
-        label: Index in `CLASSES`.
-        size: Side in pixels.
-
     Returns:
         (size, size, 3) uint8.
     """
@@ -119,14 +114,6 @@ def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uin
 
 def disc(place: Plane, centre: Pair, radii: Pair) -> Plane:
     """Draws a filled ellipse with a soft edge.
-
-    Args:
-        place: (2, H, W) coordinates.
-        centre: (2,) its centre.
-        radii: (2,) its half axes.
-
-    Returns:
-        (H, W), 1 inside and 0 outside.
 
     Example:
         >>> disc(np.array([[[0.0, 2.0]], [[0.0, 0.0]]]), (0, 0), (1, 1)).round().tolist()

@@ -39,15 +39,8 @@ Floats = NDArray[np.float64]
 def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Divides a whole number in given proportions.
 
-    Args:
-        size: The number to divide, at least 0.
-        shares: (K,) non-negative, of sum 1.
-
     Returns:
         K whole numbers of sum `size`; among equal remainders, the later class is rounded up.
-
-    Raises:
-        ConfigError: If `shares` are not proportions.
 
     Example:
         >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
@@ -64,16 +57,9 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
     """Finds the largest numbers of samples in given proportions.
 
-    Args:
-        available: (K,) samples per class.
-        shares: (K,) non-negative, of sum 1.
-
     Returns:
         Samples per class: `apportion` of the largest size for which every class has enough samples;
         zeros if there is none.
-
-    Raises:
-        ConfigError: If `shares` are not proportions, or not one per class.
 
     Example:
         >>> largest_fit((100, 8), (0.8, 0.2)), largest_fit((100, 0), (0.5, 0.5))
@@ -102,9 +88,6 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
 
     Returns:
         (m,) int64 indices, ascending; empty if no sample can be kept.
-
-    Raises:
-        ConfigError: If `shares` are not proportions, or a label has none.
 
     Example:
         >>> kept = thin(np.array([0, 0, 0, 0, 1]), (0.5, 0.5), seed=0)
@@ -170,12 +153,6 @@ def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> 
 def check_shares(shares: Sequence[float]) -> None:
     """Checks that numbers are proportions.
 
-    Args:
-        shares: (K,) numbers.
-
-    Raises:
-        ConfigError: If one is negative or not finite, or their sum is not 1.
-
     Example:
         >>> check_shares((0.8, 0.4))
         Traceback (most recent call last):
@@ -219,12 +196,6 @@ class LabelImbalance(base.Dealt):
 
     def fractions(self) -> list[float]:
         """Share of positives per client.
-
-        Returns:
-            `num_clients` numbers in [0, 1].
-
-        Raises:
-            ConfigError: If a setting is out of range.
 
         Example:
             >>> LabelImbalance(3, delta=3.0).fractions()
@@ -373,9 +344,6 @@ class Shards(base.Dealt):
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
-        Raises:
-            ConfigError: If a patient has no label, or there are more shards than patients.
-
         Example:
             >>> patients = [Patient(str(i), label=i // 2) for i in range(8)]
             >>> Shards(2).deal(patients, seed=3)
@@ -421,9 +389,6 @@ class Dirichlet(base.Dealt):
 
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
-
-        Raises:
-            ConfigError: If a patient has no label, or some client is too small after all redraws.
 
         Example:
             >>> patients = [Patient(str(i), label=i % 2) for i in range(8)]

@@ -352,11 +352,6 @@ def _auroc(cells: Array, classes: Array, categorical: bool) -> float:
 def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:
     """Remarks on columns that look like hospitals or patients, if the user has named none.
 
-    Args:
-        names: The names of all columns except the label.
-        centre: ``data.centre``.
-        patient: ``data.patient``.
-
     Example:
         >>> role_remarks(["age", "Hospital"], None, None)
         ['If the column Hospital names the hospitals, set data.centre=Hospital.']

@@ -110,10 +110,6 @@ class TabularDataModule(FederatedDataModule):
         missing: Further words of missing cells in a CSV file, such as ``["k.A.", -9]``.
         limits: What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error
             (``"refuse"``), ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
-
-    Raises:
-        ConfigError: If a choice is unknown, a scale or the cuts are invalid, classes are named for
-            a continuous outcome, or survival lacks a column.
     """
 
     _: KW_ONLY
@@ -208,12 +204,7 @@ class TabularDataModule(FederatedDataModule):
         return Samples(t.labels, len(t.classes), t.patients, t.centres, t.splits, t.files)
 
     def prepare_data(self) -> None:
-        """Reads the table, so that names and sizes are known.
-
-        Raises:
-            ConfigError: If classes are given the scale of an outcome.
-            DataError: If no cell has a value.
-        """
+        """Reads the table, so that names and sizes are known."""
         count, names = len(self.table.features), self.table.names
         empty = np.isnan(self.table.features).all(axis=0)
         if empty.all():
@@ -282,11 +273,7 @@ class TabularDataModule(FederatedDataModule):
         return self.samples.survival
 
     def join(self, other: TabularDataModule) -> None:
-        """Takes over the agreement of a federation, for a hospital that joins it later.
-
-        Args:
-            other: The federation's data, set up.
-        """
+        """Takes over the agreement of a federation, for a hospital that joins it later."""
         self.agreement, self.outcome_scale = other.agreement, other.outcome_scale
         self.categorical = tuple(other.columns.categories)
         if self.path is not None and self.reader is None:

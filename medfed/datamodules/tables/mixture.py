@@ -28,20 +28,6 @@ class MixtureDataModule(FederatedDataModule):
 
     - ``classes``: logistic models, 1 with probability sum_k alpha_ik sigmoid(theta_k x);
     - ``continuous``: linear models, normal around sum_k alpha_ik theta_k x.
-
-    Args:
-        partition: Keeps the hospitals (``centre``).
-        clients: Number of clients N.
-        samples: Rows of each client, over all splits.
-        features: F, the dimension d.
-        models: K, the true models.
-        concentration: Of the Dirichlet distribution; with a small value clients mix little.
-        outcome: ``classes`` or ``continuous``.
-        noise: Standard deviation of continuous outcomes around the mixture.
-        **common: See `FederatedDataModule`; batches are of 128 rows, and of 1024 to evaluate.
-
-    Raises:
-        ConfigError: If a size or the concentration is not positive, or the noise negative.
     """
 
     @checked("data")
@@ -101,11 +87,7 @@ class MixtureDataModule(FederatedDataModule):
         ]
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Takes the rows of every client; see the base class.
-
-        Raises:
-            ConfigError: If the partition changes the hospitals.
-        """
+        """Takes the rows of every client; see the base class."""
         if not set(plans) <= set(self.names):
             raise ConfigError("Generated mixtures belong to hospitals; use partition=centre.")
         blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}

@@ -52,15 +52,6 @@ _QUOTES = "'\""
 def describe(node: Mapping[str, Any]) -> Plain:
     """Translates a configuration's network into plain data that MONAI can build, too.
 
-    Args:
-        node: ``model.network`` of a run, resolved: ``_target_`` and arguments.
-
-    Returns:
-        ``_target_`` and arguments, as JSON has them; a partial has ``_mode_: callable``.
-
-    Raises:
-        ConfigError: If it cannot be written so, or bundles know no such network.
-
     Example:
         >>> describe({"_target_": "torch.nn.Linear", "_args_": [2, 3], "bias": False})
         {'_target_': 'torch.nn.Linear', 'in_features': 2, 'out_features': 3, 'bias': False}
@@ -81,12 +72,6 @@ def describe(node: Mapping[str, Any]) -> Plain:
 
 def describe_mixture(plain: Plain, places: Sequence[str], count: int, activation: str) -> Plain:
     """Describes several instances of a part of a network, whose outputs are mixed.
-
-    Args:
-        plain: The ordinary network, from :func:`describe`.
-        places: Layers of the part, from :func:`medfed.models.networks.personal_part.part_roots`.
-        count: Instances.
-        activation: What makes probabilities of outputs: ``softmax``, ``sigmoid`` or ``identity``.
 
     Example:
         >>> import torch
@@ -170,12 +155,6 @@ def build_network(plain: Mapping[str, Any]) -> nn.Module:
     :data:`TARGETS`, the libraries' classes that a configuration may build, and what is in a folder
     that the user has named by ``plugins=FOLDER``.
 
-    Args:
-        plain: From :func:`describe`.
-
-    Raises:
-        CheckpointError: If the target is another one, or does not take the arguments.
-
     Example:
         >>> build_network({"_target_": "os.system", "command": "true"})
         Traceback (most recent call last):
@@ -210,15 +189,7 @@ that you add by plugins=FOLDER.
 
 @contextmanager
 def bounded(entries: int, numbers: int) -> Iterator[None]:
-    """Stops a network that registers far more than it has weights for, before memory is filled.
-
-    Args:
-        entries: Tensors of the weights.
-        numbers: Elements in all of them.
-
-    Raises:
-        CheckpointError: If layers or parameters exceed what the weights could be of.
-    """
+    """Stops a network that registers far more than it has weights for, before memory is filled."""
     left = {"layers": 1000 + 50 * entries, "numbers": 1_000_000 + _SPARE * numbers}
 
     def count(what: str, by: int) -> None:
@@ -249,9 +220,6 @@ def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     Args:
         network: May be on the device ``meta``.
         state: Its weights and float buffers, each under one of its names; counters may be absent.
-
-    Raises:
-        RuntimeError: Naming the first entry that differs.
     """
     kept = network.state_dict(keep_vars=True)
     filled = {id(kept[name]) for name in state if name in kept}

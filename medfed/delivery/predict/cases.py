@@ -63,18 +63,7 @@ _RESULTS = ("bundle", "threshold")  # the settings that masks depend on
 
 
 class OutputFolder:
-    """The folder of a prediction; a context manager, which makes the folder.
-
-    Args:
-        options: What is wanted; ``output`` is the folder.
-        bundle: What answers.
-        columns: What is measured of every case.
-
-    Raises:
-        ConfigError: If another process writes there, or results of another bundle or settings are
-            there.
-        DataError: If it cannot be read or written.
-    """
+    """The folder of a prediction; a context manager, which makes the folder."""
 
     def __init__(self, options: PredictOptions, bundle: Bundle, columns: Sequence[str]) -> None:
         self.folder = Path(options.output)
@@ -117,15 +106,7 @@ class OutputFolder:
             return False  # the error is reported when the case is predicted
 
     def predict(self, case: Case, warnings: Sequence[str]) -> Mapping[str, float | str]:
-        """Predicts a case: its row is added when its files are whole.
-
-        Args:
-            case: The case.
-            warnings: For its row.
-
-        Returns:
-            What was measured, by column.
-        """
+        """Predicts a case: its row is added when its files are whole."""
         if not self._goes_on:
             check_targets(case.targets, self.overwrite, ())
         before, state = self._rows.get(case.name, {}), _state(case.inputs())
@@ -314,21 +295,7 @@ def predict_cases(
     console: Console,
     finish: Callable[[Sequence[Path]], None] = lambda _: None,
 ) -> None:
-    """Predicts cases one at a time; a bad one does not stop the others.
-
-    Args:
-        cases: What there is.
-        what: What cases are called, in plural.
-        unit: Of a region's size: ``ml``, ``percent`` or ``boxes``.
-        predictor: What answers.
-        options: What is wanted.
-        bundle: The predictor's.
-        console: Where the table of sizes is printed.
-        finish: Called with the first files of all cases that are done, if there are any.
-
-    Raises:
-        MedfedError: If nothing can be done, or some cases could not be predicted.
-    """
+    """Predicts cases one at a time; a bad one does not stop the others."""
     check_apart([(case.name, case.targets) for case in cases], what)
     check_place(options)
     named = columns(predictor, unit)
@@ -375,12 +342,7 @@ _UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels"), "boxes": (0, "boxes")}
 
 
 def columns(predictor: Predictor, unit: str) -> list[str]:
-    """Names what is measured of a case, and its channels if cases may lack some.
-
-    Args:
-        predictor: What answers.
-        unit: Of a region's size.
-    """
+    """Names what is measured of a case, and its channels if cases may lack some."""
     kinds, partial = (unit, "highest_probability"), predictor.facts.get("channels_of_cases")
     named = [f"{label}_{kind}" for kind in kinds for label in predictor.labels]
     return [*named, *["channels"] * bool(partial)]
@@ -410,15 +372,8 @@ def left_out(scan: ScanFiles) -> list[str]:
 def box_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
     """Returns a case for a CT scan, or for every one of a folder.
 
-    Args:
-        predictor: A detector.
-        options: Their ``output`` is a folder.
-
     Returns:
         The cases, what they are called, in plural, and what is counted.
-
-    Raises:
-        MedfedError: If there is no scan, or the output cannot be used.
     """
     output, label = Path(options.output), predictor.labels[0]
     if not options.into_folder:

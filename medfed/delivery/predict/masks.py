@@ -54,11 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def highdicom() -> ModuleType:
-    """Imports highdicom, which is an extra.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Imports highdicom, which is an extra."""
     module = import_extra("highdicom", "DICOM SEG needs", "medfed[dicom]")
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it reports every copied attribute
     return module
@@ -74,11 +70,6 @@ def save_segments(
         scan: A DICOM series.
         target: The file to write; whole, or not at all.
         title: What made them, for the description of the new series.
-
-    Raises:
-        ConfigError: If highdicom is not installed.
-        DataError: If it is none, lacks what a DICOM SEG must refer to, or holds all slices in one
-            file; or the file cannot be written.
     """
     hd, pydicom = highdicom(), import_module("pydicom")
     series, geometry = scan.source, scan.geometry
@@ -188,15 +179,8 @@ def _description(hd: ModuleType, number: int, name: str) -> Any:
 def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
     """Returns a case for a scan or picture, or for every one of a folder.
 
-    Args:
-        predictor: A segmentation model.
-        options: Their ``output`` is a file for one input, or a folder.
-
     Returns:
         The cases, what they are called, in plural, and the unit of a region's size.
-
-    Raises:
-        MedfedError: If there is no input, or the output cannot be used.
     """
     output, facts = Path(options.output), predictor.facts
     in_pictures = facts["input"]["kind"] == "pictures"

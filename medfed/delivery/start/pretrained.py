@@ -56,12 +56,6 @@ class _Training(msgspec.Struct):
 def of_training(config: Any) -> dict[str, Any]:
     """Returns what a run's configuration says of its network and its data.
 
-    Args:
-        config: Plain mappings, as a run folder or the metadata of a bundle have them.
-
-    Raises:
-        CheckpointError: If it names no network.
-
     Example:
         >>> network = {"_target_": "a.Net", "in_channels": 4, "width": 8}
         >>> model = {"_target_": "Task", "network": network}
@@ -95,11 +89,7 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net", "wei
 
 
 def read_file(path: Path) -> Tensors:
-    """Reads a state dict, as PyTorch or safetensors write one.
-
-    Raises:
-        CheckpointError: If it holds something else, would run code, or is damaged.
-    """
+    """Reads a state dict, as PyTorch or safetensors write one."""
     is_ours = False
     if path.suffix == ".safetensors":
         tensors = read_tensors(path)
@@ -170,9 +160,6 @@ class Pretrained:
         rename: Old prefixes of names to new ones.
         spread: Noise on canonical instances but the first, as a share of each entry's size.
         adopt: What else a bundle or run gives: its ``network``, how its ``data`` were prepared.
-
-    Raises:
-        ConfigError: If a value cannot be used.
     """
 
     weights: str | None = None
@@ -194,12 +181,7 @@ class Pretrained:
             raise ConfigError(f"init.spread must be a positive number, not {self.spread}.")
 
     def read(self) -> Weights:
-        """Reads and checks the source.
-
-        Raises:
-            CheckpointError: If it is nothing of the kind, or damaged.
-            ConfigError: If a client is named where there are none.
-        """
+        """Reads and checks the source."""
         assert self.weights is not None
         path = Path(self.weights).expanduser()
         if RunFolder(path).config_yaml.is_file():
@@ -234,17 +216,7 @@ class Pretrained:
 
 
 def read_run(folder: Path, client: str | None) -> Weights:
-    """Reads the models of a finished run, as of the round that validation selected.
-
-    Args:
-        folder: The run folder.
-        client: Whose model; ``None``: what all clients have in common, that is what their models
-            agree in to the bit, and the shared model that the server keeps.
-
-    Raises:
-        CheckpointError: If the run is unfinished or torn, or has nothing in common.
-        ConfigError: If there is no such client.
-    """
+    """Reads the models of a finished run, as of the round that validation selected."""
     run = RunFolder(folder)
     clients = list(run.clients)
     if client is not None:

@@ -38,19 +38,8 @@ Mix = Literal["outputs", "parameters"]
 class Canonical(Mixture):
     """A network of which a part exists K times.
 
-    Args:
-        networks: K networks of one architecture, built independently. The first one gives the
-            common part, each gives its instance of the canonical part; the networks are dismantled.
-        parts: Patterns of the canonical part's names, such as ``class_layers.*``; whole layers.
-        mix: What to mix: ``outputs`` or ``parameters``.
-        activation: For ``outputs``: turns the network's outputs into probabilities.
-
     Shapes:
         As the network's. Parameters: ``membership (K,)``, ``common.*``, ``canonical.k.*``.
-
-    Raises:
-        ConfigError: If the patterns match nothing or half a layer, a value is unknown, or two
-            instances are equal.
 
     Example:
         >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
