@@ -337,8 +337,7 @@ def needed(
     if difference.mean == 0:
         return math.nan, 0
     times = max(1.0, (difference.detectable / difference.mean) ** 2)
-    target = abs(difference.mean)
-    repeats = splits_needed(target, difference, count, overlap, comparisons, MOST)
+    repeats = splits_needed(abs(difference.mean), difference, count, overlap, comparisons, MOST)
     return (times if times <= MOST else math.nan), repeats
 
 
@@ -504,8 +503,7 @@ def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
         hospitals = _hospitals(asked, task, verdicts[name])
         mean, gain, rival = verdicts[name].mean.mean, gains.get(name), rivals.get(name)
         methods[name] = Judged(name, mean, gain, hospitals, rival, cost, scores.failed)
-    size = group.size.splits
-    return Advice(use, best, methods, task, floor_of(task), size, rounds, asked, notes)
+    return Advice(use, best, methods, task, floor_of(task), group.size.splits, rounds, asked, notes)
 
 
 def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[str, Gain]:
@@ -664,8 +662,7 @@ def advise(
     asked = question(overrides, folds, repeats)
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
-        names = [ALONE, *(m for m in methods if m != ALONE)]
-        groups = pilots(asked, names, out, rounds)
+        groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
         folder = out / _name(asked, groups)
         console = wide_console()
         if not quiet:

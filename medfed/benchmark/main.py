@@ -86,8 +86,7 @@ def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None
 
 def _missing(progress: Sequence[runner.Progress], out: Path) -> list[str]:
     """Names the stale cells, which the report leaves out."""
-    cells = [cell for one in progress for cell in one.wanted]
-    stale = list(stale_cells(out, cells))
+    stale = list(stale_cells(out, [cell for one in progress for cell in one.wanted]))
     if not stale:
         return []
     more = f" and {len(stale) - 3} more" * (len(stale) > 3)

@@ -28,8 +28,7 @@ def derive_seed(*key: object) -> int:
         >>> derive_seed(0, 1, "hospital_0") == derive_seed(0, 11, "hospital_0")
         False
     """
-    digest = hashlib.sha256(repr(key).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], "big") >> 1
 
 
 def numpy_rng(*key: object) -> np.random.Generator:

@@ -120,8 +120,7 @@ class ImageDataModule(OnDiskDataModule):
         counts = finding_counts(self._labels_of(plan.patients["train"]))
         answer = yield packed({"counts": counts.tolist()})
         absent, present = torch.tensor(unpacked(answer, {"counts": len(counts)})["counts"]).chunk(2)
-        weights = torch.where(present > 0, absent / present, 1.0)
-        return weights.clamp(1 / HEAVIEST, HEAVIEST)
+        return torch.where(present > 0, absent / present, 1.0).clamp(1 / HEAVIEST, HEAVIEST)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""

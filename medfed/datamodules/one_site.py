@@ -85,8 +85,7 @@ class OwnData(Wrapped):
                 f"of which has its name{did_you_mean(self.site, centres)}; name the site as its "
                 "data do, or leave the column of centres out."
             )
-        chosen = [p.id for p in patients if len(centres) < 2 or p.centre == self.site]
-        return {self.site: chosen}
+        return {self.site: [p.id for p in patients if len(centres) < 2 or p.centre == self.site]}
 
     def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`; as among all sites."""

@@ -72,8 +72,7 @@ def facts_of(
         spacing: mm between voxels.
         channels: Names of the channels.
     """
-    box = bounding_box((image[present] != 0).any(0).numpy())
-    shape = [side.stop - side.start for side in box]
+    shape = [side.stop - side.start for side in bounding_box((image[present] != 0).any(0).numpy())]
     inside = (label != 0).any(0)
     ct = [at for at, name in enumerate(channels) if is_ct(name)]
     grey, shares = np.full((len(ct), 2), np.nan), np.zeros((len(ct), len(_HU) - 1))

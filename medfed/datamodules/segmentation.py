@@ -528,8 +528,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         if places.count(places[at]) == 1:
             return block
         # Slices of another scan of the same patient form another volume.
-        scan = places[:at].count(places[at])
-        return {**block, "scan": torch.full((len(block["case"]),), scan)}
+        return {**block, "scan": torch.full((len(block["case"]),), places[:at].count(places[at]))}
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """See the base class; a present channel includes its neighbours."""

@@ -37,8 +37,7 @@ def undirected_edges(pairs: Tensor) -> Tensor:
         tensor([[0, 1],
                 [0, 2]])
     """
-    ordered = pairs.reshape(-1, 2).long().sort(dim=1).values
-    unique: Tensor = torch.unique(ordered, dim=0)
+    unique: Tensor = torch.unique(pairs.reshape(-1, 2).long().sort(dim=1).values, dim=0)
     return unique
 
 

@@ -105,8 +105,7 @@ class AdmmSteps:
         The explicit inverse is harmless: the matrix is positive definite with smallest
         eigenvalue near 1, and one small product per block replaces two triangular solves.
         """
-        laplacian = graph_laplacian(self.v.shape[0], self.edges)
-        matrix = torch.diag(self.mass) + self.rho * laplacian
+        matrix = torch.diag(self.mass) + self.rho * graph_laplacian(self.v.shape[0], self.edges)
         return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
     def _prepare(self) -> None:

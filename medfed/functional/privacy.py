@@ -27,8 +27,7 @@ ORDERS: Floats = np.array([*range(2, 65), 80, 96, 128, 192, 256, 512], dtype=np.
 @lru_cache(maxsize=1)
 def _binomials() -> Floats:
     """Logarithms of the binomial coefficients, a row per order; -inf beyond the order."""
-    most = int(ORDERS[-1])
-    logs = np.full((len(ORDERS), most + 1), -np.inf)
+    logs = np.full((len(ORDERS), int(ORDERS[-1]) + 1), -np.inf)
     for row, order in zip(logs, ORDERS.astype(int).tolist(), strict=True):
         whole = math.lgamma(order + 1)
         size = order + 1

@@ -239,8 +239,7 @@ def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
         >>> center_gradient(torch.tensor([1.0, 2.0, 4.0]), x, torch.tensor([0.0, 1.0])).tolist()
         [3.0, 4.0]
     """
-    levels = check_levels(x, centers)
-    return torch.from_numpy(_tally(x, gradient, levels)[1]).to(x.device)
+    return torch.from_numpy(_tally(x, gradient, check_levels(x, centers))[1]).to(x.device)
 
 
 def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:

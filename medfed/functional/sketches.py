@@ -49,8 +49,7 @@ def frequent_directions(rows: Tensor, size: int) -> Tensor:
     sketch = torch.zeros(0, rows.shape[1], dtype=torch.float64)
     for chunk in rows.detach().cpu().double().split(size):
         sketch = _shrink(torch.cat([sketch, chunk]), size)
-    padding = (0, 0, 0, size - sketch.shape[0])
-    return functional.pad(sketch, padding).to(rows)
+    return functional.pad(sketch, (0, 0, 0, size - sketch.shape[0])).to(rows)
 
 
 def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:

@@ -115,8 +115,7 @@ class ClassificationTask(TaskModule):
         if callable(self.custom_loss):
             each = None
             if weight is not None:
-                rows = weight.expand(len(label), -1)
-                each = rows.gather(1, label[:, None]).squeeze(1)
+                each = weight.expand(len(label), -1).gather(1, label[:, None]).squeeze(1)
             return value_of(self.custom_loss, logits, label, each)
         if self.custom_loss == "focal":
             return focal_loss(logits, label, gamma=self.focal_gamma, weight=weight)

@@ -61,8 +61,7 @@ def value_of(
     value = loss(prediction, target)
     if weights is None:
         return value.mean()
-    each = value.reshape(len(weights), -1).mean(1)
-    return (each * weights).sum() / weights.sum()
+    return (value.reshape(len(weights), -1).mean(1) * weights).sum() / weights.sum()
 
 
 def name_of(part: object) -> str:

@@ -76,8 +76,7 @@ class WholeSplit:
         if not self.labels:
             return dict.fromkeys(("loss", *self.names), math.nan)
         logits, label = torch.cat(self.logits), torch.cat(self.labels)
-        loss = self.criterion(logits, label).item()
-        return {"loss": loss} | self.measure(logits, label)
+        return {"loss": self.criterion(logits, label).item()} | self.measure(logits, label)
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns a row per sample: ``label``, and the task's columns of its logits."""

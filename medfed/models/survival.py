@@ -107,8 +107,7 @@ class SurvivalTask(TaskModule):
         alive = np.array([1.0, *curve[0]])[np.searchsorted(times, self.cuts, side="right")]
         names = [SURVIVAL.format(f"{cut:g}") for cut in self.cuts]
         same = {"risk": 0.0, **dict(zip(names, alive, strict=True))}
-        constant = {n: np.full(len(v), same.get(n, v)) for n, v in cases.items()}
-        return {"constant": constant}
+        return {"constant": {n: np.full(len(v), same.get(n, v)) for n, v in cases.items()}}
 
 
 class SurvivalMeter(WholeSplit):

@@ -80,8 +80,7 @@ def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
             "CT scan in Hounsfield units; convert it, or leave it out."
         )
     volume = np.clip(voxels, *spec.window).transpose(1, 2, 0).astype(np.float32)
-    old = _old_spacing(grid)
-    step = np.array(spec.spacing) / old
+    step = np.array(spec.spacing) / _old_spacing(grid)
     size = np.maximum(np.rint(np.array(volume.shape) / step), 1).astype(int)
     # Between the middles of voxels, so that the first voxels of both grids begin together.
     values = affine_transform(

@@ -314,8 +314,7 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
                 (folder / MANIFEST).unlink(missing_ok=True)
                 remove_partial(folder)
                 remove_partial(folder / ITEMS)
-                entries = _make_all(recipe, folder, workers, quiet)
-                store = _finish(recipe, folder, entries)
+                store = _finish(recipe, folder, _make_all(recipe, folder, workers, quiet))
             if recipe.joined:
                 shutil.rmtree(folder / ITEMS, ignore_errors=True)
     return store
@@ -416,8 +415,7 @@ def _kept(seal: Path, index: int, item: Item, sources: list[list[Any]]) -> Entry
         entry = Entry(**json.loads(seal.read_text()))
         if entry.id != item.id or entry.sources != sources:
             return None
-        folder = seal.parent.parent
-        arrays = {name: map_array(folder / shard(index, name)) for name in entry.fields}
+        arrays = {name: map_array(seal.parent.parent / shard(index, name)) for name in entry.fields}
         return entry if checksum(arrays) == entry.checksum else None
     except (OSError, ValueError, TypeError, DataError):
         return None

@@ -75,8 +75,7 @@ class Canvas:
     @property
     def half(self) -> Point:
         """(3,) mm from the middle to the outermost voxels."""
-        size = np.array(self.hu.shape[::-1])
-        return np.asarray((size - 1) / 2 * np.array(self.spacing))
+        return np.asarray((np.array(self.hu.shape[::-1]) - 1) / 2 * np.array(self.spacing))
 
     def axes(self) -> tuple[Array, Array, Array]:
         """Positions x (1, 1, W), y (1, H, 1) and z (D, 1, 1) of the voxels, in mm."""

@@ -272,8 +272,7 @@ def _repaired(
         tuning = bench.data, steps, rate, seed
         weights, books = distil(bench.network, trained, now.weights, plain.books, *tuning)
     except NonFiniteError:
-        client = shown(bench.data.id)
-        _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", client)
+        _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", shown(bench.data.id))
     else:
         repaired.append(replace(plain, weights=weights, books=books, stage="finetuned"))
     return repaired

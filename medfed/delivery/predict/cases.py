@@ -156,8 +156,7 @@ class OutputFolder:
 
     def _files(self, case: str) -> dict[str, int]:
         """The bytes of the files that a row names."""
-        names = self._rows.get(case, {}).get("files", "").split("/")
-        parts = (n.rpartition(" ") for n in names)
+        parts = (n.rpartition(" ") for n in self._rows.get(case, {}).get("files", "").split("/"))
         return {name: int(size) for name, _, size in parts if size.isdecimal()}
 
     def _begin(self) -> None:

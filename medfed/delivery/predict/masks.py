@@ -128,8 +128,7 @@ def _referred(series: Any, step: float) -> Any:
     for name in _PATIENT:
         value = series.get(name) or ""
         parts = value if isinstance(value, MultiValue) else [value]
-        text = "\\".join(map(str, parts))
-        setattr(taken, name, _inherited(name, dictionary_VR(name), text))
+        setattr(taken, name, _inherited(name, dictionary_VR(name), "\\".join(map(str, parts))))
     return taken
 
 
