@@ -145,13 +145,13 @@ class AdmmSteps:
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
         options = self._rho_scalar, self._cut, self._norm, self._width
-        sums = self._kernels.admm_step(*self._arrays, *self._system, *options)
+        sums = self._kernels.admm_step(self._arrays, self._system, *options)
         self._update_cut(sums.sum(axis=1))
 
     def residuals(self) -> ResidualNorms:
         """The residuals of the present iterate."""
         options = self._rho_scalar, self._cut, self._norm, self._width
-        sums = self._kernels.residual_norms(*self._arrays, *options)
+        sums = self._kernels.residual_norms(self._arrays, *options)
         return ResidualNorms(*np.sqrt(sums.sum(axis=1)).tolist())
 
 

@@ -330,5 +330,5 @@ def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> 
     between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
     between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
     between.sort()
-    rests = walk(mu, levels.values, counts, tau, bounds, between, numbers)
+    rests = walk((mu, levels.values, counts), tau, bounds, between, numbers)
     return rests

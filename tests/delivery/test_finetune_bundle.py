@@ -85,8 +85,8 @@ def test_it_goes_on_without_the_bundle(root):
     ("more", "sentence"),
     [
         (("model=densenet_bc",), r"a model of SegmentationTask, but model= chooses Classif"),
-        (("init.adopt=[weights]",), r"init\.adopt must be a list of network and data"),
-        (("init.part=[]",), r"init\.part must be"),
+        (("init.adopt=[weights]",), r"init\.adopt=.* is no list of network and data"),
+        (("init.part=[]",), r"init\.part is empty"),
         (("init.weights=null",), r"init\.weights has no value yet, but init\.adopt needs"),
     ],
     ids=["task", "adopt", "part", "nothing"],
