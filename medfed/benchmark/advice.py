@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from medfed.benchmark import runner
-from medfed.benchmark.main import check_computed
 from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
@@ -670,7 +669,7 @@ def advise(
             many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": each}
             say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
         broken = runner.run_groups(groups, out, workers, quiet)
-    check_computed(broken, "runs of the pilot", "runs")
+    runner.check_computed(broken, "runs of the pilot", "runs")
     found = choose(asked, runner.found_groups(groups, out))
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", found.plain())

@@ -10,7 +10,7 @@ from medfed.benchmark import runner, tasks
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.suite import wanted_of
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError, MedfedError
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.files import writing
 from medfed.records.cells import stale_cells
 from medfed.reports.findings import Report
@@ -61,18 +61,8 @@ def benchmark(
     if not quiet:
         print_tables(report)
         say(console, *report.sentences, f"Report: {out / 'report' / 'report.html'}")
-    check_computed(broken, "cells", "cells")
+    runner.check_computed(broken, "cells", "cells")
     return report
-
-
-def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
-    """Says what could not be computed, if anything."""
-    if broken:
-        place, why = next(iter(broken.items()))
-        raise MedfedError(
-            f"{len(broken)} {what} could not be computed; the first is {place} ({why}). Finished "
-            f"{kept} are kept."
-        )
 
 
 def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None]) -> str:

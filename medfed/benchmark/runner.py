@@ -15,7 +15,7 @@ from typing import Any
 
 from medfed.benchmark.plan import Group, best_trial
 from medfed.common.console import Steps
-from medfed.common.errors import ConfigError, RankError, first_line
+from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
 from medfed.common.files import locked
 from medfed.common.processes import begin_worker, worker_pool
 from medfed.records.cells import Cell, read_cell, write_cell
@@ -135,6 +135,16 @@ def run_groups(
             # Ctrl-C may reach another thread, and a wait without end would not see it.
             gather(pool, 1.0)
     return broken
+
+
+def check_computed(broken: dict[str, str], what: str, kept: str) -> None:
+    """Says what could not be computed, if anything."""
+    if broken:
+        place, why = next(iter(broken.items()))
+        raise MedfedError(
+            f"{len(broken)} {what} could not be computed; the first is {place} ({why}). Finished "
+            f"{kept} are kept."
+        )
 
 
 def _ended(cell: Cell) -> RankError:
