@@ -117,9 +117,8 @@ class Pilot(Group):
 
 def composed(overrides: Sequence[str], method: str) -> RunDescription:
     """Composes and checks what the user would train with, by a method."""
-    kept = [
-        o for o in overrides if key_of(o) not in _ITS_OWN and not key_of(o).startswith("hydra.")
-    ]
+    theirs = [o for o in overrides if key_of(o) not in _ITS_OWN]
+    kept = [o for o in theirs if not key_of(o).startswith("hydra.")]
     kept += [f"algorithm={method}", "logger=none", "progress=false", "pictures.format=none"]
     config = described([*kept, "folder=nowhere"])
     if several(config.trainer):

@@ -277,9 +277,8 @@ class Chain:
         chosen = torch.from_numpy(np.flatnonzero(coin))
         theta = torch.from_numpy(np.stack(maps)).float()
         for values, mode in zip(moved, ("bilinear", "nearest"), strict=False):
-            resample = AffineTransform(
-                mode=mode, padding_mode="reflection", align_corners=False, zero_centered=True
-            )
+            how: dict[str, Any] = {"align_corners": False, "zero_centered": True}
+            resample = AffineTransform(mode=mode, padding_mode="reflection", **how)
             values[chosen] = resample(values[chosen].float(), theta).to(values.dtype)
 
     def _alter(self, image: Tensor, acts: NDArray[np.bool_]) -> None:

@@ -627,11 +627,11 @@ def collect(
 
 
 @compiled()
-def walk(start: Arrays, tau: float, bounds: Array, between: Array, numbers: Array) -> Array:
+def walk(state: Arrays, tau: float, bounds: Array, between: Array, numbers: Array) -> Array:
     """The roots of the slopes: each centre passes the elements ahead of it, one after the other.
 
     Args:
-        start: ``(m,)`` float64 mu, ``(m,)`` centres, and ``(m, 3)`` their counts from
+        state: ``(m,)`` float64 mu, ``(m,)`` centres, and ``(m, 3)`` their counts from
             :func:`tally`.
         tau: 0 or more; infinity is allowed.
         bounds: ``(m, 2)`` from :func:`settle`.
@@ -642,7 +642,7 @@ def walk(start: Arrays, tau: float, bounds: Array, between: Array, numbers: Arra
     Returns:
         ``(m,)`` float64.
     """
-    mu, values, counts = start
+    mu, values, counts = state
     roots = np.empty(mu.shape[0])
     start = 0
     for j in range(mu.shape[0]):

@@ -209,10 +209,8 @@ def iterate(
             # Ever rarer, so that rho is constant in the end and convergence is certain.
             next_change = 2 * count
             _balance(steps, primal, dual)
-    message = (
-        f"The network lasso stopped after max_iter={max_iter} iterations above its tolerance; "
-    )
-    warnings.warn(f"{message}raise max_iter or tol.", RuntimeWarning, stacklevel=4)
+    what = f"The network lasso stopped after max_iter={max_iter} iterations above its tolerance"
+    warnings.warn(f"{what}; raise max_iter or tol.", RuntimeWarning, stacklevel=4)
     return max_iter, norms, False
 
 
@@ -456,9 +454,7 @@ def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
 
 def _checked_masses(mass: Tensor | None, n: int) -> Tensor:
     """One float64 number per node, on the CPU."""
-    if mass is None:
-        return torch.ones(n, dtype=torch.float64)
-    return mass.detach().double().cpu()
+    return torch.ones(n, dtype=torch.float64) if mass is None else mass.detach().double().cpu()
 
 
 def _checked_weights(weight: float | Tensor, m: int) -> Tensor:

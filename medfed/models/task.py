@@ -151,9 +151,7 @@ class TaskModule(nn.Module):
         # Data are float32; a network in double precision gets double.
         image = image.to(next(network.parameters()).dtype)
         outputs = heads(network(image), image)
-        if len(outputs) > 1 and last_counts(network):
-            return outputs[::-1]
-        return outputs
+        return outputs[::-1] if len(outputs) > 1 and last_counts(network) else outputs
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar training loss of a batch."""

@@ -525,13 +525,9 @@ def save_prediction(
     import torch
 
     with atomic(path, sync=False) as file:
-        np.savez_compressed(
-            file,
-            image=image.cpu().numpy(),
-            truth=truth.to(torch.uint8).cpu().numpy(),
-            probability=prob.float().cpu().numpy(),
-            channels=np.array(channels, dtype=str),
-        )
+        arrays = {"image": image, "truth": truth.to(torch.uint8), "probability": prob.float()}
+        saved: dict[str, Any] = {n: t.cpu().numpy() for n, t in arrays.items()}
+        np.savez_compressed(file, **saved, channels=np.array(channels, dtype=str))
 
 
 def read_predictions(method: str, folder: Path, clients: Sequence[str]) -> dict[str, Case]:

@@ -83,9 +83,8 @@ def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
     step = np.array(spec.spacing) / _old_spacing(grid)
     size = np.maximum(np.rint(np.array(volume.shape) / step), 1).astype(int)
     # Between the middles of voxels, so that the first voxels of both grids begin together.
-    values = affine_transform(
-        volume, step, 0.5 * step - 0.5, tuple(size.tolist()), order=1, mode="nearest"
-    )
+    place = step, 0.5 * step - 0.5, tuple(size.tolist())
+    values = affine_transform(volume, *place, order=1, mode="nearest")
     return np.asarray(np.rint(values - spec.window[0]), dtype=np.uint16)
 
 

@@ -287,9 +287,8 @@ class TabularDataModule(FederatedDataModule):
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
             question = self._question(self.facts())
             outcomes = self.train_outcomes if question.outcomes else None
-            self.agreement, self.exchanged = agreement.agree(
-                question, trained, table.categories, outcomes, self.train_patients
-            )
+            facts = table.categories, outcomes, self.train_patients
+            self.agreement, self.exchanged = agreement.agree(question, trained, *facts)
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         agreed = self.columns
@@ -308,9 +307,8 @@ class TabularDataModule(FederatedDataModule):
         columns.say(agreed, self.train_rows, self.scalings)
         self.remarks += columns.constant_remarks(table.names, self.train_rows)
         if not self.samples.continuous:
-            self.remarks += columns.leak_remarks(
-                table.names, table.categories, self.train_rows, self.train_outcomes
-            )
+            training = self.train_rows, self.train_outcomes
+            self.remarks += columns.leak_remarks(table.names, table.categories, *training)
         columns.say_unknown(agreed, rows)
         return clients
 

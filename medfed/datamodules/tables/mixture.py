@@ -54,10 +54,9 @@ class MixtureDataModule(FederatedDataModule):
         self.noise = noise
         self.class_names = ("0", "1") if outcome == "classes" else ("outcome",)
         kind = "logistic" if outcome == "classes" else "linear"
+        sizes = f"{clients} hospitals of {samples} rows"
         mixed = f"{models} {kind} models of {features} features"
-        self.description = (
-            f"Data: generated, {clients} hospitals of {samples} rows that mix {mixed}."
-        )
+        self.description = f"Data: generated, {sizes} that mix {mixed}."
         self.thetas = numpy_rng(self.seed, "mixture", "models").uniform(-1, 1, (models, features))
         self._rows_of = {name: self._draw(name) for name in self.names}
 
