@@ -283,9 +283,7 @@ def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> 
     """Checks the names of metrics, and registers their directions."""
     for name, metric in metrics.items():
         if not isinstance(metric, CustomMetric):
-            raise ConfigError(
-                f"model.metrics.{name} must be a section with _target_ and direction, max or min."
-            )
+            raise ConfigError(f"model.metrics.{name} must have _target_, and direction max or min.")
         if name in known or not re.fullmatch(r"\w[\w-]*", name):
             raise ConfigError(
                 f"model.metrics.{name} cannot be called so: {', '.join(known)} are the task's own, "

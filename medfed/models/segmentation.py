@@ -33,6 +33,7 @@ __all__ = ["SegmentationMeter", "SegmentationTask", "dice_bce_loss", "dice_ce_lo
 _DICE = DiceLoss(sigmoid=True, batch=True)
 _DICE_OF_CLASSES = DiceLoss(softmax=True, include_background=False, batch=True)
 _SMOOTH = 1e-5  # MONAI's, which keeps the Dice of empty regions defined
+Terms = tuple[Tensor, Tensor]
 _CHOICES = ("auto", "sigmoid", "softmax")
 
 
@@ -261,7 +262,7 @@ def with_background(label: Tensor) -> Tensor:
     return torch.cat([1 - label.sum(1, keepdim=True), label], dim=1)
 
 
-def _weighed(terms: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+def _weighed(terms: Callable[..., Terms]) -> Callable[..., Tensor]:
     """Makes a loss of two terms, ``1 - Dice`` and a cross-entropy."""
 
     @wraps(terms)
@@ -282,9 +283,7 @@ def _weighed(terms: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tenso
 
 
 @_weighed
-def dice_bce_loss(
-    logits: Tensor, target: Tensor, annotated: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def dice_bce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> Terms:
     """Soft Dice plus binary cross-entropy for regions that may overlap (sigmoid outputs).
 
     MONAI's ``DiceCELoss`` takes a softmax cross-entropy as soon as there are two channels, which
@@ -318,7 +317,7 @@ def dice_bce_loss(
 
 
 @_weighed
-def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> tuple[Tensor, Tensor]:
+def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> Terms:
     """Soft Dice of the regions plus cross-entropy of all classes, where regions are exclusive.
 
     This is MONAI's ``DiceCELoss(softmax=True, include_background=False, batch=True)``: the Dice is

@@ -249,7 +249,7 @@ WRONG = {
     "model.metrics.a cannot evaluate the task's predictions": {
         "a": {"_target_": "torchmetrics.regression.PearsonCorrCoef", "direction": "max"}
     },
-    "must be a section with _target_": {"a": "dice"},
+    "must have _target_, and direction": {"a": "dice"},
 }
 
 

@@ -175,9 +175,7 @@ class OnDiskDataModule(FederatedDataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(isinstance(axis, int) and axis >= 0 for axis in self.flips):
-            raise ConfigError(
-                f"data.flips={list(self.flips)} must be axes of the images: 0, 1, and 2 of volumes."
-            )
+            raise ConfigError(f"data.flips={[*self.flips]} must be axes: 0, 1, and 2 of volumes.")
         made = self.generated if self.path is None else None
         if isinstance(made, ScanCohort) and made.test_patients:
             self.test_fraction = made.test_patients / made.each

@@ -151,9 +151,7 @@ def _bits(run: RunRecord, width: int | None, layers: Mapping[str, int] | None) -
     if width is None and not layers:
         return {}
     if width is None and run.centers.is_dir():
-        raise ConfigError(
-            "The run has learned centres, which layers cannot change; set bits for k-means instead."
-        )
+        raise ConfigError("The run has learned centres, which layers cannot change; set bits.")
     bits = FULL if width is None else width
     chosen = choose_bits(run.task().network, bits, layers)
     if bits != FULL and not chosen:

@@ -333,7 +333,7 @@ def predict_cases(
                 say(console, f"Summary: {record.folder / SUMMARY}")
 
         folder = (record.failed, _AGAIN) if record else ()
-        attempt(waiting, one, lambda case: case.name, what, report, *folder)
+        attempt(waiting, one, what, report, lambda case: case.name, *folder)
 
 
 _UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels"), "boxes": (0, "boxes")}

@@ -58,9 +58,9 @@ class PredictOptions:
 def attempt(
     items: Sequence[Item],
     work: Callable[[Item], None],
-    name: Callable[[Item], str],
     what: str,
     report: Callable[[], None],
+    name: Callable[[Item], str],
     failed: Callable[[Item, str], None] = lambda _, __: None,
     again: str = "nothing was written; run it again.",
 ) -> None:

@@ -39,10 +39,8 @@ A simulated scanner (``partition.scanners``) is part of the training data, not o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -90,16 +88,11 @@ def predict(config: Section, console: Console | None = None) -> None:
     output = table_path(options)
     candidates = None if options.candidates is None else Path(options.candidates)
     tolerance = options.spacing_tolerance
-    predict_table(predictor, kind, Path(options.input), output, _each, candidates, tolerance)
+    each = partial(attempt, name=lambda item: Path(item).name)
+    predict_table(predictor, kind, Path(options.input), output, each, candidates, tolerance)
     predicts = bundle.facts["task"] in ("regression", "survival")
     what = "Predictions" if predicts else "Probabilities"
     say(console, f"{what}: {output}")
-
-
-def _each(
-    items: Sequence[Any], work: Callable[[Any], None], what: str, save: Callable[[], None]
-) -> None:
-    attempt(items, work, lambda item: Path(item).name, what, save)
 
 
 def network_of(bundle: Bundle, options: PredictOptions) -> nn.Module:

@@ -187,9 +187,7 @@ class Pretrained:
         if RunFolder(path).config_yaml.is_file():
             weights = read_run(path, self.client)
         elif self.client is not None:
-            raise ConfigError(
-                f"init.client={self.client} is for run folders; {path} is none. Leave it at null."
-            )
+            raise ConfigError(f"init.client={self.client} is for run folders, and {path} is none.")
         elif path.is_dir():
             bundle = read_bundle(path)
             hashes = bundle.hashes.items()
