@@ -50,7 +50,7 @@ Parts = dict[Split, list[str]]
 
 
 @dataclass(frozen=True)
-class Division:
+class PilotSplit:
     """One division of the patients.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pilot(Group):
     """
 
     overrides: tuple[str, ...] = ()
-    divisions: tuple[Division, ...] = ()
+    divisions: tuple[PilotSplit, ...] = ()
     out: Path = Path()
     rounds: int | None = None
 
@@ -130,7 +130,7 @@ def composed(overrides: Sequence[str], method: str) -> RunDescription:
 
 
 @dataclass(frozen=True)
-class Question:
+class PilotData:
     """The data and settings that advice is about, and the patients that the pilot may use.
 
     Attributes:
@@ -148,7 +148,7 @@ class Question:
     rounds: int
     patients: Mapping[str, Sequence[str]]
     kept_out: int
-    divisions: tuple[Division, ...]
+    divisions: tuple[PilotSplit, ...]
     folds: int
 
     @property
@@ -157,7 +157,7 @@ class Question:
         return sum(map(len, self.patients.values()))
 
 
-def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
+def pilot_data(overrides: Sequence[str], folds: int, repeats: int) -> PilotData:
     """Reads who is who, and deals the patients whom a run would train and validate on."""
     config = composed(overrides, "local")
     data = unread_data(config)
@@ -171,7 +171,7 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
             f"There is only one hospital ({next(iter(federated))}), and a federation takes two; "
             "name the hospitals of the data by partition=OPTION."
         )
-    return Question(
+    return PilotData(
         tuple(overrides),
         str(config.name),
         int(config.rounds),
@@ -182,7 +182,7 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
     )
 
 
-def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> Division:
+def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> PilotSplit:
     labels = {i: p.label for i, p in data.patients.items()}
     content = {
         "clients": {
@@ -191,7 +191,7 @@ def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> 
         },
         "partition": {c: p.record(data.plan_names) for c, p in data.plans.items()},
     }
-    return Division(content, f"{digest(content)[:16]}.json")
+    return PilotSplit(content, f"{digest(content)[:16]}.json")
 
 
 def split_again(
@@ -217,7 +217,7 @@ def split_again(
 
 
 def pilots(
-    asked: Question, methods: Sequence[str], out: Path, rounds: int | None = None
+    asked: PilotData, methods: Sequence[str], out: Path, rounds: int | None = None
 ) -> list[Pilot]:
     """Writes the divisions of the patients, and returns the methods to run."""
     for division in asked.divisions:
@@ -418,7 +418,7 @@ class Advice:
     floor: tuple[str, float]
     repetitions: int
     rounds: int
-    asked: Question
+    asked: PilotData
     notes: Sequence[str]
 
     @property
@@ -476,7 +476,7 @@ class Advice:
         }
 
 
-def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
+def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
     """Reads the pilot's cells."""
     task = task_of(progress, progress[0].group.variants[0])
     notes = [n.replace(f" on {task.name}", "").replace(task.name, "the pilot") for n in task.notes]
@@ -513,7 +513,7 @@ def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[
     }
 
 
-def _hospitals(asked: Question, task: Task, verdict: Verdict) -> dict[str, Gain]:
+def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain]:
     """A method against training alone, at each hospital."""
     if verdict.harm is None:
         return {}
@@ -657,7 +657,7 @@ def advise(
     Returns:
         The advice, and its folder.
     """
-    asked = question(overrides, folds, repeats)
+    asked = pilot_data(overrides, folds, repeats)
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
         groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
@@ -679,13 +679,13 @@ def advise(
     return found, folder
 
 
-def _name(asked: Question, groups: Sequence[Pilot]) -> str:
+def _name(asked: PilotData, groups: Sequence[Pilot]) -> str:
     """A name from the keys of all cells, so that no advice overwrites another."""
     # The content of the divisions is among them.
     keys = [cell.key for group in groups for cell in group.final(0)]
     return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
 
 
-def _advice_command(asked: Question, advice: Advice) -> str:
+def _advice_command(asked: PilotData, advice: Advice) -> str:
     method = advice.use or ALONE
     return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
-class Seen(NamedTuple):
+class PreparedCase(NamedTuple):
     """A case as a client's network sees it.
 
     Attributes:
@@ -357,7 +357,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         sample["image"][~present] = 0
         return sample["image"], sample["label"], present
 
-    def seen(self, case: str, plan: ClientPlan) -> Seen:
+    def prepared(self, case: str, plan: ClientPlan) -> PreparedCase:
         """Prepares a case for a client's network."""
         if self.store is not None:
             sample = cached.cached_volume(self.store, case)
@@ -382,7 +382,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             label = label * outlined.view(-1, 1, 1, 1).to(label.dtype)
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
-        return Seen(image, label, brain, present, grid, sample.get("spacing"))
+        return PreparedCase(image, label, brain, present, grid, sample.get("spacing"))
 
     @property
     def millimetres(self) -> bool:
@@ -501,12 +501,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def _volume(self, case: str, plan: ClientPlan) -> Volume:
         """A training case's volume: mapped, unless it fits in memory or a scanner changes it."""
-        seen = self.seen(case, plan)
+        prepared = self.prepared(case, plan)
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return volume_of_cache(arrays, seen.mask(), seen.brain, seen.present, rng)
-        return volume_of(seen.image, seen.mask(), seen.brain, rng, seen.present)
+            return volume_of_cache(arrays, prepared.mask(), prepared.brain, prepared.present, rng)
+        return volume_of(prepared.image, prepared.mask(), prepared.brain, rng, prepared.present)
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
@@ -539,13 +539,13 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Cuts one case's patches; their places depend on the seed and the case only."""
-        seen = self.seen(patient, plan)
-        mask = seen.mask()
+        prepared = self.prepared(patient, plan)
+        mask = prepared.mask()
         rng, tumour = torch_rng(self.seed, "patches", patient), mask.any(dim=0)
         of = self.patches_per_patient, self.background_share, self.size
-        centres = patches.sample_centres(tumour, seen.brain, *of, rng)
+        centres = patches.sample_centres(tumour, prepared.brain, *of, rng)
         shape = tuple(mask.shape[1:])
-        volume = Volume(seen.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
+        volume = Volume(prepared.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
         at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0
         images = PatchRows([volume], at, self.size, slices=self._slices)
         every = torch.arange(len(at))
@@ -555,12 +555,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             "label": labels,
             "case": torch.full_like(every, case),
             # A contrast includes its neighbours.
-            "present": seen.present.repeat_interleave(self.slices).expand(len(at), -1),
+            "present": prepared.present.repeat_interleave(self.slices).expand(len(at), -1),
         }
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume."""
-        image, label, brain, present, grid, spacing = self.seen(patient, plan)
+        image, label, brain, present, grid, spacing = self.prepared(patient, plan)
         if spacing is None:
             spacing = torch.tensor(self.scans.spacing(self.cases[patient]))
         mm = spacing.float()

@@ -398,10 +398,10 @@ def first_layer(task: TaskModule, data: ClientData) -> nn.Module:
     return called[0]
 
 
-Seen = Callable[[Mapping[str, Message], Mapping[str, Message]], None]
+Watch = Callable[[Mapping[str, Message], Mapping[str, Message]], None]
 
 
-def play(federation: Federation, number: int, seen: Seen) -> None:
+def play(federation: Federation, number: int, watch: Watch) -> None:
     """Runs a round, and shows what travels as the server knows it."""
     current, goes_on = federation.open(number), True
     while goes_on:
@@ -410,7 +410,7 @@ def play(federation: Federation, number: int, seen: Seen) -> None:
             memory = federation.clients[client].memory["down"]
             received[client] = federation.channel.decode(current.sent(client), "down", memory)[0]
             replies[client] = current.fit(client)
-        goes_on = current.exchange(replies, partial(seen, received))
+        goes_on = current.exchange(replies, partial(watch, received))
 
 
 def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Tensor]]:

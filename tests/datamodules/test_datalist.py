@@ -114,7 +114,7 @@ def test_preparation_is_that_of_monai(name, listed, tmp_path):
     memory = "memory_gb=0" if name in ("all", "zscore") else "memory_gb=2"  # through the cache
     volumes = ("spatial_dims=3", "patch_size=[8,8,4]", memory)
     data = module(tmp_path, listed, *settings, *volumes)
-    seen = data.seen("organ_00", next(iter(data.plans.values())))
+    seen = data.prepared("organ_00", next(iter(data.plans.values())))
     known = by_monai(listed, *steps).as_tensor().float()
     assert seen.image.numpy() == pytest.approx(known.numpy(), abs=2e-5)
     truth = torch.from_numpy(np.stack([organs()[1] == k for k in (1, 2)]))

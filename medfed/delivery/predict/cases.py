@@ -71,7 +71,7 @@ class OutputFolder:
         self.header = [*_BEFORE, *columns, *_AFTER]
         keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
         client = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
-        self._said = {"bundle": client, **{k: getattr(options, k) for k in keys}}
+        self._settings = {"bundle": client, **{k: getattr(options, k) for k in keys}}
         self._rows: dict[str, dict[str, str]] = {}
 
     @contextmanager
@@ -118,7 +118,7 @@ class OutputFolder:
         made = self.folder / _UNFINISHED
         shutil.rmtree(made, ignore_errors=True)
         sizes = case.write(made)
-        changed, moved = self._settled(case, made, is_same and not before["error"])
+        changed, moved = self._to_be_written(case, made, is_same and not before["error"])
         row["files"] = _listed(case.targets, {t: made / t.name for t in moved})
         self._add(case.name, {**row, "error": _INTERRUPTED})  # what a kill from here on has left
         with writing(self.folder, _OTHERWISE):
@@ -129,7 +129,7 @@ class OutputFolder:
         self._add(case.name, {**row, **measured, "warning": "; ".join([*warnings, *changed])})
         return sizes
 
-    def _settled(self, case: Case, made: Path, done: bool) -> tuple[list[str], list[Path]]:
+    def _to_be_written(self, case: Case, made: Path, done: bool) -> tuple[list[str], list[Path]]:
         """Says which files somebody has changed since, and which targets are to be written."""
         known, changed, moved = self._files(case.name), list[str](), list[Path]()
         for target in case.targets:
@@ -170,7 +170,7 @@ class OutputFolder:
                 f"{summary} is there already, and no prediction's; choose another output, or set "
                 "overwrite=true to replace it."
             )
-        differ = [k for k, v in self._said.items() if before and before.get(k) != v]
+        differ = [k for k, v in self._settings.items() if before and before.get(k) != v]
         others = " and ".join(key for key in differ if key in _RESULTS)
         if others and not self.overwrite:
             raise ConfigError(
@@ -178,7 +178,7 @@ class OutputFolder:
                 f"another {others}); choose another output, or set overwrite=true to replace them."
             )
         if differ:
-            now = ", ".join(f"{k}={json.dumps(self._said[k])}" for k in differ if k != "bundle")
+            now = ", ".join(f"{k}={json.dumps(self._settings[k])}" for k in differ if k != "bundle")
             other = "of other bundles or settings", f", without a row in {SUMMARY}"
             alike = f"with other settings; it goes on with {now}", ""
             text = "%s holds predictions %s; what is not replaced now stays%s."
@@ -189,7 +189,7 @@ class OutputFolder:
         if differ or before is None:
             begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             with writing(record, _OTHERWISE):
-                write_json(record, {**self._said, "begun": begun, "medfed": version("medfed")})
+                write_json(record, {**self._settings, "begun": begun, "medfed": version("medfed")})
         self._write()
 
     def _read(self) -> dict[str, dict[str, str]]:
