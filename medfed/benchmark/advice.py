@@ -524,11 +524,9 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
         for client, known in zip(task.clients, defined, strict=True)
     }
     takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", [math.nan] * 4
-    small = {
-        c: Gain(*unknown, "cannot tell", f"{has} {takes}", 0, len(asked.patients[c]))
-        for c, has in task.small.items()
-    }
-    return {client: {**known, **small}[client] for client in asked.patients}
+    for c, has in task.small.items():
+        known[c] = Gain(*unknown, "cannot tell", f"{has} {takes}", 0, len(asked.patients[c]))
+    return {client: known[client] for client in asked.patients}
 
 
 def _defined(values: Floats) -> int:

@@ -115,11 +115,8 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
 
 def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) -> Floats:
     """Returns (S, C) test scores, larger is better; the worst possible where a model has failed."""
-    rows = [
-        [number(r["clients"][c].get(metric)) if "clients" in r else worst_value(metric)
-         for c in clients]
-        for r in results
-    ]  # fmt: skip
+    worst, measured = worst_value(metric), [r.get("clients") for r in results]
+    rows = [[number(of[c].get(metric)) if of else worst for c in clients] for of in measured]
     values: Floats = (-1 if smaller_is_better(metric) else 1) * np.array(rows, dtype=float)
     return values
 

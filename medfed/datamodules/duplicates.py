@@ -131,11 +131,8 @@ def find_duplicates(
     for sample in samples:
         if sample.patient in place:
             places.setdefault(sample.content, []).append(Place(*place[sample.patient], sample))
-    groups = [
-        sorted(group, key=lambda p: order[p.client, p.split])
-        for group in places.values()
-        if len({(p.client, p.split) for p in group}) > 1
-    ]
+    repeated = (g for g in places.values() if len({(p.client, p.split) for p in g}) > 1)
+    groups = [sorted(group, key=lambda p: order[p.client, p.split]) for group in repeated]
     return Duplicates(what, groups)
 
 

@@ -197,15 +197,11 @@ def bounded(entries: int, numbers: int) -> Iterator[None]:
         if left[what] < 0:
             raise CheckpointError("its network is far larger than its weights")
 
-    def of_module(parent: nn.Module, name: str, module: nn.Module | None) -> None:
-        count("layers", 1)
-
-    def of_parameter(parent: nn.Module, name: str, tensor: Tensor | None) -> None:
-        count("numbers", 0 if tensor is None else tensor.numel())
-
     hooks = [
-        register_module_module_registration_hook(of_module),
-        register_module_parameter_registration_hook(of_parameter),
+        register_module_module_registration_hook(lambda *_: count("layers", 1)),
+        register_module_parameter_registration_hook(
+            lambda _, __, tensor: count("numbers", 0 if tensor is None else tensor.numel())
+        ),
     ]
     try:
         yield
