@@ -50,7 +50,7 @@ Parts = dict[Split, list[str]]
 
 
 @dataclass(frozen=True)
-class Division:
+class PilotSplit:
     """One division of the patients.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pilot(Group):
     """
 
     overrides: tuple[str, ...] = ()
-    divisions: tuple[Division, ...] = ()
+    divisions: tuple[PilotSplit, ...] = ()
     out: Path = Path()
     rounds: int | None = None
 
@@ -84,15 +84,7 @@ class Pilot(Group):
         return [{}]
 
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, by this method.
-
-        Args:
-            variant: The task, of which there is one.
-            as_arm: Without a meaning here.
-
-        Raises:
-            ConfigError: If it does not compose.
-        """
+        """Composes what the user would train with, by this method."""
         if (variant, "") not in self._composed:
             config = composed(self.overrides, self.method.name)
             rounds = min(self.rounds or config.rounds, config.rounds)
@@ -124,18 +116,9 @@ class Pilot(Group):
 
 
 def composed(overrides: Sequence[str], method: str) -> RunDescription:
-    """Composes and checks what the user would train with, by a method.
-
-    Args:
-        overrides: As ``medfed train`` takes them.
-        method: The name of the method.
-
-    Raises:
-        ConfigError: If it does not compose, or asks for several devices.
-    """
-    kept = [
-        o for o in overrides if key_of(o) not in _ITS_OWN and not key_of(o).startswith("hydra.")
-    ]
+    """Composes and checks what the user would train with, by a method."""
+    theirs = [o for o in overrides if key_of(o) not in _ITS_OWN]
+    kept = [o for o in theirs if not key_of(o).startswith("hydra.")]
     kept += [f"algorithm={method}", "logger=none", "progress=false", "pictures.format=none"]
     config = described([*kept, "folder=nowhere"])
     if several(config.trainer):
@@ -147,7 +130,7 @@ def composed(overrides: Sequence[str], method: str) -> RunDescription:
 
 
 @dataclass(frozen=True)
-class Question:
+class PilotData:
     """The data and settings that advice is about, and the patients that the pilot may use.
 
     Attributes:
@@ -165,7 +148,7 @@ class Question:
     rounds: int
     patients: Mapping[str, Sequence[str]]
     kept_out: int
-    divisions: tuple[Division, ...]
+    divisions: tuple[PilotSplit, ...]
     folds: int
 
     @property
@@ -174,17 +157,8 @@ class Question:
         return sum(map(len, self.patients.values()))
 
 
-def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
-    """Reads who is who, and deals the patients whom a run would train and validate on.
-
-    Args:
-        overrides: What the user would train with, without a method.
-        folds: Parts that are tested in turn.
-        repeats: The number of divisions into folds.
-
-    Raises:
-        MedfedError: If the configuration or the data cannot be used.
-    """
+def pilot_data(overrides: Sequence[str], folds: int, repeats: int) -> PilotData:
+    """Reads who is who, and deals the patients whom a run would train and validate on."""
     config = composed(overrides, "local")
     data = unread_data(config)
     data.plan()
@@ -197,7 +171,7 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
             f"There is only one hospital ({next(iter(federated))}), and a federation takes two; "
             "name the hospitals of the data by partition=OPTION."
         )
-    return Question(
+    return PilotData(
         tuple(overrides),
         str(config.name),
         int(config.rounds),
@@ -208,7 +182,7 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
     )
 
 
-def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> Division:
+def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> PilotSplit:
     labels = {i: p.label for i, p in data.patients.items()}
     content = {
         "clients": {
@@ -217,7 +191,7 @@ def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> 
         },
         "partition": {c: p.record(data.plan_names) for c, p in data.plans.items()},
     }
-    return Division(content, f"{digest(content)[:16]}.json")
+    return PilotSplit(content, f"{digest(content)[:16]}.json")
 
 
 def split_again(
@@ -227,13 +201,6 @@ def split_again(
     fold: tuple[int, int],
 ) -> Parts:
     """Splits a client's training and validation patients again, without its test patients.
-
-    Args:
-        patients: Ids per split of the user's run.
-        labels: By patient; the function reads those of training and validation patients only.
-        seed: Of the split.
-        fold: k and K, the k-th of K parts is tested. Of the others, as large a share validates as
-            in the user's run.
 
     Example:
         >>> parts = {"train": ["a", "b", "c", "d"], "val": ["e", "f"], "test": ["g", "h"]}
@@ -246,21 +213,13 @@ def split_again(
     used = sorted([*patients["train"], *patients["val"]])
     share = len(patients["val"]) / max(1, len(used))
     share = min(share, 1 - 2 / fold[1]) if fold[1] > 2 else min(share, 0.4)
-    labels_used = {i: labels[i] for i in used}
-    return split_patients(used, share, 1 / fold[1], seed, labels_used, fold)
+    return split_patients(used, share, 1 / fold[1], seed, labels, fold)
 
 
 def pilots(
-    asked: Question, methods: Sequence[str], out: Path, rounds: int | None = None
+    asked: PilotData, methods: Sequence[str], out: Path, rounds: int | None = None
 ) -> list[Pilot]:
-    """Writes the divisions of the patients, and returns the methods to run.
-
-    Args:
-        asked: The question.
-        methods: The methods.
-        out: Where cells and divisions are kept.
-        rounds: See `Pilot`.
-    """
+    """Writes the divisions of the patients, and returns the methods to run."""
     for division in asked.divisions:
         if not (file := out / "divisions" / division.name).is_file():
             write_json(file, division.content)
@@ -270,13 +229,9 @@ def pilots(
         variants={variant: Variant()}, sizes={}, folds=asked.folds, passes=math.inf,
     )  # fmt: skip
     size = Size(len(asked.divisions), 1)
-    return [
-        Pilot(
-            suite, Method.of(name), (variant,), size, overrides=asked.overrides,
-            divisions=asked.divisions, out=out, rounds=rounds,
-        )
-        for name in methods
-    ]  # fmt: skip
+    about: dict[str, Any] = {"overrides": asked.overrides, "divisions": asked.divisions, "out": out}
+    named = (Method.of(name) for name in methods)
+    return [Pilot(suite, one, (variant,), size, **about, rounds=rounds) for one in named]
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -335,14 +290,6 @@ def gain_of(
 ) -> Gain:
     """Judges a difference by the repetitions of a pilot.
 
-    Args:
-        difference: Over the repetitions.
-        verdict: On it.
-        repetitions: That define the metric.
-        patients: Who were tested, once or several times.
-        overlap: Test patients per training patient.
-        comparisons: The number of such differences.
-
     Example:
         >>> from medfed.functional.statistics import difference
         >>> found = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3)
@@ -375,12 +322,6 @@ def needed(
 ) -> tuple[float, int]:
     """Returns how large a pilot must be to show the observed difference.
 
-    Args:
-        difference: The measured difference.
-        count: Repetitions.
-        overlap: See `gain_of`.
-        comparisons: See `gain_of`.
-
     Returns:
         Times as many patients, as the variance falls with their number, NaN if more than `MOST`;
         and repetitions of the present ones, 0 if more than `MOST`.
@@ -394,8 +335,7 @@ def needed(
     if difference.mean == 0:
         return math.nan, 0
     times = max(1.0, (difference.detectable / difference.mean) ** 2)
-    target = abs(difference.mean)
-    repeats = splits_needed(target, difference, count, overlap, comparisons, MOST)
+    repeats = splits_needed(abs(difference.mean), difference, count, overlap, comparisons, MOST)
     return (times if times <= MOST else math.nan), repeats
 
 
@@ -478,7 +418,7 @@ class Advice:
     floor: tuple[str, float]
     repetitions: int
     rounds: int
-    asked: Question
+    asked: PilotData
     notes: Sequence[str]
 
     @property
@@ -536,46 +476,32 @@ class Advice:
         }
 
 
-def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
-    """Reads the pilot's cells.
-
-    Args:
-        asked: The question.
-        progress: The cells of every method, training alone among them.
-
-    Raises:
-        MedfedError: If there is nothing to compare.
-    """
+def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
+    """Reads the pilot's cells."""
     task = task_of(progress, progress[0].group.variants[0])
     notes = [n.replace(f" on {task.name}", "").replace(task.name, "the pilot") for n in task.notes]
     others = [name for name in task.scores if name != ALONE]
     if ALONE not in task.scores or not others:
-        raise MedfedError(
-            "The pilot has nothing to compare: " + (" ".join(notes) or "no method was computed.")
-        )
+        why = " ".join(notes) or "no method was computed."
+        raise MedfedError(f"The pilot has nothing to compare: {why}")
     verdicts = judge(task)
     gains = _gains(task, others, ALONE, asked.count)
-    use = _use(gains)
+    # Of those that are surely better, so that a lucky one is not preferred to them.
+    surely = {name: gain.mean for name, gain in gains.items() if gain.says == "better"}
+    alone = ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
+    use = max(surely, key=lambda name: surely[name]) if surely else alone
     best = max(others, key=lambda name: _known(gains[name].mean))
     shown = use if use not in ("", ALONE) else best
     rivals = _gains(task, [name for name in others if name != shown], shown, asked.count)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
-    methods = {
-        name: Judged(
-            name,
-            verdicts[name].mean.mean,
-            gains.get(name),
-            _hospitals(asked, task, verdicts[name]),
-            rivals.get(name),
-            _cost(each, task.scores[name], asked.rounds / rounds),
-            task.scores[name].failed,
-        )
-        for each in progress
-        if (name := each.group.method.name) in task.scores
-    }
-    size = group.size.splits
-    return Advice(use, best, methods, task, floor_of(task), size, rounds, asked, notes)
+    by_name, methods = {p.group.method.name: p for p in progress}, dict[str, Judged]()
+    for name, scores in task.scores.items():
+        cost = _cost(by_name[name], scores, asked.rounds / rounds)
+        hospitals = _hospitals(asked, task, verdicts[name])
+        mean, gain, rival = verdicts[name].mean.mean, gains.get(name), rivals.get(name)
+        methods[name] = Judged(name, mean, gain, hospitals, rival, cost, scores.failed)
+    return Advice(use, best, methods, task, floor_of(task), group.size.splits, rounds, asked, notes)
 
 
 def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[str, Gain]:
@@ -587,7 +513,7 @@ def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[
     }
 
 
-def _hospitals(asked: Question, task: Task, verdict: Verdict) -> dict[str, Gain]:
+def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain]:
     """A method against training alone, at each hospital."""
     if verdict.harm is None:
         return {}
@@ -597,27 +523,14 @@ def _hospitals(asked: Question, task: Task, verdict: Verdict) -> dict[str, Gain]
         client: gain_of(*gains[client], known, len(asked.patients[client]), task.overlap, count)
         for client, known in zip(task.clients, defined, strict=True)
     }
-    takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", math.nan
-    small = {
-        client: Gain(
-            unknown, unknown, unknown, unknown, "cannot tell", f"{has} {takes}", 0,
-            len(asked.patients[client]),
-        )
-        for client, has in task.small.items()
-    }  # fmt: skip
-    return {client: {**known, **small}[client] for client in asked.patients}
+    takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", [math.nan] * 4
+    for c, has in task.small.items():
+        known[c] = Gain(*unknown, "cannot tell", f"{has} {takes}", 0, len(asked.patients[c]))
+    return {client: known[client] for client in asked.patients}
 
 
 def _defined(values: Floats) -> int:
     return int((~np.isnan(values)).sum())
-
-
-def _use(gains: Mapping[str, Gain]) -> str:
-    """The method to use, ``local`` if all are surely worse than it; empty: cannot tell."""
-    better = [name for name, gain in gains.items() if gain.says == "better"]
-    if better:  # of these alone, so that a lucky one is not preferred to them
-        return max(better, key=lambda name: gains[name].mean)
-    return ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
 
 
 def _known(value: float) -> float:
@@ -650,11 +563,7 @@ def _growth(result: Mapping[str, Any], times: float) -> float:
 
 
 def sentences(advice: Advice) -> list[str]:
-    """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them.
-
-    Args:
-        advice: The advice.
-    """
+    """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them."""
     hospitals = advice.methods[advice.shown].hospitals
     text = filled(
         _TEMPLATES / "advice.txt",
@@ -681,12 +590,7 @@ def duration(hours: float) -> str:
 
 
 def markdown(advice: Advice, command: str) -> str:
-    """Returns the advice as a page.
-
-    Args:
-        advice: The advice.
-        command: The command that trains as advised; alone if the pilot cannot tell.
-    """
+    """Returns the advice as a page."""
     methods, hospitals = _tables(advice)
     words: dict[str, Any] = {"methods": methods, "hospitals": hospitals, "every": _every(advice)}
     words |= {"sentences": in_markdown(sentences(advice)), "costs": _of_costs(advice)}
@@ -724,12 +628,7 @@ def _of_costs(advice: Advice) -> str:
 
 
 def print_advice(advice: Advice, command: str) -> None:
-    """Prints the advice.
-
-    Args:
-        advice: The advice.
-        command: The command that trains as advised; alone if the pilot cannot tell.
-    """
+    """Prints the advice."""
     console = wide_console()
     first, *rest = sentences(advice)
     console.print()
@@ -753,31 +652,19 @@ def advise(
 ) -> tuple[Advice, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the advice.
 
-    Args:
-        overrides: The user's overrides for ``medfed train``, without a method.
-        methods: The methods to compare; training alone always runs.
-        folds: The number of folds of the cross-validation.
-        repeats: How often to repeat the cross-validation with other folds.
-        rounds: Rounds of a run of the pilot; None: as many as the user's.
-        out: The folder for cells; the advice goes to a folder in it, one per question.
-        workers: Processes; 0 computes in this one.
-        quiet: Whether to print nothing.
-
     Returns:
         The advice, and its folder.
-
-    Raises:
-        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
-    asked = question(overrides, folds, repeats)
+    asked = pilot_data(overrides, folds, repeats)
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
-        names = [ALONE, *(m for m in methods if m != ALONE)]
-        groups = pilots(asked, names, out, rounds)
+        groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
         folder = out / _name(asked, groups)
         console = wide_console()
         if not quiet:
-            say(console, _begins(asked, groups))
+            each = groups[0].config(groups[0].variants[0]).rounds
+            many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": each}
+            say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
         broken = runner.run_groups(groups, out, workers, quiet)
     runner.check_computed(broken, "runs of the pilot", "runs")
     found = choose(asked, runner.found_groups(groups, out))
@@ -790,19 +677,13 @@ def advise(
     return found, folder
 
 
-def _name(asked: Question, groups: Sequence[Pilot]) -> str:
+def _name(asked: PilotData, groups: Sequence[Pilot]) -> str:
     """A name from the keys of all cells, so that no advice overwrites another."""
     # The content of the divisions is among them.
     keys = [cell.key for group in groups for cell in group.final(0)]
     return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
 
 
-def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
-    rounds = groups[0].config(groups[0].variants[0]).rounds
-    many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": rounds}
-    return filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip()
-
-
-def _advice_command(asked: Question, advice: Advice) -> str:
+def _advice_command(asked: PilotData, advice: Advice) -> str:
     method = advice.use or ALONE
     return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

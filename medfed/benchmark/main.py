@@ -35,32 +35,7 @@ def benchmark(
     target: float | None = None,
     quiet: bool = False,
 ) -> Report:
-    """Runs the cells that are missing, then writes and prints the report.
-
-    Args:
-        suite: A suite, several, or ``all``.
-        methods: Methods, or ``all``; None for those of each suite, of which only a few run on
-            further variants. Local training, FedAvg and the ceilings always run.
-        size: ``smoke``, ``small`` or ``full``.
-        variants: Further tasks of the suites, or ``all``.
-        arms: Whether to run the arms of the suites, or the names of some.
-        out: The folder for cells; the report goes to its folder ``report``.
-        workers: Processes; 0 computes in this one.
-        shard: ``i/n``, the i-th of n jobs; the report then has the methods of this job only.
-        report_only: Whether to run nothing.
-        data_root: The folder for generated cohorts.
-        paths: Of real data, by suite.
-        plugins: Folders with suites and methods of the user.
-        figures: Whether to write the pictures as vector files, too.
-        target: The smallest difference worth knowing: the report says how many splits detect it.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The report.
-
-    Raises:
-        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
-    """
+    """Runs the cells that are missing, then writes and prints the report."""
     chosen, by_suite, further = wanted_of(suite, methods, size, arms, plugins)
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
     root, named = str(Path(data_root).expanduser().resolve()), methods is not None
@@ -92,11 +67,8 @@ def benchmark(
 
 def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None]) -> str:
     """The command line that repeats the benchmark, without the paths of data."""
-    listed = {
-        key: str(value) if isinstance(value, bool | str) else "[" + ",".join(value) + "]"
-        for key, value in given.items()
-        if value not in (None, False)
-    }
+    kept = ((key, value) for key, value in given.items() if value not in (None, False))
+    listed = {k: str(v) if isinstance(v, bool | str) else f"[{','.join(v)}]" for k, v in kept}
     keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
     data = [f"paths.{name}=FOLDER" for name, path in paths.items() if path is not None]
     return " ".join(["medfed benchmark", *keys, f"size={size}", *data])
@@ -104,8 +76,7 @@ def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None
 
 def _missing(progress: Sequence[runner.Progress], out: Path) -> list[str]:
     """Names the stale cells, which the report leaves out."""
-    cells = [cell for one in progress for cell in one.wanted]
-    stale = list(stale_cells(out, cells))
+    stale = list(stale_cells(out, [cell for one in progress for cell in one.wanted]))
     if not stale:
         return []
     more = f" and {len(stale) - 3} more" * (len(stale) > 3)

@@ -47,12 +47,6 @@ class Progress:
         """Reads the cells that are there; returns those of the present stage that are not.
 
         Once all settings are tried, it chooses the best one, and the next stage begins.
-
-        Args:
-            out: The folder of the benchmark.
-
-        Raises:
-            CheckpointError: If a cell's file is torn or has been changed.
         """
         if self.trial is None:
             self.wanted = self.group.tuning
@@ -97,21 +91,7 @@ class Progress:
 def run_groups(
     groups: Sequence[Group], out: Path, workers: int, quiet: bool = False
 ) -> dict[str, str]:
-    """Runs all cells that are missing; those that are there are read.
-
-    Args:
-        groups: The methods, each on a suite.
-        out: The folder of the benchmark.
-        workers: Processes; 0 computes in this one.
-        quiet: Whether to show nothing.
-
-    Returns:
-        What went wrong that is no user's mistake, by cell.
-
-    Raises:
-        CheckpointError: If a cell's file is torn or has been changed.
-        RankError: If a process has ended, by the system's hand for example.
-    """
+    """Runs all cells that are missing; those that are there are read."""
     progress = [Progress(g) for g in groups]
     broken: dict[str, str] = {}
     waiting: dict[Future[Result], list[tuple[Progress, Cell]]] = {}
@@ -157,6 +137,16 @@ def run_groups(
     return broken
 
 
+def check_computed(broken: dict[str, str], what: str, kept: str) -> None:
+    """Says what could not be computed, if anything."""
+    if broken:
+        place, why = next(iter(broken.items()))
+        raise MedfedError(
+            f"{len(broken)} {what} could not be computed; the first is {place} ({why}). Finished "
+            f"{kept} are kept."
+        )
+
+
 def _ended(cell: Cell) -> RankError:
     return RankError(
         f"A process ended while it ran {cell.place} or another cell (killed, or out of memory?). "
@@ -165,15 +155,7 @@ def _ended(cell: Cell) -> RankError:
 
 
 def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
-    """Reads the finished cells of groups, without running any.
-
-    Args:
-        groups: The methods, each on a suite.
-        out: The folder of the benchmark.
-
-    Returns:
-        Of each group the cells that are there; of one that is not tuned to the end, no final ones.
-    """
+    """Reads the finished cells of groups, without running any."""
     read = [Progress(group) for group in groups]
     for one in read:
         one.missing(out)

@@ -80,11 +80,7 @@ class Arm:
         return {key: value for key, value in tuned.items() if key not in self.own}
 
     def scale(self, source: dict[str, Any]) -> None:
-        """Multiplies what `times` names.
-
-        Raises:
-            ConfigError: If it names no number of the configuration.
-        """
+        """Multiplies what `times` names."""
         for key, factor in self.times.items():
             value = sections.select(source, key)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -100,14 +96,6 @@ def chosen_arms(
     methods: Collection[str] = (),
 ) -> dict[str, list[Arm]]:
     """Returns the wanted arms, by suite.
-
-    Args:
-        wanted: True or ``all``; False; or names, which each some suite must have.
-        by_suite: The arms of all suites that are run.
-        methods: The names of all methods, which no arm may have.
-
-    Raises:
-        ConfigError: If one is unknown, or has a method's name.
 
     Example:
         >>> arms = {"digits": {"apart": Arm("pfednet", name="apart")}, "heart": {}}
@@ -217,39 +205,20 @@ class Suite:
         return next(iter(self.variants))
 
     def chosen(self, wanted: str | Sequence[str] | None) -> list[str]:
-        """Returns the wanted variants.
-
-        Args:
-            wanted: Names, ``all``, or None for the base alone.
-
-        Raises:
-            ConfigError: If one is unknown.
-        """
-        whole = (
-            f"variants={{}} is none of suite={self.name}{{}}; it has {', '.join(self.variants)}."
-        )
+        """Returns the wanted variants."""
+        names = ", ".join(self.variants)
+        whole = f"variants={{}} is none of suite={self.name}{{}}; it has {names}."
         return [self.base] if wanted is None else chosen(wanted, self.variants, whole)
 
     def sized(self, size: str) -> Size:
-        """Returns how much is computed.
-
-        Args:
-            size: The name of a size.
-
-        Raises:
-            ConfigError: If the suite has none of that name.
-        """
+        """Returns how much is computed."""
         if size not in self.sizes:
-            raise ConfigError(
-                f"suite={self.name} has no size={size}; it has {', '.join(self.sizes)}."
-            )
+            known = ", ".join(self.sizes)
+            raise ConfigError(f"suite={self.name} has no size={size}; it has {known}.")
         return self.sizes[size]
 
     def seeds(self, split: int) -> dict[str, Any]:
         """Returns the keys by which a split differs from others.
-
-        Args:
-            split: Its number.
 
         Example:
             >>> suites()["diabetes"].seeds(7)
@@ -266,14 +235,6 @@ class Suite:
 def chosen(wanted: str | Sequence[str], known: Collection[str], sentence: str) -> list[str]:
     """Returns the wanted names.
 
-    Args:
-        wanted: A name, names, or ``all``.
-        known: All names.
-        sentence: Of the error, with places for the name and a hint.
-
-    Raises:
-        ConfigError: If one is unknown.
-
     Example:
         >>> chosen("all", ["a", "b"], ""), chosen("b", ["a", "b"], "")
         (['a', 'b'], ['b'])
@@ -287,14 +248,7 @@ def chosen(wanted: str | Sequence[str], known: Collection[str], sentence: str) -
 
 
 def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
-    """Reads all suites, by name.
-
-    Args:
-        folders: Further folders that hold ``configs/suites``, or ``suites``.
-
-    Raises:
-        ConfigError: If one cannot be read; the error names the file and the reason.
-    """
+    """Reads all suites, by name."""
     places = [compose.CONFIG_DIR / "suites"]
     places += [Path(f) / below / "suites" for f in folders for below in ("configs", ".")]
     files = [file for place in places for file in sorted(place.glob("*.yaml"))]
@@ -302,16 +256,7 @@ def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
 
 
 def read_yaml(file: Path, what: str, read: Callable[[str, dict[str, Any]], T]) -> T:
-    """Reads a suite or a claim.
-
-    Args:
-        file: Its file.
-        what: What it is.
-        read: Makes it of its name and its keys.
-
-    Raises:
-        ConfigError: If it is none; the error names the file and the reason.
-    """
+    """Reads a suite or a claim."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -323,11 +268,7 @@ def read_yaml(file: Path, what: str, read: Callable[[str, dict[str, Any]], T]) -
 
 
 def read_suite(file: Path) -> Suite:
-    """Reads a suite.
-
-    Raises:
-        ConfigError: If it is no suite; the error names the file and the reason.
-    """
+    """Reads a suite."""
     return read_yaml(file, "suite", _suite)
 
 
@@ -373,12 +314,6 @@ def _check_arm(name: str, arm: Arm, variants: Collection[str]) -> None:
 def check_shard(shard: str | None) -> tuple[int, int]:
     """Returns which of how many jobs this is.
 
-    Args:
-        shard: ``i/n``; None: the only one.
-
-    Raises:
-        ConfigError: If it is not of that form.
-
     Example:
         >>> check_shard("2/4"), check_shard(None)
         ((2, 4), (1, 1))
@@ -390,15 +325,7 @@ def check_shard(shard: str | None) -> tuple[int, int]:
 
 
 def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None:
-    """Checks the folders of real data.
-
-    Args:
-        paths: By suite; None: unknown.
-        known: All suites.
-
-    Raises:
-        ConfigError: If there is no such suite of real data, or nothing lies there.
-    """
+    """Checks the folders of real data."""
     real = [suite.name for suite in known if suite.path]
     for name, place in paths.items():
         if name not in real:
@@ -412,13 +339,6 @@ def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None
 
 def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = ()) -> list[Suite]:
     """Returns the wanted suites.
-
-    Args:
-        wanted: A name, names, or ``all``.
-        folders: See :func:`suites`.
-
-    Raises:
-        ConfigError: If one is unknown.
 
     Example:
         >>> [suite.name for suite in chosen_suites(["digits", "heart"])]
@@ -458,9 +378,6 @@ class Method:
 def known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
     """Returns the names of all methods.
 
-    Args:
-        folders: Further folders that hold ``configs/algorithm``.
-
     Example:
         >>> known_methods()[:3]
         ['adiana', 'apfl', 'binaryrelax']
@@ -473,14 +390,6 @@ def chosen_methods(
     wanted: str | Sequence[str] | None, usual: str | Sequence[str], known: Sequence[str]
 ) -> list[Method]:
     """Returns the wanted methods, after those that every suite runs.
-
-    Args:
-        wanted: Names, ``all``, or None for those of the suite.
-        usual: Those of the suite, or ``all``.
-        known: The names of all methods.
-
-    Raises:
-        ConfigError: If one is unknown.
 
     Example:
         >>> [m.name for m in chosen_methods(["ditto"], [], ["ditto", "local"])]
@@ -499,11 +408,7 @@ def wanted_of(
     arms: bool | str | Sequence[str],
     folders: Sequence[str | Path] = (),
 ) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
-    """Returns the wanted suites, and by suite the methods and arms; arguments as `benchmark` has.
-
-    Raises:
-        ConfigError: If a name is unknown.
-    """
+    """Returns the wanted suites, and by suite the methods and arms; as for `benchmark`."""
     chosen, known = chosen_suites(suite, folders), known_methods(folders)
     usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
     by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
@@ -512,10 +417,6 @@ def wanted_of(
 
 def search_space(card: Card, lr: Range) -> dict[str, Range]:
     """Returns the ranges of tuning by key: the learning rate, then those of the card.
-
-    Args:
-        card: Of the method.
-        lr: The learning rates of the suite.
 
     Example:
         >>> list(search_space(Card(tune={"mu": Range(0.1, 1.0)}), Range(0.01, 0.1)))
@@ -531,10 +432,6 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     so all methods try the same learning rates. Its first point, the middle, is left out, as it is
     where defaults are.
 
-    Args:
-        space: The ranges.
-        trials: How many settings; the first leaves all as it is.
-
     Source: J. H. Halton, "On the efficiency of certain quasi-random sequences of points",
     Numerische Mathematik, 1960; SciPy's ``qmc.Halton``.
 
@@ -547,7 +444,5 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     from scipy.stats import qmc  # names are checked before anything large is loaded
 
     shares = qmc.Halton(len(space), scramble=False).fast_forward(2).random(trials - 1)
-    return [{}] + [
-        {key: over.at(float(u)) for (key, over), u in zip(space.items(), row, strict=True)}
-        for row in shares
-    ]
+    rows = (zip(space.items(), row, strict=True) for row in shares)
+    return [{}, *({key: over.at(float(u)) for (key, over), u in row} for row in rows)]

@@ -27,32 +27,23 @@ Result = Mapping[str, Any]
 
 
 def task_of(progress: Sequence[Progress], variant: str) -> Task:
-    """Reads a task.
-
-    Args:
-        progress: What there is of every method on the suite.
-        variant: The task.
-
-    Raises:
-        CheckpointError: If cells of one split are not of the same patients; one is named.
-    """
+    """Reads a task."""
     suite = progress[0].group.suite
     situation = str(suite.variants[variant].situation or suite.situation)
-    task = Task(
-        suite.name, variant, title=suite.title, situation=situation, same=suite.splits != "seed"
-    )
+    same = suite.splits != "seed"
+    task = Task(suite.name, variant, title=suite.title, situation=situation, same=same)
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
     tested: list[Result] = []
     for one in progress:
         cells = one.finals(variant)
         known = [r for _, r in cells if r is not None]
+        name = one.group.method.name
         if wrong := next((str(r["error"]) for r in known if "error" in r), None):
-            name = one.group.method.name
             task.left_out[name] = f"{name} cannot be used on {task.name}: {wrong}"
             continue
         if len(known) < one.group.size.splits:
-            missing.append(one.group.method.name)
+            missing.append(name)
             continue
         for cell, result in cells:
             if result is None or "data" not in result:
@@ -63,7 +54,8 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
                     f"{cell.place} and {first[0]} have other patients and do not fit into one "
                     "table; remove the cell whose data are not those of the suite."
                 )
-        _add(task, one, known, tuple(cell.key for cell, _ in cells))
+        if why := _add(task, one, known, tuple(cell.key for cell, _ in cells)):
+            task.left_out[name] = f"{name} is left out of {task.name}: {why}"
         tested = tested or [r for r in known if "clients" in r]
     if task.same:
         task.leave_out_small({client: fewest_of(tested, client) for client in task.clients})
@@ -77,14 +69,12 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     return task
 
 
-def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, ...]) -> None:
-    """Adds a method's scores, unless it has failed everywhere or exceeded its budget."""
+def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, ...]) -> str:
+    """Adds a method's scores, or says why not: it failed everywhere, or exceeded its budget."""
     name, group = one.group.method.name, one.group
     whole = [r for r in results if "clients" in r]
     if not whole:
-        failed = results[0].get("failed", "")
-        task.left_out[name] = f"{name} is left out of {task.name}: {failed}"
-        return
+        return str(results[0].get("failed", ""))
     metric, mode = whole[0]["metric"]
     if not task.clients:
         task.metric, task.falls = metric, mode == "min"
@@ -95,59 +85,44 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
         task.overlap = overlap_of(whole) if group.suite.splits == "folds" else 0.0
     sign = -1 if task.falls else 1
     spent = max(max(r["passes"].values()) for r in whole) / group.budget
+    beyond = "it cannot keep the budget of {}, of which it {} {:.2f} times as many."
     if not group.is_ceiling and spent > group.suite.passes:
-        task.left_out[name] = (
-            f"{name} is left out of {task.name}: it cannot keep the budget of {group.budget} "
-            f"gradient passes, of which it took {spent:.2f} times as many."
-        )
-        return
+        return beyond.format(f"{group.budget} gradient passes", "took", spent)
     up, down = (float(np.mean([r["bytes"][way] for r in whole])) for way in ("up", "down"))
     limit, fedavg = group.suite.bytes, task.scores.get("fedavg")
-    if not group.is_ceiling and limit is not None and fedavg and sum(fedavg.sent):
-        times = (up + down) / sum(fedavg.sent)
-        if times > limit:
-            task.left_out[name] = (
-                f"{name} is left out of {task.name}: it cannot keep the budget of {limit:g} times "
-                f"FedAvg's bytes, of which it sent {times:.2f} times as many."
-            )
-            return
+    sent = sum(fedavg.sent) if fedavg and limit is not None and not group.is_ceiling else 0
+    if sent and (times := (up + down) / sent) > limit:
+        return beyond.format(f"{limit:g} times FedAvg's bytes", "sent", times)
+    worst, courses = worst_value(metric), [r.get("course", ()) for r in whole]
     task.scores[name] = Scores(
         name,
         values_of(results, metric, task.clients),
-        sign * _resampled(results, task.clients, worst_value(metric)),
+        sign * _resampled(results, task.clients, worst),
         (up, down),
         spent,
         len(results) - len(whole),
         group.settings[one.trial or 0],
         _course(whole),
         keys=keys,
-        rise=rise_of(
-            [[number(at["score"]) for at in r.get("course", ())] for r in whole], task.overlap
-        ),
+        rise=rise_of([[number(at["score"]) for at in course] for course in courses], task.overlap),
         trials=_trials(one) if task.variant == group.suite.base else (),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
         values = [[number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
         task.floor[constant] = sign * np.array(values, dtype=float)
+    return ""
 
 
 def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) -> Floats:
     """Returns (S, C) test scores, larger is better; the worst possible where a model has failed."""
-    rows = [
-        [number(r["clients"][c].get(metric)) if "clients" in r else worst_value(metric)
-         for c in clients]
-        for r in results
-    ]  # fmt: skip
+    worst, measured = worst_value(metric), [r.get("clients") for r in results]
+    rows = [[number(of[c].get(metric)) if of else worst for c in clients] for of in measured]
     values: Floats = (-1 if smaller_is_better(metric) else 1) * np.array(rows, dtype=float)
     return values
 
 
 def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
     """Returns on how few patients the scores of a hospital rest over all splits, and on which.
-
-    Args:
-        results: Of each split; a patient is in the test set of as many splits as any other.
-        client: The hospital.
 
     Example:
         >>> patients = {"A": {"train": 6, "val": 0, "test": 2}}
@@ -157,10 +132,8 @@ def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
     """
     each = [r["patients"][client] for r in results]
     tested = sum(of["test"] for of in each)
-    known = [
-        r.get("fewest", {}).get(client, (of["test"], "test patients"))
-        for r, of in zip(results, each, strict=True)
-    ]
+    stated = (r.get("fewest", {}).get(client) for r in results)
+    known = [s or (of["test"], "test patients") for s, of in zip(stated, each, strict=True)]
     # Splits beyond those that test everybody test them again.
     again = max(1.0, tested / max(1, sum(each[0].values())))
     return int(sum(count for count, _ in known) / again), known[0][1]
@@ -226,11 +199,6 @@ def crossings(
 
     Where between them is not known: a dial such as a number of groups has no values there.
 
-    Args:
-        dial: Where they were measured, in growing order.
-        first: One curve.
-        second: The other.
-
     Example:
         >>> crossings([0, 1, 2], [0.9, 0.7, 0.5], [0.6, 0.6, 0.6])
         [(1, 2)]
@@ -266,27 +234,17 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
 
 def sentences_of(dials: Mapping[str, Any]) -> list[str]:
     """Says where FedAvg and local training cross."""
-    sentences = []
-    for suite, dial in dials.items():
-        if at := dial["crossings"].get("fedavg × local"):
-            sentences.append(
-                f"{suite}: FedAvg and local training cross {between(at)} of the dial "
-                f"({dial['dial']})."
-            )
-    return sentences
+    return [
+        f"{suite}: FedAvg and local training cross {between(at)} of the dial ({dial['dial']})."
+        for suite, dial in dials.items()
+        if (at := dial["crossings"].get("fedavg × local"))
+    ]
 
 
 def findings(
     progress: Sequence[Progress], size: str, notes: Sequence[str] = (), target: float | None = None
 ) -> Report:
-    """Judges all tasks of a benchmark.
-
-    Args:
-        progress: The cells of all methods on all suites.
-        size: The size of the benchmark.
-        notes: The suites that are left out, and why.
-        target: The smallest difference worth knowing, see `splits_of_target`.
-    """
+    """Judges all tasks of a benchmark."""
     report = judged(tasks_of(progress), target)
     report.size, report.libraries = size, libraries()
     report.dials = dials_of(progress, report.tasks)

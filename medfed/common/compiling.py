@@ -27,11 +27,7 @@ def is_kept(function: Loop) -> bool:
 
 
 def compiled(**how: Any) -> Callable[[Loop], Any]:
-    """Returns a decorator that compiles a function when it is first called.
-
-    Args:
-        how: Further arguments of ``numba.njit``.
-    """
+    """Returns a decorator that compiles a function when it is first called."""
 
     def decorate(function: Loop) -> Any:
         if not (kept := is_kept(function)):

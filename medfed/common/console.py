@@ -37,12 +37,6 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
     An ordinary name is its own file name. In a name that some system would refuse, ``_`` replaces
     the characters, and a hash is added; names that differ only by upper case get a hash, too.
 
-    Args:
-        names: All names that share a folder, in any order.
-
-    Returns:
-        Name to file name, without a suffix.
-
     Example:
         >>> file_names(["hospital_0", "St. Mary's"])
         {'hospital_0': 'hospital_0', "St. Mary's": "St. Mary's"}
@@ -255,11 +249,7 @@ def size(count: int) -> str:
 
 @contextmanager
 def levels(wanted: Mapping[str, int]) -> Iterator[None]:
-    """Gives loggers other levels for a while.
-
-    Args:
-        wanted: The levels by the loggers' names; that of the root is empty.
-    """
+    """Gives loggers other levels for a while."""
     before = {log: log.level for log in map(logging.getLogger, wanted)}
     for log, level in zip(before, wanted.values(), strict=True):
         log.setLevel(level)
@@ -294,12 +284,7 @@ SAID = "MEDFED_SAID"
 
 
 class RunStream:
-    """Standard output or error of one run of a sweep, which passes on whole lines.
-
-    Args:
-        stream: Where the lines go.
-        mark: What stands before each line; empty if the run has the terminal to itself.
-    """
+    """Standard output or error of one run of a sweep, which passes on whole lines."""
 
     def __init__(self, stream: TextIO, mark: str = "") -> None:
         self.stream, self.mark, self.once, self._text = stream, mark, False, ""
@@ -388,14 +373,7 @@ def bar(
 
 
 class Steps:
-    """Counts finished items; a context manager.
-
-    Args:
-        total: The number of items.
-        quiet: Whether to show nothing.
-        console: The console; standard error by default.
-        verb: The stem of the task's verb; "prepar" gives "preparing" and "prepared".
-    """
+    """Counts finished items; a context manager."""
 
     def __init__(
         self, total: int, quiet: bool = False, console: Console | None = None, verb: str = "prepar"
@@ -423,11 +401,7 @@ class Steps:
             self._bar.stop()
 
     def advance(self, item: str) -> None:
-        """Counts one item.
-
-        Args:
-            item: Its id, of which the end is shown.
-        """
+        """Counts one item."""
         self.done += 1
         if self._bar:
             self._bar.update(self._task, completed=self.done, item=shown(item[-24:]))
@@ -437,6 +411,5 @@ class Steps:
             return
         self._spoke, spent = now, now - self._began
         left = spent / self.done * (self.total - self.done)
-        self.console.print(
-            f"{self.verb}ed {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left"
-        )
+        pace = f"{spent:.0f} s, about {left:.0f} s left"
+        self.console.print(f"{self.verb}ed {self.done}/{self.total}  {pace}")

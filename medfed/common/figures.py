@@ -27,21 +27,7 @@ def save_figures(
     kind: str = "png",
     endings: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """Writes figures as complete PNG files and, on request, as vector files.
-
-    Args:
-        folder: The folder, which is made if missing.
-        figures: Name to figure; ``None`` if there is nothing to draw.
-        kind: One of `FORMATS`: ``png``, which reports show; ``pdf`` or ``svg``, in addition to PNG;
-            ``none``, which writes nothing.
-        endings: The formats, where they are others than PNG and ``kind``.
-
-    Returns:
-        Name to PNG file.
-
-    Raises:
-        ConfigError: If the folder is a link.
-    """
+    """Writes figures as complete PNG files and, on request, as vector files."""
     if kind == "none":
         return {}
     refuse_links(folder)
@@ -63,11 +49,6 @@ def save_figures(
 
 def colours(count: int, few: Sequence[str], end: float = 1.0) -> list[str]:
     """Returns a colour for each of several things: distinct colours, or a scale for many things.
-
-    Args:
-        count: The number of things.
-        few: Distinct colours for few things.
-        end: The end of the scale, where 1 is bright yellow.
 
     Example:
         >>> colours(2, ["#0072B2", "#D55E00"]), colours(3, ["#0072B2", "#D55E00"])

@@ -123,9 +123,6 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
 
     The script of a SLURM job is not one of several, although SLURM sets its variables there, too.
 
-    Args:
-        environ: The environment variables.
-
     Example:
         >>> told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
         >>> launched({"TORCHELASTIC_RUN_ID": "none", **told})
@@ -138,9 +135,8 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
 
     if "TORCHELASTIC_RUN_ID" in environ:
         ranks = variable("WORLD_SIZE", 1)
-        return Launched(
-            "torchrun", variable("RANK", 0), ranks, ranks // variable("LOCAL_WORLD_SIZE", 1)
-        )
+        machines = ranks // variable("LOCAL_WORLD_SIZE", 1)
+        return Launched("torchrun", variable("RANK", 0), ranks, machines)
     ranks = variable("SLURM_STEP_NUM_TASKS", 1)  # the step that srun has started
     if ranks > 1 and "SLURM_PROCID" in environ:
         machines = variable("SLURM_STEP_NUM_NODES", variable("SLURM_NNODES", 1))
@@ -160,9 +156,6 @@ def go_by_rank() -> None:
 
 def number(environ: Mapping[str, str] = os.environ) -> int:
     """Returns this process's rank, as far as it is known; only the first process of a run has 0.
-
-    Args:
-        environ: The environment variables.
 
     Example:
         >>> number({"NODE_RANK": "1", "LOCAL_RANK": "0"}), number({})
@@ -226,14 +219,7 @@ def start_worker() -> None:
 def worker_pool(
     workers: int, preload: Sequence[str], begin: Callable[..., None], *arguments: object
 ) -> Iterator[WatchedPool]:
-    """Gives processes that load libraries once and stay alive; they end with the block.
-
-    Args:
-        workers: The number of processes.
-        preload: The modules that are loaded before the first process begins.
-        begin: Called in each process, at its start.
-        arguments: What ``begin`` gets.
-    """
+    """Gives processes that load libraries once and stay alive; they end with the block."""
     context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
     context.set_forkserver_preload(list(preload))
     pool = WatchedPool(workers, mp_context=context, initializer=begin, initargs=arguments)
@@ -248,11 +234,7 @@ def worker_pool(
 
 
 def begin_worker(environ: Mapping[str, str] | None = None) -> None:
-    """Makes a process of a pool end with the one that started it, and use one thread.
-
-    Args:
-        environ: The environment variables of that process, which may be newer than the pool's.
-    """
+    """Makes a process of a pool end with the one that started it, and use one thread."""
     os.environ.update(environ or {})
     start_worker()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

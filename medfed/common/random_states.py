@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import copyreg
 import random
+import types
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from types import (
-    BuiltinMethodType,
-    CellType,
-    FunctionType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-)
 from typing import Any
 
 import numpy as np
@@ -29,7 +22,8 @@ from medfed.common.streams import has_global_stream
 
 State = random.Random | np.random.RandomState | np.random.Generator | torch.Generator
 _STATES = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
-_LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, np.ndarray, torch.Tensor)
+_PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
+_LEAVES = (*_PLAIN, np.ndarray, torch.Tensor)
 _LIBRARIES = ("builtins", "abc", "typing", "torch", "collections")
 _MOST = 100  # a longer list is one of samples, not of transforms
 
@@ -39,10 +33,6 @@ class RandomStates:
 
     Each block continues where the last one stopped. Outside of the blocks all states are as if
     there had been none, so blocks of several seeds may take turns.
-
-    Args:
-        seed: Seed of all states.
-        objects: Where to search for further states.
 
     Example:
         >>> draw = partial(lambda rng, _: int(rng.integers(100)), np.random.default_rng())
@@ -118,14 +108,14 @@ def _parts(one: Any) -> Iterable[tuple[str, object]]:
         return ((str(key).replace(":", ""), part) for key, part in islice(one.items(), _MOST))
     if isinstance(one, partial):
         return ("func", one.func), ("args", one.args), ("keywords", one.keywords)
-    if isinstance(one, MethodType | BuiltinMethodType | MethodWrapperType):
+    if isinstance(one, types.MethodType | types.BuiltinMethodType | types.MethodWrapperType):
         return ("self", one.__self__), ("func", getattr(one, "__func__", None))
-    if isinstance(one, CellType):
+    if isinstance(one, types.CellType):
         try:
             return (("cell", one.cell_contents),)
         except ValueError:  # not filled yet
             return ()
-    if isinstance(one, FunctionType):
+    if isinstance(one, types.FunctionType):
         known = {n: one.__globals__.get(n) for n in one.__code__.co_names}
         used = ((f"{one.__module__}:{n}", v) for n, v in known.items() if isinstance(v, _STATES))
         inside = (one.__closure__, one.__defaults__, one.__kwdefaults__)
@@ -133,12 +123,9 @@ def _parts(one: Any) -> Iterable[tuple[str, object]]:
     slots = [(n, getattr(one, n, None)) for n in copyreg._slotnames(type(one))]  # type: ignore[attr-defined]
     # A class may hold a state for all its objects, as MONAI's Randomizable does.
     kinds = [k for k in type(one).__mro__ if k.__module__.partition(".")[0] not in _LIBRARIES]
-    shared = (
-        (f"{kind.__qualname__}:{n}", v)
-        for kind in kinds
-        for n, v in vars(kind).items()
-        if isinstance(v, (*_STATES, FunctionType))
-    )
+    kinds_of = (*_STATES, types.FunctionType)
+    every = ((f"{k.__qualname__}:{n}", v) for k in kinds for n, v in vars(k).items())
+    shared = (named for named in every if isinstance(named[1], kinds_of))
     return *getattr(one, "__dict__", {}).items(), *slots, *shared
 
 

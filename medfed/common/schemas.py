@@ -45,21 +45,6 @@ def parse_json(
 ) -> T:
     """Reads JSON as a type, and refuses values that parsers read differently.
 
-    Args:
-        source: A file, or its bytes, in UTF-8.
-        kind: The type; see :func:`fit`.
-        limit: Largest size of a file in bytes.
-        finite: Whether NaN and infinity, which Python writes, are refused.
-
-    Returns:
-        The content; every text in it can be encoded in UTF-8.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is too large or nested too deeply, names a key twice, holds NaN, infinity,
-            a whole number of more than 64 bits or half a character, or does not fit the type; the
-            reason has one line.
-
     Example:
         >>> parse_json(b'{"a": [1, 2.5]}')
         {'a': [1, 2.5]}
@@ -95,14 +80,6 @@ def parse_json(
 def fit(content: Any, kind: type[T]) -> T:
     """Returns plain content as a type.
 
-    Args:
-        content: Content from JSON, YAML or ``torch.load``.
-        kind: The type. Keys that it does not have are left out, or refused by a ``Struct`` with
-            ``forbid_unknown_fields``.
-
-    Raises:
-        ValueError: If the content does not fit; the error names the place (``[...]`` is any key).
-
     Example:
         >>> fit({"a": {"dice": 1}}, dict[str, dict[str, float]])
         {'a': {'dice': 1.0}}
@@ -119,14 +96,6 @@ def fit(content: Any, kind: type[T]) -> T:
 
 def fit_keys(content: object, kind: type[T], what: str) -> T:
     """Returns what a person has written as a dataclass, and refuses keys that it does not have.
-
-    Args:
-        content: Content from YAML; None is no key at all.
-        kind: The dataclass.
-        what: What the content is, for the sentence.
-
-    Raises:
-        ValueError: If the content does not fit.
 
     Example:
         >>> from dataclasses import make_dataclass
@@ -194,25 +163,12 @@ def packed(rows: Sequence[Any]) -> bytes:
 
     A checkpoint of 1,000 clients and 100 rounds has a million such values. ``torch.save`` calls
     Python for each of them, at ten times the cost.
-
-    Args:
-        rows: Named tuples.
-
-    Returns:
-        See :func:`unpacked`.
     """
     return msgspec.msgpack.encode(rows)
 
 
 def unpacked(data: bytes, row: type[T]) -> list[T]:
     """Unpacks what :func:`packed` has packed.
-
-    Args:
-        data: The bytes.
-        row: The class of the rows.
-
-    Raises:
-        CheckpointError: If they hold anything else.
 
     Example:
         >>> unpacked(packed([(1, "a")]), tuple[int, str])

@@ -36,13 +36,7 @@ _users_metrics: dict[str, tuple[float, float]] = {}  # likewise
 
 
 def declare(metric: str, direction: str, worst: float | None = None) -> None:
-    """Registers a user's metric, whose name says neither its direction nor its worst value.
-
-    Args:
-        metric: Its name.
-        direction: ``max`` or ``min``.
-        worst: Its worst possible value; None for infinity.
-    """
+    """Registers a user's metric, whose name says neither its direction nor its worst value."""
     end = math.inf if direction == "min" else -math.inf
     _users_metrics[metric] = end if worst is None else worst, -end
 
@@ -109,10 +103,6 @@ def failures_count(
 ) -> dict[str, float]:
     """Returns a client's metrics, with the worst possible value for those of a failed model.
 
-    Args:
-        metrics: The client's metrics.
-        undefined: Metrics that the client's data leave undefined; by default those that are NaN.
-
     Example:
         >>> failures_count({"loss": math.inf, "iou": math.nan, "auroc": math.nan}, {"auroc"})
         {'loss': inf, 'iou': 0.0, 'auroc': nan}
@@ -153,11 +143,6 @@ def undefined_sentences(
     clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
 ) -> list[str]:
     """Says which clients have no value of which metric.
-
-    Args:
-        clients: The metrics of each client.
-        split: The split.
-        where: Text before each sentence.
 
     Example:
         >>> undefined_sentences({"a": {"loss": 0.5, "auroc": math.nan}}, "test")
@@ -204,10 +189,6 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
     mean squared deviation (n, not n - 1). The mean includes clients whose models have failed: if
     the value of one is infinite, so is the mean.
 
-    Args:
-        values: One value per client; NaN if its data leave the metric undefined.
-        falls: Whether smaller is better.
-
     Example:
         >>> federation_statistics([0.5, 1.0, math.nan])
         {'mean': 0.75, 'sd': 0.25, 'worst': 0.5, 'worst_decile': 0.5}
@@ -233,9 +214,6 @@ least of its rarer class, or with an event."""
 
 def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
     """Returns on how few test patients the scores of a hospital rest, and on which.
-
-    Args:
-        cases: Its rows of ``cases.csv``; a patient with several rows counts once.
 
     Returns:
         The patients; of those of a classification the ones outside of the commonest class, of a
@@ -337,9 +315,6 @@ def still_improving(scores: Sequence[float]) -> bool:
     So it was if the best of six evaluations or more is in the last tenth of them, and the last
     third is better on average than the third before.
 
-    Args:
-        scores: Of the evaluations in their order, larger is better.
-
     Example:
         >>> rising, flat = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.1, 0.5, 0.7, 0.6, 0.6, 0.6]
         >>> still_improving(rising), still_improving(flat)
@@ -355,13 +330,7 @@ def still_improving(scores: Sequence[float]) -> bool:
 def metrics_csv(
     history: Sequence[Record], test: Sequence[Record], losses: Sequence[Record] = ()
 ) -> str:
-    """Returns all metrics as CSV: round, client, split and a column per metric.
-
-    Args:
-        history: Validation metrics of every evaluated round.
-        test: Test metrics of the selected round.
-        losses: Training losses of every round.
-    """
+    """Returns all metrics as CSV: round, client, split and a column per metric."""
     splits = {"val": history, "train": losses, "test": test}
     rows = [(split, record) for split, records in splits.items() for record in records]
     names = list(dict.fromkeys(n for _, r in rows for n in r.metrics))

@@ -22,28 +22,17 @@ def derive_seed(*key: object) -> int:
 
     Python's ``hash`` would differ between processes.
 
-    Args:
-        key: Anything whose ``repr`` is stable: strings, integers, tuples of them; by convention
-            (seed, round, client, phase, purpose).
-
-    Returns:
-        An integer in [0, 2^31), accepted by NumPy, PyTorch and MONAI alike.
-
     Example:
         >>> derive_seed(7, "split", "hospital_0") == derive_seed(7, "split", "hospital_0")
         True
         >>> derive_seed(0, 1, "hospital_0") == derive_seed(0, 11, "hospital_0")
         False
     """
-    digest = hashlib.sha256(repr(key).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], "big") >> 1
 
 
 def numpy_rng(*key: object) -> np.random.Generator:
     """Returns a separate NumPy generator for the given purpose.
-
-    Args:
-        key: As for :func:`derive_seed`.
 
     Example:
         >>> int(numpy_rng(0, "a").integers(100)) == int(numpy_rng(0, "a").integers(100))
@@ -54,9 +43,6 @@ def numpy_rng(*key: object) -> np.random.Generator:
 
 def torch_rng(*key: object) -> torch.Generator:
     """Returns a separate PyTorch generator on the CPU for the given purpose.
-
-    Args:
-        key: As for :func:`derive_seed`.
 
     Example:
         >>> import torch
@@ -73,10 +59,6 @@ def coin(chance: float, *key: object) -> bool:
     """Tosses a coin with the same outcome for everyone who asks.
 
     A method with random rounds tosses it in ``phases`` and again in ``round``.
-
-    Args:
-        chance: Probability of heads, in [0, 1].
-        key: As for :func:`derive_seed`: the run's seed, the round, the purpose.
 
     Example:
         >>> [coin(0.5, 7, number, "talk") for number in range(6)]

@@ -24,13 +24,6 @@ _DEPTH = 64  # deepest nesting of YAML, far beyond any configuration
 def reading(path: Path, what_to_do: str = "") -> Iterator[None]:
     """Turns any error while a file is read into one sentence.
 
-    Args:
-        path: The file.
-        what_to_do: How the sentence ends; empty: as it does for files of a run.
-
-    Raises:
-        CheckpointError: If it is missing, torn, or holds something else.
-
     Example:
         >>> with reading(Path("run/summary.json")):
         ...     float("x")
@@ -55,15 +48,7 @@ convert string to float: 'x'); copy it again or repeat the run.
 
 
 def read_json(path: Path, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
-    """Reads a JSON file as a type.
-
-    Args:
-        path: The file.
-        kind: The type; see :func:`medfed.common.schemas.fit`.
-
-    Raises:
-        CheckpointError: If it is missing, torn, or holds something else.
-    """
+    """Reads a JSON file as a type."""
     with reading(path):
         content: Any = parse_json(path, finite=False)  # a metric may be NaN
         return _fitted(path, content, kind)
@@ -73,13 +58,6 @@ def read_yaml(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
     """Reads a YAML file with a mapping of plain values, as a program writes it.
 
     It refuses aliases, which can expand without end, extreme nesting, and tags.
-
-    Args:
-        path: The file.
-        kind: The type of the content, which may have further keys.
-
-    Raises:
-        CheckpointError: If it is missing, torn, or holds something else.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -128,15 +106,7 @@ def _fitted(path: Path, content: Any, kind: type[T]) -> T:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Reads a CSV file with a header and complete rows.
-
-    Args:
-        path: The file.
-        columns: Columns that it must have.
-
-    Raises:
-        CheckpointError: If it is missing or torn, or lacks a column.
-    """
+    """Reads a CSV file with a header and complete rows."""
     with reading(path):
         with path.open(newline="", encoding="utf-8") as file:
             table = csv.DictReader(file, strict=True)
@@ -150,11 +120,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads a safetensors file of weights.
-
-    Raises:
-        CheckpointError: If it is missing or torn, or holds NaN or infinity.
-    """
+    """Reads a safetensors file of weights."""
     from safetensors.torch import load_file
 
     from medfed.common.tensors import first_non_finite
@@ -170,15 +136,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_checkpoint(path: Path, **how: Any) -> Any:
-    """Reads a file that PyTorch wrote, without ever running code in it.
-
-    Args:
-        path: The file.
-        how: Further arguments of ``torch.load``.
-
-    Raises:
-        CheckpointError: If it is missing or torn, or would run code.
-    """
+    """Reads a file that PyTorch wrote, without ever running code in it."""
     import torch
 
     with reading(path):

@@ -130,9 +130,6 @@ class Augmentation:
             :class:`medfed.datamodules.augmentation.ChannelDropout`.
         rescale: Scaling of the remaining channels: ``None`` or ``sqrt``.
 
-    Raises:
-        ConfigError: If a chance is not in [0, 1], or a strength has no meaning.
-
     Example:
         >>> chain = Augmentation(flip_chance=1.0).build((2, 2), flips=(0,))
         >>> chain(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([0]), seed=7)[0].tolist()
@@ -173,14 +170,7 @@ class Augmentation:
         return any(getattr(self, f.name) != f.default for f in others)
 
     def build(self, size: Sequence[int], flips: Sequence[int] = (), regions: bool = False) -> Chain:
-        """Makes the transforms.
-
-        Args:
-            size: Sides of the image, two or three.
-            flips: Axes that may be flipped; those beyond the image's dimensions are ignored.
-            regions: Whether labels are (R, *size) and move with the image. Voxels that are exactly
-                0 in all channels, such as the air around a head, then stay so.
-        """
+        """Makes the transforms."""
         from monai import transforms as monai  # takes seconds to import
 
         sigma = (min(0.5, self.blur), self.blur)
@@ -210,13 +200,6 @@ class Chain:
     This is faster than `monai.transforms.Compose`, which reseeds every transform and calls each for
     every sample: for small patches both take longer than the transforms. Flips and affine maps act
     on all samples at once.
-
-    Args:
-        recipe: The chances and strengths of flips and affine maps.
-        flips: The axes that may be flipped.
-        intensity: Dict transforms of the image that always act, each with its chance.
-        regions: Whether the label moves with the image, and `intensity` skips voxels that are 0 in
-            all channels.
     """
 
     def __init__(
@@ -294,9 +277,8 @@ class Chain:
         chosen = torch.from_numpy(np.flatnonzero(coin))
         theta = torch.from_numpy(np.stack(maps)).float()
         for values, mode in zip(moved, ("bilinear", "nearest"), strict=False):
-            resample = AffineTransform(
-                mode=mode, padding_mode="reflection", align_corners=False, zero_centered=True
-            )
+            how: dict[str, Any] = {"align_corners": False, "zero_centered": True}
+            resample = AffineTransform(mode=mode, padding_mode="reflection", **how)
             values[chosen] = resample(values[chosen].float(), theta).to(values.dtype)
 
     def _alter(self, image: Tensor, acts: NDArray[np.bool_]) -> None:

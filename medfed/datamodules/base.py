@@ -19,11 +19,9 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from medfed.common.checks import check_fields, check_positive
 from medfed.common.console import shown
@@ -53,10 +51,6 @@ class BatchWorkers:
 
     A batch depends only on the epoch's seed, its number and its samples, so every process makes the
     same batch.
-
-    Args:
-        clients: All clients, by id.
-        workers: Number of processes.
     """
 
     def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
@@ -84,9 +78,6 @@ class BatchWorkers:
             client: Its id.
             seed: The epoch's.
             order: The samples of every batch.
-
-        Raises:
-            DataError: If a process was killed.
         """
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
@@ -128,7 +119,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class FederatedDataModule(pl.LightningDataModule, ABC):
+class FederatedDataModule(ABC):
     """Base of the data modules; a subclass lists patients and builds one client's tensors.
 
     Attributes:
@@ -177,7 +168,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     description: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        super().__init__()
         if not isinstance(self.partition, Partition):
             raise ConfigError(
                 f"data.partition={self.partition} is no partition; choose one by partition=OPTION."
@@ -215,47 +205,30 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Classes K of a classification, or regions R of a segmentation."""
         return len(self.class_names)
 
+    def prepare_data(self) -> None:  # noqa: B027
+        """Learns what channels and classes there are; generates the data if no path is given."""
+
     @abstractmethod
     def list_patients(self) -> list[Patient]:
         """Lists all patients, each with its centre and label if known."""
 
     @abstractmethod
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Reads the patients, or opens the cache that holds them.
-
-        Args:
-            plans: The clients' plans, by client id.
-        """
+        """Reads the patients, or opens the cache that holds them."""
 
     def settings(self) -> dict[str, Any]:
         """Settings that the record holds next to the splits, such as the evaluated slices."""
         return {}
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """Returns how a scan, image or row is prepared for a client's network, as JSON.
-
-        Args:
-            client: Its id; call `setup` first.
-
-        Returns:
-            ``channels`` (all, in order), ``present`` (which of them the client has; the others are
-            0), ``channels_of_cases`` and ``annotated`` (see `ClientPlan.gaps`),
-            ``labels`` in the order of the network's outputs, and a subclass's facts: ``spacing``
-            and ``spacing_range`` in mm of the training scans, ``orientation``, ``normalization``
-            by ``name``, and ``input``: the ``kind`` of input with what is needed to read one as in
-            training.
-        """
+        """Returns how a scan, image or row is prepared for a client's network, as JSON."""
         plan = self.plans[client]
         return {
             "channels": list(self.channel_names),
             "present": plan.record(self.plan_names)["channels"],
             **plan.gaps(),
             "labels": self._labels(plan),
-            "spacing": None,
-            "spacing_range": None,
-            "orientation": None,
-            "normalization": None,
-            "input": None,
+            **dict.fromkeys(("spacing", "spacing_range", "orientation", "normalization", "input")),
         }
 
     def _labels(self, plan: ClientPlan) -> list[str]:
@@ -264,15 +237,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return [self.class_names[order.index(k)] for k in range(self.num_classes)]
 
     def setup(self, stage: str | None = None) -> None:
-        """Assigns, splits and reads, once; further calls change nothing.
-
-        Args:
-            stage: Ignored: all splits are read together.
-
-        Raises:
-            DataError: If a client has no patients, a patient appears twice, or a file is bad.
-            ConfigError: If the partition does not fit the data.
-        """
+        """Assigns, splits and reads, once; further calls change nothing."""
         if not self.clients:
             self.plan()
             self.build()
@@ -299,14 +264,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
         fractions, most = (self.val_fraction, self.test_fraction), self.most_patients
-        self.plans = plan_clients(
-            self.partition, self._patients, names, self.seed, fractions, self.fold, most
-        )
+        rule, fold = (self.partition, self._patients, names, self.seed, fractions), self.fold
+        self.plans = plan_clients(*rule, fold, most)
         check_keep_out(self.keep_out, list(self.plans))
-        self.remarks = [
-            *self.data_remarks(),
-            *remarks(self.partition, list(self._patients.values())),
-        ]
+        own = remarks(self.partition, list(self._patients.values()))
+        self.remarks = [*self.data_remarks(), *own]
         if self.most_patients is not None:
             self.remarks.append(
                 f"At most {self.most_patients} patients of a hospital train and validate; others "
@@ -314,11 +276,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             )
 
     def annotate(self, labels: Mapping[str, tuple[str, ...]]) -> None:
-        """Notes in the plans which labels each client annotates, if one does not annotate all.
-
-        Raises:
-            DataError: If nobody annotates a label, or a client annotates none.
-        """
+        """Notes in the plans which labels each client annotates, if one does not annotate all."""
         every = {name for names in labels.values() for name in names}
         lost = [name for name in self.class_names if name not in every]
         if lost and not hasattr(self.partition, "sites"):  # other sites may annotate it
@@ -390,14 +348,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
         A client with another label order gets its class numbers in all splits. For continuous
         outcomes the count is the number of training samples.
-
-        Args:
-            name: The client's name.
-            plan: The client's plan.
-            blocks: Samples of every split; ``label`` is (N,), int64 or float32, or (N, K) float32.
-
-        Raises:
-            ConfigError: If the partition gives outcomes an order or proportions of classes.
         """
         labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
         if labels["train"].is_floating_point():
@@ -449,53 +399,22 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return []
 
     def splits(self) -> dict[str, Any]:
-        """The record for the run folder, as JSON.
-
-        Returns:
-            ``seed``, ``clients`` (patient ids per client and split), ``partition`` (channels,
-            class shares and scanner of each client), ``settings``, ``files`` (SHA-256 per file that
-            was used), and ``labels`` (SHA-256 of those of all patients).
-        """
+        """The record for the run folder, as JSON."""
         if self._hashes is None:
             used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
             self._hashes = self.file_hashes(sorted(used))
-        names = self.plan_names
+        names, every = self.plan_names, self._patients.items()
+        labels = [(i, str(p.label), *map(str, p.counts or ())) for i, p in every]
         return {
             "seed": self.seed,
             "clients": {name: dict(p.patients) for name, p in self.plans.items()},
             "partition": {client: p.record(names) for client, p in self.plans.items()},
             "settings": self.settings(),
             "files": dict(self._hashes),
-            "labels": digest(
-                [(i, str(p.label), *map(str, p.counts or ())) for i, p in self._patients.items()]
-            ),
+            "labels": digest(labels),
         }
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """Returns the SHA-256 of every file of the given patients, by path."""
         files = {f for i in patients for f in self._patients[i].files.values()}
         return {str(path): sha256(path) for path in sorted(files)}
-
-    def train_dataloader(self) -> DataLoader[Batch]:
-        """Training samples of all clients together, for central training.
-
-        Returns:
-            A shuffled loader (its own seeded generator) of dict batches.
-        """
-        samples = [(c, n) for c in self.clients.values() for n in range(c.num_samples)]
-        generator = torch.Generator().manual_seed(self.seed)
-        more: Any = {"shuffle": True, "collate_fn": client_data.pooled, "generator": generator}
-        return DataLoader(samples, self.batch_size, **more)  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[Batch]:
-        """Validation batches of all clients, in fixed order."""
-        return self._in_order("val")
-
-    def test_dataloader(self) -> DataLoader[Batch]:
-        """Test batches of all clients, in fixed order."""
-        return self._in_order("test")
-
-    def _in_order(self, split: Literal["val", "test"]) -> DataLoader[Batch]:
-        batches = client_data.EvaluationBatches(list(self.clients.values()), split)
-        # A loader draws a seed for workers even if it has none.
-        return DataLoader(batches, batch_size=None, generator=torch.Generator())

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, torch_rng
@@ -32,15 +31,12 @@ class Rows(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """(N, ...), as of a tensor."""
-        ...
 
     def take(self, index: Tensor) -> Tensor:
         """Returns the samples (B, ...) with the given numbers (B,) int64, as a CPU tensor."""
-        ...
 
     def some(self, index: Tensor) -> Rows:
         """Returns only the samples with the given numbers (n,) int64, without reading them."""
-        ...
 
 
 class BatchSource(Protocol):
@@ -48,7 +44,6 @@ class BatchSource(Protocol):
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
         """Yields one batch for each entry of `order`, its sample numbers (B,)."""
-        ...
 
 
 Block = Mapping[str, Tensor | Rows]
@@ -59,11 +54,9 @@ class Draws(Protocol):
 
     def block(self, seed: int) -> Block:
         """Returns an epoch's samples, as many as in `ClientData.train`."""
-        ...
 
     def some(self, cases: Sequence[int]) -> Draws:
         """Returns only the samples of some patients."""
-        ...
 
 
 def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
@@ -139,10 +132,6 @@ class ClientData:
         fresh: Cuts new samples for every epoch; `train` is then one such set, for callers that only
             inspect samples. None: every epoch uses `train`.
         source: Makes training batches ahead; None: they are made on demand.
-
-    Raises:
-        DataError: If there is no training sample.
-        ConfigError: If a batch size is below 1.
     """
 
     id: str
@@ -193,21 +182,11 @@ class ClientData:
 
         Args:
             index: (B,) int64.
-
-        Returns:
-            ``{"image", "label", "channels"}``, and ``class_weights`` (B, K) if they are balanced.
         """
         return self._training_batch(*self._picked(self.train, index))
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
-        """One epoch over the training samples; the last, short batch is kept.
-
-        Args:
-            seed: The only source of the order and of the augmentation, never the global stream.
-
-        Yields:
-            As `samples`, with B = `batch_size` or fewer samples.
-        """
+        """One epoch over the training samples; the last, short batch is kept."""
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
         batches = order.split(self.batch_size)
         if self.source is not None:
@@ -235,9 +214,6 @@ class ClientData:
             seed: The epoch's seed.
             number: The batch's number, from 0.
             index: (B,) int64, its samples.
-
-        Returns:
-            As `samples`, augmented.
         """
         image, label, present = self._picked(self._samples_of(seed), index)
         if not len(index):  # of patients drawn by chance, there may be none
@@ -265,9 +241,6 @@ class ClientData:
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.
 
-        Args:
-            limit: The most inputs.
-
         Returns:
             (min(limit, num_samples), C, *spatial) or (…, F).
         """
@@ -282,15 +255,7 @@ class ClientData:
         return torch.arange(count) * self.num_samples // max(count, 1)
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
-        """The samples of a split in fixed order, without augmentation.
-
-        Args:
-            split: ``"val"`` and ``"test"`` yield whole axial slices (or volumes, or rows);
-                ``"train"`` yields the training samples.
-
-        Yields:
-            ``{"image", "label", "channels", "case"}``, and ``spacing`` if it is known.
-        """
+        """The samples of a split in fixed order, without augmentation."""
         for block in [self.train] if split == "train" else self.evaluation[split]:
             count = block["image"].shape[0]
             for start in range(0, count, self.eval_batch_size):
@@ -339,9 +304,6 @@ def finding_counts(label: Tensor) -> Tensor:
 def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
     """Checks both sizes of batches.
 
-    Raises:
-        ConfigError: If one is below 1, or beyond what a tensor can count.
-
     Example:
         >>> check_batch_sizes(32, 256)
     """
@@ -350,27 +312,6 @@ def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
             f"data.batch_size={batch_size} and data.eval_batch_size={eval_batch_size} must be at "
             "least 1, and below 2^31."
         )
-
-
-def pooled(picked: Sequence[tuple[ClientData, int]]) -> Batch:
-    """Makes one batch of training samples of any clients, for central training."""
-    batches = [client.samples(torch.tensor([number])) for client, number in picked]
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-
-
-@dataclass(eq=False)
-class EvaluationBatches(IterableDataset[Batch]):
-    """Every client's evaluation batches; ``case`` continues counting over the clients."""
-
-    clients: Sequence[ClientData]
-    split: Split
-
-    def __iter__(self) -> Iterator[Batch]:
-        offset = 0
-        for client in self.clients:
-            for batch in client.eval_batches(self.split):
-                yield {**batch, "case": batch["case"] + offset}
-            offset += len(client.patients[self.split])
 
 
 @dataclass(eq=False)

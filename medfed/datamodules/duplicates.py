@@ -116,14 +116,6 @@ def find_duplicates(
 ) -> Duplicates:
     """Finds samples of equal content that are used in more than one split of one client.
 
-    Args:
-        what: The kind of samples, in the plural.
-        clients: Patient ids per client and split.
-        samples: The samples of these patients; those of other patients are ignored.
-
-    Returns:
-        The groups, without copies within one split of one client or of one patient.
-
     Example:
         >>> clients = {"a": {"train": ["p", "q"], "test": ["r"]}}
         >>> within = [Sample("p", "1.png", b"x"), Sample("q", "2.png", b"x")]
@@ -139,22 +131,13 @@ def find_duplicates(
     for sample in samples:
         if sample.patient in place:
             places.setdefault(sample.content, []).append(Place(*place[sample.patient], sample))
-    groups = [
-        sorted(group, key=lambda p: order[p.client, p.split])
-        for group in places.values()
-        if len({(p.client, p.split) for p in group}) > 1
-    ]
+    repeated = (g for g in places.values() if len({(p.client, p.split) for p in g}) > 1)
+    groups = [sorted(group, key=lambda p: order[p.client, p.split]) for group in repeated]
     return Duplicates(what, groups)
 
 
 def one_patient_each(samples: Iterable[Sample]) -> dict[str, str]:
     """Joins patients who share samples, directly or through other patients.
-
-    Args:
-        samples: All samples.
-
-    Returns:
-        For each patient the first one of its group; patients without copies are left out.
 
     Example:
         >>> one_patient_each([Sample("a", "1", 7), Sample("b", "2", 7), Sample("c", "3", 8)])

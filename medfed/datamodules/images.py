@@ -47,9 +47,6 @@ class ImageDataModule(OnDiskDataModule):
         official_splits: Whether to use the data set's splits.
         duplicates: What to do about equal images in two splits or at two clients: ``"warn"``,
             ``"error"``, or ``"together"``, which counts patients who share an image as one.
-
-    Raises:
-        ConfigError: If a choice is unknown.
     """
 
     reader: Callable[..., ImageSet]
@@ -123,8 +120,7 @@ class ImageDataModule(OnDiskDataModule):
         counts = finding_counts(self._labels_of(plan.patients["train"]))
         answer = yield packed({"counts": counts.tolist()})
         absent, present = torch.tensor(unpacked(answer, {"counts": len(counts)})["counts"]).chunk(2)
-        weights = torch.where(present > 0, absent / present, 1.0)
-        return weights.clamp(1 / HEAVIEST, HEAVIEST)
+        return torch.where(present > 0, absent / present, 1.0).clamp(1 / HEAVIEST, HEAVIEST)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
@@ -161,18 +157,12 @@ class ImageDataModule(OnDiskDataModule):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: images of one size, 0 to `peak` scaled to [-1, 1]."""
         color = "rgb" if len(self.data.channels) == 3 else "grey"
-        size, converted = list(self.data.images.shape[2:]), self.data.converted
-        white = {} if self.data.white == 65535 else {"white": self.data.white}
+        size, more = list(self.data.images.shape[2:]), {"converted": self.data.converted}
+        more |= {} if self.data.white == 65535 else {"white": self.data.white}
         return {
             **super().preprocessing(client),
             "normalization": {"name": "range", "range": [0, self.data.peak], "to": [-1, 1]},
-            "input": {
-                "kind": "images",
-                "size": size,
-                "color": color,
-                "converted": converted,
-                **white,
-            },
+            "input": {"kind": "images", "size": size, "color": color, **more},
         }
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
@@ -181,10 +171,8 @@ class ImageDataModule(OnDiskDataModule):
             halves = {c: self._weigh(plan) for c, plan in plans.items() if c not in self.keep_out}
             server = self.merging(self.facts())
             self.positive_weights, self.exchanged = converse_here(server, halves)
-        clients = {
-            name: self.labelled_client(name, plan, {s: self._block(name, plan, s) for s in SPLITS})
-            for name, plan in plans.items()
-        }
+        blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
+        clients = {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
         weights = self.positive_weights
         return {name: replace(client, positive_weights=weights) for name, client in clients.items()}
 

@@ -31,6 +31,7 @@ from medfed.standalone.volumes import read_geometry
 
 log = logging.getLogger(__name__)
 Boxes = NDArray[np.float32]
+Ints = NDArray[np.int64]
 _INWARDS = 0.15  # share of a patch's side that nodules keep from its ends, where there is room
 
 
@@ -65,9 +66,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.patch_size) != 3 or any(n < 8 or n % 8 for n in self.patch_size):
-            raise ConfigError(
-                f"data.patch_size={list(self.patch_size)} must be three multiples of 8."
-            )
+            raise ConfigError(f"data.patch_size={[*self.patch_size]} must be three multiples of 8.")
         h, w, d = self.patch_size
         self.size = h, w, d
         self._turns = False
@@ -111,13 +110,9 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
         fresh = ScanPatches(volumes, boxes, count, share, self.size)
         nodules = sum(map(len, boxes))
         if not nodules:
-            log.warning(
-                "Client %s has no nodule in its training scans: alone it learns to find none.", name
-            )
-        evaluation = {
-            split: BlocksOnDemand(plan.patients[split], partial(self._whole, store))
-            for split in SPLITS[1:]
-        }
+            log.warning("Client %s trains without a nodule: alone it learns to find none.", name)
+        read = partial(self._whole, store)
+        evaluation = {s: BlocksOnDemand(plan.patients[s], read) for s in SPLITS[1:]}
         train = fresh.block(derive_seed(self.seed, "patches", name))
         counts = torch.tensor([float(nodules)])
         made = {"train": train, "evaluation": evaluation, "label_counts": counts, "fresh": fresh}
@@ -203,14 +198,7 @@ class ScanPatches:
     size: tuple[int, int, int]
 
     def block(self, seed: int) -> Block:
-        """Draws the patches of one epoch, scan by scan.
-
-        Args:
-            seed: The epoch's.
-
-        Returns:
-            ``image``, ``label`` and ``case``.
-        """
+        """Draws the patches of one epoch, scan by scan."""
         rng, size = numpy_rng(seed, "patches"), np.array(self.size)
         most = max(1, *map(len, self.boxes)) if self.boxes else 1
         at, labels = [], []
@@ -239,9 +227,7 @@ class ScanPatches:
         return replace(self, volumes=volumes, boxes=boxes)
 
 
-def boxes_within(
-    boxes: Boxes, start: NDArray[np.int64], size: NDArray[np.int64], most: int
-) -> Boxes:
+def boxes_within(boxes: Boxes, start: Ints, size: Ints, most: int) -> Boxes:
     """Returns the boxes that touch a patch, from its first voxel on, as a label (most, 7).
 
     Example:

@@ -67,9 +67,6 @@ class OwnData(Wrapped):
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """Takes all patients, or those of the site's centre if the data name several.
 
-        Raises:
-            ConfigError: If there are several centres, but none with the site's name.
-
         Example:
             >>> from medfed.datamodules.partitions.by_centre import ByCentre
             >>> own = OwnData(ByCentre(), "x", ["x", "y"])
@@ -88,8 +85,7 @@ class OwnData(Wrapped):
                 f"of which has its name{did_you_mean(self.site, centres)}; name the site as its "
                 "data do, or leave the column of centres out."
             )
-        chosen = [p.id for p in patients if len(centres) < 2 or p.centre == self.site]
-        return {self.site: chosen}
+        return {self.site: [p.id for p in patients if len(centres) < 2 or p.centre == self.site]}
 
     def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`; as among all sites."""
@@ -123,20 +119,7 @@ class OwnData(Wrapped):
 
 
 def setup_alone(data: FederatedDataModule, site: str) -> Generator[bytes, bytes, None]:
-    """Does `FederatedDataModule.setup` for one client, without reading others' patients.
-
-    Args:
-        data: A data module that is not set up.
-        site: The client.
-
-    Yields:
-        Its messages to the server, which answers (`FederatedDataModule.merging`); none if none are
-        needed.
-
-    Raises:
-        ConfigError: If the partition has no such client.
-        DataError: As in `setup`.
-    """
+    """Does `FederatedDataModule.setup` for one client, without reading others' patients."""
     data.plan()
     if site not in data.plans:
         raise ConfigError(

@@ -29,15 +29,8 @@ from medfed.standalone.grids import bounding_box
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
     """Completes a patch size to three axes.
 
-    Args:
-        patch_size: (h, w) or (h, w, d).
-        spatial_dims: 2 or 3.
-
     Returns:
         (h, w, 1) or (h, w, d).
-
-    Raises:
-        ConfigError: If the two do not fit together.
 
     Example:
         >>> patch_size_3d((64, 64), 2)
@@ -351,22 +344,12 @@ class FreshPatches:
     slices: int | None = None
 
     def block(self, seed: int) -> Block:
-        """Draws the patches of one epoch.
-
-        Args:
-            seed: The epoch's.
-
-        Returns:
-            ``image``, ``label``, ``case`` and, where volumes say it, ``present``, patient by
-            patient.
-        """
+        """Draws the patches of one epoch."""
         rng = numpy_rng(seed, "patches")
         volumes = [volume for patient in self.patients for volume in patient]
         firsts = np.cumsum([0, *map(len, self.patients)])
-        at = [
-            self._draw(patient, rng) + np.array([first, 0, 0, 0])
-            for patient, first in zip(self.patients, firsts, strict=False)
-        ]
+        drawn = [self._draw(patient, rng) for patient in self.patients]
+        at = [d + np.array([n, 0, 0, 0]) for d, n in zip(drawn, firsts, strict=False)]
         images = PatchRows(volumes, np.concatenate(at), self.size, slices=self.slices)
         case = torch.arange(len(self.patients)).repeat_interleave(self.count)
         block: dict[str, Tensor | Rows] = {"image": images, "label": replace(images, labels=True)}

@@ -72,8 +72,7 @@ def facts_of(
         spacing: mm between voxels.
         channels: Names of the channels.
     """
-    box = bounding_box((image[present] != 0).any(0).numpy())
-    shape = [side.stop - side.start for side in box]
+    shape = [side.stop - side.start for side in bounding_box((image[present] != 0).any(0).numpy())]
     inside = (label != 0).any(0)
     ct = [at for at, name in enumerate(channels) if is_ct(name)]
     grey, shares = np.full((len(ct), 2), np.nan), np.zeros((len(ct), len(_HU) - 1))
@@ -116,11 +115,7 @@ class Agreed:
 
     @classmethod
     def read(cls, answer: bytes) -> Agreed:
-        """Reads the server's answer.
-
-        Raises:
-            DataError: If it is malformed.
-        """
+        """Reads the server's answer."""
         try:
             return parse_json(answer, cls)
         except ValueError as error:
@@ -129,9 +124,8 @@ class Agreed:
     def rules(self) -> tuple[Rule, ...]:
         """Returns how each channel is normalised."""
         usual = Rule("zscore_nonzero" if self.foreground else "zscore")
-        return tuple(
-            usual if of is None else Rule("clip_zscore", *of[:2], of[2:]) for of in self.grey
-        )
+        known = (of and Rule("clip_zscore", *of[:2], of[2:]) for of in self.grey)
+        return tuple(rule or usual for rule in known)
 
 
 @dataclass(frozen=True)
@@ -182,19 +176,7 @@ class Planning:
         dims: int,
         **given: Any,
     ) -> bytes:
-        """Returns the server's answer to all clients: the plan.
-
-        Args:
-            messages: From :meth:`tell`, in the order of the clients.
-            channels: Names of the channels.
-            labels: Labels, including the background.
-            dims: 2 or 3.
-            given: What the user sets, as :class:`Planner` takes it, for axes (x, y, z).
-
-        Raises:
-            DataError: If a message is malformed.
-            ConfigError: If there is no such plan.
-        """
+        """Returns the server's answer to all clients: the plan."""
         every = [self._read(content, sum(map(is_ct, channels))) for content in messages]
         tables = [
             np.concatenate([getattr(message, name) for message in every])
@@ -205,11 +187,8 @@ class Planning:
         spacings, extents = (table[:, ::-1] for table in tables)  # planned as (z, y, x)
         sizes = extents / (spacings if self.exact else np.median(spacings, axis=0))
         given = {n: v[::-1] if isinstance(v, Sequence) else v for n, v in given.items()}
-        planner = Planner(
-            *(len(channels), labels, self.residual, self.memory_gb, self.features),
-            axial=dims == 2,
-            **given,
-        )
+        settings = self.residual, self.memory_gb, self.features
+        planner = Planner(len(channels), labels, *settings, axial=dims == 2, **given)
         name: Configuration = "2d" if dims == 2 else "3d_lowres" if self.lowres else "3d_fullres"
         plan = planner.plan(Fingerprint(spacings, sizes, extents), name)
         smaller = sum(2 * message.smaller - message.cases for message in every)

@@ -68,9 +68,6 @@ class ClientPlan:
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     """Returns the patients by their ids.
 
-    Raises:
-        DataError: If two have the same id, or two ids or hospitals are spelled alike.
-
     Example:
         >>> list(by_id([Patient("b"), Patient("a")]))
         ['b', 'a']
@@ -106,22 +103,6 @@ def plan_clients(
     The partition's fixed split comes first, then the data set's official one; otherwise the split
     is random. If a data set has official test patients but no validation patients, these are chosen
     at random among the others.
-
-    Args:
-        partition: Decides everything about the clients.
-        patients: All patients by id.
-        names: The names of the C channels and of the K classes or regions.
-        seed: Seed of partition and splits.
-        fractions: Shares of validation and of test patients per client, for random splits.
-        fold: k and K, if the test patients are the k-th of K parts.
-        most: Patients of a client that may train and validate, see `split_patients`.
-
-    Returns:
-        A plan per client, in the partition's order.
-
-    Raises:
-        DataError: If a client has no patients, or a patient appears twice.
-        ConfigError: If the partition does not fit the data.
     """
     assigned = partition.assign(list(patients.values()), seed)
     clients, fixed = list(assigned), partition.splits(list(assigned))
@@ -130,9 +111,7 @@ def plan_clients(
     splits: dict[str, dict[Split, list[str]]] = {}
     for client, ids in assigned.items():
         if not ids:
-            raise DataError(
-                f"Client {client} has no patients; use fewer clients or another partition."
-            )
+            raise DataError(f"Client {client} has no patients; set another partition.")
         # A client in `fixed` is already split; the data may have official splits for others.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
@@ -166,15 +145,6 @@ def match_files(
 ) -> dict[str, ClientPlan]:
     """Removes the channels of which a client's training cases have no file.
 
-    Args:
-        plans: What the partition has decided, by client.
-        cases: The cases of every patient.
-        channels: Names of the C channels.
-        missing: See `readers.base.VolumeReader`.
-
-    Raises:
-        DataError: If a case lacks a channel that its client must have, or has none of its client's.
-
     Example:
         >>> case = Patient("p", lacks={"T1": "p/T1.nii.gz is missing."})
         >>> plans = {"a": ClientPlan({"train": ["p"]}, torch.tensor([True, True]))}
@@ -202,11 +172,8 @@ def match_files(
                     f"trains with ({', '.join(compress(channels, present)) or 'none'}); leave the "
                     "case out, or give it to another client."
                 )
-        counts = {
-            name: (sum(name not in case.lacks for case in every), len(every))
-            for name in compress(channels, present)
-        }
-        partial = {name: (has, all_) for name, (has, all_) in counts.items() if has < all_}
+        with_file = {n: sum(n not in c.lacks for c in every) for n in compress(channels, present)}
+        partial = {n: (has, len(every)) for n, has in with_file.items() if has < len(every)}
         matched[client] = replace(plan, channels=present, partial=partial)
     return matched
 
@@ -218,16 +185,6 @@ def labels_of_clients(
     given: Mapping[str, Sequence[str]],
 ) -> dict[str, tuple[str, ...]]:
     """Returns the labels that each client annotates.
-
-    Args:
-        plans: By client.
-        cases: The cases of every patient.
-        labels: Names of the R regions.
-        given: The labels of clients; for the others, their cases say them.
-
-    Raises:
-        ConfigError: If a label is unknown.
-        DataError: If a client's cases differ in their labels.
 
     Example:
         >>> plans = {name: ClientPlan({"train": [name]}, torch.tensor([True])) for name in "ab"}
@@ -285,13 +242,6 @@ data.reader.hospitals cuts the sorted list into blocks.']
 def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:
     """Checks the clients that are kept out of training.
 
-    Args:
-        keep_out: Their ids.
-        clients: All clients of the partition.
-
-    Raises:
-        ConfigError: If one is unknown or named twice, or no client is left to train.
-
     Example:
         >>> check_keep_out(["b"], ["a", "b"])
         >>> check_keep_out(["a", "b"], ["a", "b"])
@@ -319,17 +269,6 @@ def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
 
     The order does not depend on the count, so a smaller set is part of a larger one. Patients
     without a training sample are skipped; the other splits do not change.
-
-    Args:
-        client: The client.
-        count: How many training patients, 1 or more; all if there are fewer.
-        seed: Seed of the order.
-
-    Returns:
-        A new client, with its labels counted again.
-
-    Raises:
-        ConfigError: If the count is below 1.
     """
     if count < 1:
         raise ConfigError(f"A client keeps 1 training patient or more, not {count}.")
@@ -350,9 +289,6 @@ def with_patients(client: ClientData, kept: Tensor) -> ClientData:
     Args:
         client: The client.
         kept: Positions of patients who have a training sample.
-
-    Returns:
-        A new client, with its labels counted again.
     """
     case, kept = _dense(client.train["case"]), kept.sort().values
     index = torch.isin(case, kept).nonzero().flatten()

@@ -65,9 +65,6 @@ class Scanner:
                 not change.
             key: Determines the random numbers together with seed and client, such as the patient.
 
-        Raises:
-            ConfigError: If it is not an image.
-
         Example:
             >>> dark = Scanner("a", seed=0, gamma=2.0)
             >>> dark.apply(torch.tensor([[[-1.0, 0.0, 1.0]]]), "patient").tolist()
@@ -115,12 +112,8 @@ class Scanner:
         if self.resolution < 1:
             from monai.transforms import RandSimulateLowResolution
 
-            coarsen = RandSimulateLowResolution(
-                prob=1.0,
-                downsample_mode="area",
-                upsample_mode=_UPSAMPLE[unit.ndim - 1],
-                zoom_range=(self.resolution, self.resolution),
-            )
+            smooth, share = _UPSAMPLE[unit.ndim - 1], (self.resolution, self.resolution)
+            coarsen = RandSimulateLowResolution(1.0, "area", smooth, share)
             unit = torch.as_tensor(coarsen(unit)).as_subclass(Tensor)
         # Not AdjustContrast: it stretches by each image's extremes, so equal grey values would
         # differ between two patches.
@@ -142,13 +135,6 @@ class Scanner:
 def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[str, Scanner]:
     """Makes the scanners that a configuration lists.
 
-    Args:
-        table: Settings of each client; a missing setting has no effect.
-        seed: See `Scanner`.
-
-    Raises:
-        ConfigError: If a setting is unknown, not a number or out of its range.
-
     Example:
         >>> scanners_from({"a": {"gamma": 2.0}}, seed=0)["a"].gamma
         2.0
@@ -158,10 +144,8 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
         for name, value in values.items():
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise ConfigError(f"partition.scanners: {name} of {client} is no number: {value}.")
-    return {
-        client: Scanner(client, seed, **{name.lower(): float(v) for name, v in values.items()})
-        for client, values in table.items()
-    }
+    lower = {c: {n.lower(): float(v) for n, v in of.items()} for c, of in table.items()}
+    return {client: Scanner(client, seed, **values) for client, values in lower.items()}
 
 
 def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]) -> Tensor:

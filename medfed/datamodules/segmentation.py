@@ -22,13 +22,8 @@ from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.cache.volumes import (
-    CachedDataModule,
-    cached_hashes,
-    cached_volume,
-    read_volume,
-)
 from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
@@ -48,7 +43,7 @@ log = logging.getLogger(__name__)
 _USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
-class Seen(NamedTuple):
+class PreparedCase(NamedTuple):
     """A case as a client's network sees it.
 
     Attributes:
@@ -75,7 +70,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class SegmentationDataModule(CachedDataModule[VolumeReader]):
+class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     """Multi-channel volumes with region masks, from any reader.
 
     Patches are cut from the training patients' volumes, anew for every epoch or once. The volumes
@@ -169,11 +164,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @cached_property
     def preparation(self) -> Preparation | None:
-        """The preparation of every volume; None uses only the reader's normalisation.
-
-        Raises:
-            ConfigError: If a setting cannot be used, or the reader normalises itself.
-        """
+        """The preparation of every volume; None uses only the reader's normalisation."""
         changed = self.normalize is not None or self.spacing is not None or self.crop_foreground
         setting = self.scans.normalize if self.normalize is None else self.normalize
         if self.scans.normalize == "own":
@@ -199,14 +190,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         assert self.planning is not None
         plan = self.plans[client]
         cases = [case for case, _ in self.cases_among(plan.patients["train"])]
-        measured = (
-            facts_of(
-                *self.unprepared(case, plan),
-                self.scans.spacing(self.cases[case]),
-                self.channel_names,
-            )
-            for case in cases
-        )
+        plain = ((case, *self.unprepared(case, plan)) for case in cases)
+        spacing, names = self.scans.spacing, self.channel_names
+        measured = (facts_of(*of, spacing(self.cases[case]), names) for case, *of in plain)
         self.follow(Agreed.read((yield self.planning.tell(measured))))
 
     def follow(self, agreed: Agreed) -> None:
@@ -313,8 +299,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @cached_property
     def _cases_by_patient(self) -> dict[str, list[Patient]]:
-        cases = [self.scans.cases_of(patient) for patient in self._patients.values()]
-        return dict(zip(self._patients, cases, strict=True))
+        return {name: self.scans.cases_of(of) for name, of in self._patients.items()}
 
     def cases_among(self, patients: Sequence[str]) -> list[tuple[str, int]]:
         """The cases of patients, and the position of each case's patient in the list."""
@@ -338,7 +323,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if prepared is not None:
             settings["preparation"] = prepared.record()
         again = "medfed prepare with the same data settings"
-        return Recipe("volumes", settings, tuple(items), read_volume, joined=False, command=again)
+        return Recipe("volumes", settings, tuple(items), cached.read_volume, False, again)
 
     def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
         """Voxels of each case after resampling, before cropping."""
@@ -358,7 +343,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self.store is None:
             files = files_of_case([file for case in cases for file in case.files.values()])
             return {str(path): sha256(path) for path in sorted(set(files))}
-        hashes_of_cases = [cached_hashes(self.store, case) for case in cases]
+        hashes_of_cases = [cached.cached_hashes(self.store, case) for case in cases]
         return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
 
     def unprepared(self, case: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
@@ -372,10 +357,10 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         sample["image"][~present] = 0
         return sample["image"], sample["label"], present
 
-    def seen(self, case: str, plan: ClientPlan) -> Seen:
+    def prepared(self, case: str, plan: ClientPlan) -> PreparedCase:
         """Prepares a case for a client's network."""
         if self.store is not None:
-            sample = cached_volume(self.store, case)
+            sample = cached.cached_volume(self.store, case)
         else:
             sample = self.scans.prepared(self.cases[case], self.preparation)
         image, label, grid = sample["image"], sample["label"], sample.get("grid")
@@ -397,7 +382,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             label = label * outlined.view(-1, 1, 1, 1).to(label.dtype)
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
-        return Seen(image, label, brain, present, grid, sample.get("spacing"))
+        return PreparedCase(image, label, brain, present, grid, sample.get("spacing"))
 
     @property
     def millimetres(self) -> bool:
@@ -455,8 +440,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             sizes[split] = self._bytes(shapes, split)
         evaluated = sizes["val"] + sizes["test"]
         in_memory = evaluated <= self.memory_gb * 1e9
-        fresh = self.patches == "fresh"
-        self._mapped = fresh and evaluated + sizes["train"] > self.memory_gb * 1e9
+        large = evaluated + sizes["train"] > self.memory_gb * 1e9
+        self._mapped = self.patches == "fresh" and large
         if self.find_cache() is None and (self._mapped or not in_memory):
             log.info("Prepared the volumes once, in %s.", self.build_cache().folder)
         return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}
@@ -516,27 +501,20 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def _volume(self, case: str, plan: ClientPlan) -> Volume:
         """A training case's volume: mapped, unless it fits in memory or a scanner changes it."""
-        seen = self.seen(case, plan)
+        prepared = self.prepared(case, plan)
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return volume_of_cache(arrays, seen.mask(), seen.brain, seen.present, rng)
-        return volume_of(seen.image, seen.mask(), seen.brain, rng, seen.present)
+            return volume_of_cache(arrays, prepared.mask(), prepared.brain, prepared.present, rng)
+        return volume_of(prepared.image, prepared.mask(), prepared.brain, rng, prepared.present)
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
-        images = [
-            (i, role, path)
-            for plan in self.plans.values()
-            for ids in plan.patients.values()
-            for i in ids
-            for role, path in self._patients[i].files.items()
-            if not role.split()[-1].startswith(("label", "mask"))
-        ]
-        files = [
-            (i, role, path, hashes[str(f)]) for i, role, path in images for f in files_of(path)
-        ]
+        used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
+        every = ((i, role, path) for i in used for role, path in self._patients[i].files.items())
+        images = [of for of in every if not of[1].split()[-1].startswith(("label", "mask"))]
+        files = [(i, role, at, hashes[str(f)]) for i, role, at in images for f in files_of(at)]
         counts = Counter(digest for *_, digest in files)
         repeated = {h: path for *_, path, h in files if counts[h] > 1 and is_volume(path)}
         # Volumes of one value, such as zeros for a missing contrast, are no copies of each other.
@@ -550,8 +528,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if places.count(places[at]) == 1:
             return block
         # Slices of another scan of the same patient form another volume.
-        scan = places[:at].count(places[at])
-        return {**block, "scan": torch.full((len(block["case"]),), scan)}
+        return {**block, "scan": torch.full((len(block["case"]),), places[:at].count(places[at]))}
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """See the base class; a present channel includes its neighbours."""
@@ -561,29 +538,14 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return replace(client, channels=channels, channel_dropout=dropout)
 
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """Cuts one case's patches; their places depend on the seed and the case only.
-
-        Args:
-            patient: The case's id.
-            case: Its patient's index in the split.
-            plan: The client's channels and scanner.
-
-        Returns:
-            ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,),
-            ``present`` (P, C) bool.
-        """
-        seen = self.seen(patient, plan)
-        mask = seen.mask()
-        centres = patches.sample_centres(
-            tumour=mask.any(dim=0),
-            brain=seen.brain,
-            count=self.patches_per_patient,
-            background_share=self.background_share,
-            size=self.size,
-            generator=torch_rng(self.seed, "patches", patient),
-        )
+        """Cuts one case's patches; their places depend on the seed and the case only."""
+        prepared = self.prepared(patient, plan)
+        mask = prepared.mask()
+        rng, tumour = torch_rng(self.seed, "patches", patient), mask.any(dim=0)
+        of = self.patches_per_patient, self.background_share, self.size
+        centres = patches.sample_centres(tumour, prepared.brain, *of, rng)
         shape = tuple(mask.shape[1:])
-        volume = Volume(seen.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
+        volume = Volume(prepared.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
         at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0
         images = PatchRows([volume], at, self.size, slices=self._slices)
         every = torch.arange(len(at))
@@ -593,25 +555,12 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             "label": labels,
             "case": torch.full_like(every, case),
             # A contrast includes its neighbours.
-            "present": seen.present.repeat_interleave(self.slices).expand(len(at), -1),
+            "present": prepared.present.repeat_interleave(self.slices).expand(len(at), -1),
         }
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
-        """Returns one case's whole axial slices, or the volume.
-
-        Args:
-            patient: The case's id.
-            case: Its patient's index in the split.
-            plan: The client's channels and scanner.
-            every: Keep every n-th slice with brain.
-
-        Returns:
-            ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,),
-            ``spacing`` (S, 3) or (1, 3) in mm of the label's voxels; ``present`` (S, C) or (1, C)
-            bool, the channels that are there; and ``grid`` (S, 3, 3) or
-            (1, 4, 4) where these are not the image's.
-        """
-        image, label, brain, present, grid, spacing = self.seen(patient, plan)
+        """Returns one case's whole axial slices, or the volume."""
+        image, label, brain, present, grid, spacing = self.prepared(patient, plan)
         if spacing is None:
             spacing = torch.tensor(self.scans.spacing(self.cases[patient]))
         mm = spacing.float()

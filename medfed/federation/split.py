@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -183,32 +183,6 @@ def match(
 def _shorten(names: Sequence[str], count: int = 6) -> str:
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more
-
-
-def parameter_groups(
-    parameters: Mapping[str, Tensor], personal: Container[str]
-) -> list[dict[str, Any]]:
-    """Returns the parameter groups of an optimizer: the shared and the personal parameters.
-
-    Federated and central training use the same groups, so that each part can have another step
-    size.
-
-    Args:
-        parameters: The trained parameters, by name.
-        personal: Names of the personal part; other names are ignored.
-
-    Returns:
-        A group for each part with trained parameters, with the part's ``name``.
-
-    Example:
-        >>> found = parameter_groups(dict(nn.Linear(2, 1).named_parameters()), {"bias"})
-        >>> [(group["name"], len(group["params"])) for group in found]
-        [('shared', 1), ('personal', 1)]
-    """
-    groups: dict[str, list[Tensor]] = {"shared": [], "personal": []}
-    for name, parameter in parameters.items():
-        groups["personal" if name in personal else "shared"].append(parameter)
-    return [{"params": params, "name": name} for name, params in groups.items() if params]
 
 
 OWN_RATE = "own_rate"

@@ -11,13 +11,9 @@ Analysis 42, 2017.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from medfed.functional.scores import ALARMS, Floats, Ints, sensitivities
+from medfed.functional.scores import ALARMS, Columns, Floats, Ints, sensitivities
 
 LESION_CPM = ("lesion_cpm", *(f"lesion_cpm/{alarm:g}" for alarm in ALARMS), "lesions_found")
 HIT, ALARM, AGAIN, SCAN = 1, 0, -1, -2
@@ -58,7 +54,7 @@ def match_lesions(centres: Floats, scores: Floats, lesions: Floats, radii: Float
     return found
 
 
-def lesion_scores(cases: Mapping[str, NDArray[Any]], weights: Floats) -> dict[str, Floats]:
+def lesion_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
     """Measures the boxes of many scans.
 
     Args:
@@ -82,9 +78,7 @@ def lesion_scores(cases: Mapping[str, NDArray[Any]], weights: Floats) -> dict[st
     return dict(zip(LESION_CPM, [curve[:, :-1].mean(1), *curve.T], strict=True))
 
 
-def lesion_curve(
-    cases: Mapping[str, NDArray[Any]], weights: Floats, alarms: tuple[float, ...]
-) -> Floats:
+def lesion_curve(cases: Columns, weights: Floats, alarms: tuple[float, ...]) -> Floats:
     """Returns the sensitivity (W, A) at A numbers of false alarms per scan; see `lesion_scores`."""
     found = cases["found"].astype(int)
     boxes = (found == HIT) | (found == ALARM)

@@ -37,8 +37,7 @@ def undirected_edges(pairs: Tensor) -> Tensor:
         tensor([[0, 1],
                 [0, 2]])
     """
-    ordered = pairs.reshape(-1, 2).long().sort(dim=1).values
-    unique: Tensor = torch.unique(ordered, dim=0)
+    unique: Tensor = torch.unique(pairs.reshape(-1, 2).long().sort(dim=1).values, dim=0)
     return unique
 
 
@@ -177,9 +176,7 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
         seen.update(pair)
         if len(pair) == 2:
             if pair[0] == pair[1]:
-                raise ConfigError(
-                    f"The graph joins client {pair[0]!r} to itself; remove this edge."
-                )
+                raise ConfigError(f"The graph joins client {pair[0]!r} to itself; leave that out.")
             links.append([index[name] for name in pair])
     if missing := [name for name in clients if name not in seen]:
         more = f" and {len(missing) - 1} more" * (len(missing) > 1)
@@ -382,9 +379,8 @@ def bipartition(similarity: Tensor) -> tuple[list[int], list[int]]:
         ([0, 2], [1])
     """
     count = len(similarity)
-    pairs = sorted(
-        ((i, j) for j in range(count) for i in range(j)), key=lambda pair: -float(similarity[pair])
-    )
+    pairs = [(i, j) for j in range(count) for i in range(j)]
+    pairs.sort(key=lambda pair: -float(similarity[pair]))
     of = list(range(count))
     for i, j in pairs:
         if len(set(of)) == 2:

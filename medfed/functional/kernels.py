@@ -57,6 +57,7 @@ import numpy as np
 from medfed.common.compiling import compiled
 
 Array = np.ndarray[Any, Any]
+Arrays = tuple[Array, ...]
 _START = 4096
 """Places for knots at first. Random data has a dozen knots at a time: they stay in cache."""
 _CHUNK = 1024
@@ -244,28 +245,16 @@ def _improve(
 
 @compiled()
 def admm_step(
-    a: Array,
-    z: Array,
-    v: Array,
-    mass: Array,
-    edges: Array,
-    inverse: Array,
-    scale: Array,
-    rho: float,
-    cut: Array,
-    norm: int,
-    width: int,
+    arrays: Arrays, system: Arrays, rho: float, cut: Array, norm: int, width: int
 ) -> Array:
     """One iteration: overwrites ``a`` and ``z``, returns sums for the new row norms.
 
     Args:
-        a: ``(M, d)`` splitting plus scaled dual, updated in place.
-        z: ``(N, d)`` Z, updated in place.
-        v: ``(N, d)`` the point to stay close to.
-        mass: ``(N,)`` how much each node's distance from it counts.
-        edges: ``(M, 2)`` node indices.
-        inverse: ``(N, N)`` inverse of diag(mass) + rho L; empty where N is large.
-        scale: ``(N,)`` 1 / (mass + 2 rho degree), the lengths of the gradient steps.
+        arrays: ``(M, d)`` splitting plus scaled dual and ``(N, d)`` Z, both updated in place;
+            ``(N, d)`` V, the point to stay close to; ``(N,)`` masses, how much each node's distance
+            from it counts; ``(M, 2)`` node indices of the edges.
+        system: ``(N, N)`` inverse of diag(mass) + rho L, empty where N is large, and ``(N,)``
+            1 / (mass + 2 rho degree), the lengths of the gradient steps.
         rho: Penalty, a scalar of the dtype of ``a``.
         cut: ``(M,)`` one number per row, see the module docstring.
         norm: 1, 2 or 0 for infinity.
@@ -274,6 +263,7 @@ def admm_step(
     Returns:
         ``(M, width)`` float64: for p = 2 the squared norms of the rows once summed over columns.
     """
+    (a, z, v, mass, edges), (inverse, scale) = arrays, system
     count, d = a.shape
     dual = np.empty((count, width), a.dtype)
     rhs, rest = np.empty((v.shape[0], width), a.dtype), np.empty((v.shape[0], width), a.dtype)
@@ -340,25 +330,11 @@ def _node_sums(v: Array, z: Array, mass: float, pull: Array, sums: Array) -> Non
 
 
 @compiled()
-def residual_norms(
-    a: Array,
-    z: Array,
-    v: Array,
-    mass: Array,
-    edges: Array,
-    rho: float,
-    cut: Array,
-    norm: int,
-    width: int,
-) -> Array:
+def residual_norms(arrays: Arrays, rho: float, cut: Array, norm: int, width: int) -> Array:
     """The norms in Boyd's stopping rule, in one read of the arrays.
 
     Args:
-        a: ``(M, d)`` splitting plus scaled dual.
-        z: ``(N, d)`` the Z that the last step wrote.
-        v: ``(N, d)`` the point to stay close to.
-        mass: ``(N,)`` how much each node's distance from it counts.
-        edges: ``(M, 2)`` node indices.
+        arrays: As the last :func:`admm_step` left them.
         rho: Penalty, a scalar of the dtype of ``a``.
         cut: ``(M,)`` one number per row, fitting ``a``.
         norm: 1, 2 or 0 for infinity.
@@ -368,6 +344,7 @@ def residual_norms(
         ``(5, width)`` float64: once summed over columns, the squared norms of ZQ - W,
         mass (V - Z) - Omega Q^T, ZQ, W and Omega Q^T.
     """
+    a, z, v, mass, edges = arrays
     count, d = a.shape
     u = np.empty(width, a.dtype)
     pull = np.empty((v.shape[0], width), a.dtype)
@@ -650,21 +627,12 @@ def collect(
 
 
 @compiled()
-def walk(
-    mu: Array,
-    values: Array,
-    counts: Array,
-    tau: float,
-    bounds: Array,
-    between: Array,
-    numbers: Array,
-) -> Array:
+def walk(state: Arrays, tau: float, bounds: Array, between: Array, numbers: Array) -> Array:
     """The roots of the slopes: each centre passes the elements ahead of it, one after the other.
 
     Args:
-        mu: ``(m,)`` float64.
-        values: ``(m,)`` centres that the counts belong to.
-        counts: ``(m, 3)`` from :func:`tally`.
+        state: ``(m,)`` float64 mu, ``(m,)`` centres, and ``(m, 3)`` their counts from
+            :func:`tally`.
         tau: 0 or more; infinity is allowed.
         bounds: ``(m, 2)`` from :func:`settle`.
         between: Elements from :func:`collect` in ascending order, so that those of the first centre
@@ -674,6 +642,7 @@ def walk(
     Returns:
         ``(m,)`` float64.
     """
+    mu, values, counts = state
     roots = np.empty(mu.shape[0])
     start = 0
     for j in range(mu.shape[0]):

@@ -137,10 +137,8 @@ def auc(scores: Floats, members: Bools, seed: int = 0) -> tuple[float, float, fl
     scores, members = np.atleast_2d(scores), np.atleast_2d(members)
     weights = draws(scores.shape[1], RESAMPLES, seed).astype(np.float64)
     every = np.vstack([np.ones((1, scores.shape[1])), weights])
-    areas = [
-        area(scores.ravel(), members.ravel(), np.tile(some, len(scores)))
-        for some in np.split(every, range(_CHUNK, len(every), _CHUNK))
-    ]
+    parts = np.split(every, range(_CHUNK, len(every), _CHUNK))
+    areas = [area(scores.ravel(), members.ravel(), np.tile(p, len(scores))) for p in parts]
     values = np.concatenate(areas)
     return float(values[0]), *percentiles(values[1:])
 

@@ -105,8 +105,7 @@ class AdmmSteps:
         The explicit inverse is harmless: the matrix is positive definite with smallest
         eigenvalue near 1, and one small product per block replaces two triangular solves.
         """
-        laplacian = graph_laplacian(self.v.shape[0], self.edges)
-        matrix = torch.diag(self.mass) + self.rho * laplacian
+        matrix = torch.diag(self.mass) + self.rho * graph_laplacian(self.v.shape[0], self.edges)
         return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
     def _prepare(self) -> None:
@@ -146,13 +145,13 @@ class AdmmSteps:
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
         options = self._rho_scalar, self._cut, self._norm, self._width
-        sums = self._kernels.admm_step(*self._arrays, *self._system, *options)
+        sums = self._kernels.admm_step(self._arrays, self._system, *options)
         self._update_cut(sums.sum(axis=1))
 
     def residuals(self) -> ResidualNorms:
         """The residuals of the present iterate."""
         options = self._rho_scalar, self._cut, self._norm, self._width
-        sums = self._kernels.residual_norms(*self._arrays, *options)
+        sums = self._kernels.residual_norms(self._arrays, *options)
         return ResidualNorms(*np.sqrt(sums.sum(axis=1)).tolist())
 
 
@@ -210,19 +209,14 @@ def iterate(
             # Ever rarer, so that rho is constant in the end and convergence is certain.
             next_change = 2 * count
             _balance(steps, primal, dual)
-    warnings.warn(
-        f"The network lasso stopped after max_iter={max_iter} iterations above its tolerance; "
-        "raise max_iter or tol.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    what = f"The network lasso stopped after max_iter={max_iter} iterations above its tolerance"
+    warnings.warn(f"{what}; raise max_iter or tol.", RuntimeWarning, stacklevel=4)
     return max_iter, norms, False
 
 
 def _balance(steps: AdmmSteps, primal: float, dual: float) -> None:
     """Changes rho where one residual is far larger than the other."""
-    ratio = math.sqrt(primal / dual) if dual > 0 else 10.0
-    ratio = min(max(ratio, 0.1), 10.0)
+    ratio = min(max(math.sqrt(primal / dual), 0.1), 10.0) if dual > 0 else 10.0
     if not 0.5 < ratio < 2.0:
         steps.rescale(steps.rho * ratio)
 
@@ -460,9 +454,7 @@ def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
 
 def _checked_masses(mass: Tensor | None, n: int) -> Tensor:
     """One float64 number per node, on the CPU."""
-    if mass is None:
-        return torch.ones(n, dtype=torch.float64)
-    return mass.detach().double().cpu()
+    return torch.ones(n, dtype=torch.float64) if mass is None else mass.detach().double().cpu()
 
 
 def _checked_weights(weight: float | Tensor, m: int) -> Tensor:

@@ -39,9 +39,8 @@ ANISOTROPY = 3  # an axis that is so much coarser than the others has thick slic
 EDGE = 4  # voxels that no axis falls below in the deepest stage
 _WIDEST = {2: 512, 3: 320}  # features of a stage
 _USUAL_BATCH = {2: 12, 3: 2}  # for which the feature maps below were counted
-_ENOUGH = (
-    0.25  # share of a median case in a patch; below it, there is a configuration of low resolution
-)
+# Share of a median case in a patch; below it, there is a configuration of low resolution.
+_ENOUGH = 0.25
 _COARSER = 1.03  # step in the search for its spacing
 _LEAST_BATCH = 2
 
@@ -122,10 +121,8 @@ class Plan:
 
     def along(self, axes: Sequence[int]) -> Plan:
         """Returns the plan for axes in another order: the n-th of it is ``axes[n]`` of this one."""
-        strides, kernels = (
-            tuple(tuple(one[axis] for axis in axes) for one in stages)
-            for stages in (self.strides, self.kernel_sizes)
-        )
+        stages = (self.strides, self.kernel_sizes)
+        strides, kernels = (tuple(tuple(s[a] for a in axes) for s in each) for each in stages)
         mm, voxels = zip(*((self.spacing[a], self.patch_size[a]) for a in axes), strict=True)
         return replace(self, spacing=mm, patch_size=voxels, strides=strides, kernel_sizes=kernels)
 
@@ -250,19 +247,18 @@ class Planner:
             covered = round(voxels * preset.covered / math.prod(patch))
             fits = round(room / self._maps(strides, patch) * _USUAL_BATCH[dims])
             batch = max(min(fits, covered), _LEAST_BATCH)
-        blocks, decoder_blocks = self._blocks(len(strides))
-        return Plan(
-            configuration,
-            self.residual,
+        stages = len(strides)
+        features = self._features(stages, dims)
+        of = (
             tuple(spacing.tolist()),
             patch,
             batch,
             strides,
             kernels,
-            self._features(len(strides), dims),
-            blocks,
-            decoder_blocks,
+            features,
+            *self._blocks(stages),
         )
+        return Plan(configuration, self.residual, *of)
 
     def _patch(
         self, spacing: Floats, median: Floats, room: float

@@ -27,13 +27,11 @@ ORDERS: Floats = np.array([*range(2, 65), 80, 96, 128, 192, 256, 512], dtype=np.
 @lru_cache(maxsize=1)
 def _binomials() -> Floats:
     """Logarithms of the binomial coefficients, a row per order; -inf beyond the order."""
-    most = int(ORDERS[-1])
-    logs = np.full((len(ORDERS), most + 1), -np.inf)
+    logs = np.full((len(ORDERS), int(ORDERS[-1]) + 1), -np.inf)
     for row, order in zip(logs, ORDERS.astype(int).tolist(), strict=True):
         whole = math.lgamma(order + 1)
-        row[: order + 1] = [
-            whole - math.lgamma(i + 1) - math.lgamma(order - i + 1) for i in range(order + 1)
-        ]
+        size = order + 1
+        row[:size] = [whole - math.lgamma(i + 1) - math.lgamma(size - i) for i in range(size)]
     return logs
 
 

@@ -166,9 +166,8 @@ class Proximity:
             _add_to_gradients([parameters[n] for n in self.anchor], steps)
 
     def _gaps(self, parameters: Mapping[str, Tensor]) -> list[Tensor]:
-        return list(
-            torch._foreach_sub([parameters[n] for n in self.anchor], list(self.anchor.values()))
-        )
+        present = [parameters[n] for n in self.anchor]
+        return list(torch._foreach_sub(present, list(self.anchor.values())))
 
 
 @dataclass(frozen=True)

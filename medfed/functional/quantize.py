@@ -209,9 +209,7 @@ def check_levels(x: Tensor, centers: Tensor) -> Levels:
     values: Array = centers.detach().to("cpu", x.dtype).contiguous().numpy()
     cuts, usable = find_cuts(values)
     if not usable:
-        raise ConfigError(
-            f"centers must be finite and in ascending order, not {values.tolist()}; sort them."
-        )
+        raise ConfigError(f"centers must be finite and in ascending order, not {values.tolist()}.")
     return Levels(values, cuts)
 
 
@@ -241,8 +239,7 @@ def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
         >>> center_gradient(torch.tensor([1.0, 2.0, 4.0]), x, torch.tensor([0.0, 1.0])).tolist()
         [3.0, 4.0]
     """
-    levels = check_levels(x, centers)
-    return torch.from_numpy(_tally(x, gradient, levels)[1]).to(x.device)
+    return torch.from_numpy(_tally(x, gradient, check_levels(x, centers))[1]).to(x.device)
 
 
 def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
@@ -333,5 +330,5 @@ def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> 
     between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
     between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
     between.sort()
-    rests = walk(mu, levels.values, counts, tau, bounds, between, numbers)
+    rests = walk((mu, levels.values, counts), tau, bounds, between, numbers)
     return rests

@@ -19,6 +19,7 @@ from medfed.common.scores import mean_of_known
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Columns = Mapping[str, NDArray[Any]]  # of a table of cases, (N,) each
 
 CLASS_SCORES = (
     *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1"),
@@ -29,9 +30,7 @@ PROBABILITY = "probability/{}"
 """The column of a class in a table of cases."""
 
 
-def case_class_scores(
-    cases: Mapping[str, NDArray[Any]], weights: Floats, bins: int = 15
-) -> dict[str, Floats]:
+def case_class_scores(cases: Columns, weights: Floats, bins: int = 15) -> dict[str, Floats]:
     """Measures a table of classified cases, see :func:`class_scores`.
 
     Args:
@@ -48,8 +47,8 @@ def case_class_scores(
     """
     label = cases["label"].astype(np.int64)
     before, after = (
-        [v for n, v in cases.items() if n.startswith(kind[:-2])]
-        for kind in (PROBABILITY, "calibrated/{}")
+        [v for n, v in cases.items() if n.startswith(kind)]
+        for kind in ("probability/", "calibrated/")
     )
     scores = class_scores(np.stack(before, axis=1), label, weights, bins)
     if after:
@@ -134,20 +133,12 @@ def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) ->
         bin_of = np.minimum((sure * bins).astype(np.int64), bins - 1)
         gap = sums(weights * (sure - (predicted == label)), bin_of, bins)
         squares = np.square(probs - np.eye(k)[label]).sum(1) / 2
-        values = (
-            hits.sum(1) / total,
-            macro(recall),
-            auroc,
-            *rates,
-            np.abs(gap).sum(1) / total,
-            (weights * squares).sum(1) / total,
-        )
+        calibration, brier = np.abs(gap).sum(1) / total, (weights * squares).sum(1) / total
+        values = hits.sum(1) / total, macro(recall), auroc, *rates, calibration, brier
     return dict(zip(CLASS_SCORES, values, strict=True))
 
 
-def finding_scores(
-    cases: Mapping[str, NDArray[Any]], findings: Sequence[str], weights: Floats
-) -> dict[str, Floats]:
+def finding_scores(cases: Columns, findings: Sequence[str], weights: Floats) -> dict[str, Floats]:
     """Returns the AUROC of each finding (``auroc/NAME``), and the mean of those that are defined.
 
     Args:
@@ -320,10 +311,8 @@ def sensitivities(
             # The last threshold with no more alarms, and the next one.
             left = (alarm <= wanted).sum(1) - 1
             next_one = np.minimum(left + 1, alarm.shape[1] - 1)
-            ends = [
-                [t[np.arange(len(t)), i] for i in (left, next_one)] for t in (alarm, sensitivity)
-            ]
-            (x0, x1), (y0, y1) = ends
+            places, curves = (left, next_one), (alarm, sensitivity)
+            (x0, x1), (y0, y1) = ([t[np.arange(len(t)), i] for i in places] for t in curves)
             share = np.where(x1 > x0, (wanted - x0) / (x1 - x0), 0.0)
             columns.append(y0 + share * (y1 - y0))
     return np.stack(columns, axis=1)

@@ -49,8 +49,7 @@ def frequent_directions(rows: Tensor, size: int) -> Tensor:
     sketch = torch.zeros(0, rows.shape[1], dtype=torch.float64)
     for chunk in rows.detach().cpu().double().split(size):
         sketch = _shrink(torch.cat([sketch, chunk]), size)
-    padding = (0, 0, 0, size - sketch.shape[0])
-    return functional.pad(sketch, padding).to(rows)
+    return functional.pad(sketch, (0, 0, 0, size - sketch.shape[0])).to(rows)
 
 
 def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:
@@ -155,7 +154,8 @@ def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:
         [0.25, 0.75, 0.5, 0.0, 0.5]
     """
     parts = [counts] if channels is None else [counts, channels]
-    return torch.cat([_shares(part) for part in parts])
+    wide = [part.detach().cpu().double() for part in parts]
+    return torch.cat([w / w.sum().clamp(min=torch.finfo(w.dtype).tiny) for w in wide])
 
 
 def sketch_vector(sketch: Tensor) -> Tensor:
@@ -206,11 +206,6 @@ def _average(images: Tensor, axis: int, length: int) -> Tensor:
     flat = functional.adaptive_avg_pool1d(last.reshape(1, -1, last.shape[-1]), length)
     averaged: Tensor = flat.reshape(*last.shape[:-1], length)
     return averaged.movedim(-1, axis)
-
-
-def _shares(counts: Tensor) -> Tensor:
-    wide = counts.detach().cpu().double()
-    return wide / wide.sum().clamp(min=torch.finfo(wide.dtype).tiny)
 
 
 def number_kept(size: int, share: float) -> int:

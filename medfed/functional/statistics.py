@@ -238,9 +238,7 @@ def splits_needed(
         error = spread * math.sqrt(1 / splits + overlap)
         return error * noncentrality(splits - 1, (1 - LEVEL) / comparisons, POWER) <= target
 
-    if not enough(most):
-        return 0
-    return 2 + bisect_left(range(2, most + 1), True, key=enough)
+    return 2 + bisect_left(range(2, most + 1), True, key=enough) if enough(most) else 0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -165,12 +165,10 @@ def survival_scores(
         ipcw = inverse_censoring(time, event, horizon, weights)
         # Those who were censored pass their weight on to those who were seen later, if any were.
         ipcw[~np.isclose(ipcw.sum(1), total, rtol=1e-6)] = np.nan
-        scores = {
-            "cindex": np.full(len(weights), np.nan) if few else harrell,
-            "pairs": pairs.sum(1),
-            "cindex/uno": np.full(len(weights), np.nan) if few else uno,
-            f"auroc/{horizon:g}": area(risk, time <= horizon, ipcw),
-        }
+        unknown = np.full(len(weights), np.nan)
+        scores = {"cindex": unknown if few else harrell, "pairs": pairs.sum(1)}
+        scores |= {"cindex/uno": unknown if few else uno}
+        scores[f"auroc/{horizon:g}"] = area(risk, time <= horizon, ipcw)
         if SURVIVAL.format(f"{cuts[0]:g}") in cases:
             columns = [cases[SURVIVAL.format(f"{cut:g}")] for cut in cuts]
             curves = np.stack([np.ones(len(time)), *columns])

@@ -70,9 +70,7 @@ class ClassificationTask(TaskModule):
         if isinstance(loss, str):
             check_known("loss", loss, ("cross_entropy", "focal"))
         if label_smoothing and loss != "cross_entropy":
-            raise ConfigError(
-                "model.label_smoothing works with cross_entropy only; set it in your loss."
-            )
+            raise ConfigError("model.label_smoothing is for cross_entropy; set it in your loss.")
         if num_classes < 2:
             raise ConfigError(
                 f"A classification needs at least 2 classes, not {num_classes} (a continuous "
@@ -83,9 +81,7 @@ class ClassificationTask(TaskModule):
             check_known("model.class_weights", class_weights, ["balanced"])
             class_weights = None
         if class_weights is not None and len(class_weights) != num_classes:
-            raise ConfigError(
-                f"{len(class_weights)} class_weights were given for {num_classes} classes."
-            )
+            raise ConfigError(f"{len(class_weights)} class_weights are not one of each class.")
         self.num_classes = num_classes
         self.focal_gamma = focal_gamma
         self.label_smoothing = label_smoothing
@@ -119,8 +115,7 @@ class ClassificationTask(TaskModule):
         if callable(self.custom_loss):
             each = None
             if weight is not None:
-                rows = weight.expand(len(label), -1)
-                each = rows.gather(1, label[:, None]).squeeze(1)
+                each = weight.expand(len(label), -1).gather(1, label[:, None]).squeeze(1)
             return value_of(self.custom_loss, logits, label, each)
         if self.custom_loss == "focal":
             return focal_loss(logits, label, gamma=self.focal_gamma, weight=weight)

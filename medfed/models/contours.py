@@ -63,20 +63,6 @@ def contour_grid(
     upright. True contours are green and dashed, predicted ones coloured by region; the title of a
     panel has the Dice of its slice, averaged over the regions that are present or predicted.
 
-    Args:
-        cases: For each client its :class:`Case`. Clients may lack a method; their panel is then
-            empty.
-        regions: Names of the R regions, for the legend.
-        threshold: Probability at which the predicted contour is drawn.
-        exclusive: Draw it instead where a region becomes the most probable class.
-        crop: Leave out the empty border of the image.
-
-    Returns:
-        A figure; ``figure.savefig(path)`` writes it.
-
-    Raises:
-        ValueError: If there is no client or no method to draw.
-
     Example:
         >>> import torch
         >>> truth = torch.zeros(1, 16, 16)
@@ -134,9 +120,6 @@ def prediction_row(
         threshold: Probability at which a contour is drawn.
         aspect: Height of a pixel in units of its width.
 
-    Returns:
-        A figure.
-
     Example:
         >>> import torch
         >>> image = torch.rand(2, 16, 16)
@@ -159,9 +142,8 @@ def prediction_row(
 
 
 def _empty_figure(columns: int, rows: int) -> Figure:
-    figure = Figure(
-        figsize=(_PANEL * columns + 0.5, (_PANEL + 0.3) * rows + 0.6), dpi=120, layout="constrained"
-    )
+    size = (_PANEL * columns + 0.5, (_PANEL + 0.3) * rows + 0.6)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -188,18 +170,11 @@ def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:
 
 def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
     lines = [Line2D([], [], color=_TRUE, linestyle="--", label="true")] * true
-    lines += [
-        Line2D([], [], color=colour, label=f"predicted {name}")
-        for colour, name in zip(region_colours(len(regions)), regions, strict=True)
-    ]
-    figure.legend(
-        handles=lines,
-        loc="outside lower center",
-        ncols=min(len(lines), 4),
-        fontsize=9,
-        facecolor="0.35",  # green and yellow lines must be seen
-        labelcolor="white",
-    )
+    pairs = zip(region_colours(len(regions)), regions, strict=True)
+    lines += [Line2D([], [], color=colour, label=f"predicted {name}") for colour, name in pairs]
+    # Green and yellow lines must be seen.
+    style: dict[str, Any] = {"fontsize": 9, "facecolor": "0.35", "labelcolor": "white"}
+    figure.legend(handles=lines, loc="outside lower center", ncols=min(len(lines), 4), **style)
 
 
 def _first_channel(image: Tensor) -> int:

@@ -61,8 +61,7 @@ def value_of(
     value = loss(prediction, target)
     if weights is None:
         return value.mean()
-    each = value.reshape(len(weights), -1).mean(1)
-    return (each * weights).sum() / weights.sum()
+    return (value.reshape(len(weights), -1).mean(1) * weights).sum() / weights.sum()
 
 
 def name_of(part: object) -> str:
@@ -78,15 +77,6 @@ def name_of(part: object) -> str:
 
 def check_loss(loss: object, tried: Tried, *, weighted: bool = False) -> None:
     """Tries a loss on predictions of known quality, before training.
-
-    Args:
-        loss: The loss.
-        tried: The predictions and labels.
-        weighted: Whether samples have weights.
-
-    Raises:
-        ConfigError: If it does not accept such tensors, gives no finite mean or value per sample,
-            sums over samples, has no gradient, expects probabilities, or prefers worse predictions.
 
     Example:
         >>> labels = torch.tensor([0, 1])
@@ -119,13 +109,9 @@ as input size (torch.Size([2, 2])).
             "reduction: none to it, or give it the weights itself."
         )
     if not value.requires_grad:
-        raise ConfigError(
-            f"{name} gives no gradient of the predictions, so nothing can be trained."
-        )
+        raise ConfigError(f"{name} gives no gradient of the predictions, so nothing trains.")
     if not torch.isclose(twice.mean(), wrong[0], rtol=1e-3, atol=1e-6):
-        raise ConfigError(
-            f"{name} grows with the number of samples; it must be a mean (reduction: mean)."
-        )
+        raise ConfigError(f"{name} grows with the number of samples; add reduction: mean.")
     if worse := [w for w in wrong if not bool(right < w)]:
         raise ConfigError(
             f"{name} is {right:.4g} where predictions are right and {worse[0]:.4g} where they are "
@@ -169,9 +155,7 @@ def _called(
         ) from error
     if not isinstance(value, Tensor) or (value.ndim and len(value) != len(target)):
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(
-            f"{name} gives {shape} for {len(target)} samples; it must be a mean or a value each."
-        )
+        raise ConfigError(f"{name} gives {shape} for {len(target)} samples: no mean or value each.")
     if not bool(value.isfinite().all()):
         raise ConfigError(f"{name} is not finite for {tried.what}.")
     return value

@@ -35,20 +35,6 @@ class DetectionTask(TaskModule):
     for evaluation ``case (B,)`` and ``spacing (B, 3)``, the mm between voxels.
 
     Metrics: ``loss`` and those of :func:`medfed.functional.detection.lesion_scores`.
-
-    Args:
-        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives maps of
-            anchors, as :class:`medfed.models.networks.detector.Detector`.
-        anchors: Sides of each anchor in voxels, even numbers.
-        patch_size: As :class:`medfed.standalone.boxes.BoxInference`.
-        overlap: Likewise.
-        window_batch: Likewise.
-        threshold: Likewise.
-        boxes: Likewise.
-        more: As ``common``.
-
-    Raises:
-        ConfigError: If a number is out of its range.
     """
 
     inference: BoxInference

@@ -25,18 +25,6 @@ class FindingsTask(TaskModule):
 
     Batches: ``image (B, C, *spatial)``, ``label (B, K)``: 1, 0, or NaN where nobody looked for a
     finding. Metrics: ``loss auroc``, the latter also per finding (``auroc/effusion``).
-
-    Args:
-        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
-            ``(B, K)``.
-        findings: Names of the K findings.
-        class_weights: ``"balanced"`` weighs positive findings by the negative ones over them, as
-            counted in all clients' training data together; batches carry it as ``class_weights (B,
-            K)``. The ``loss`` metric has no weights. None for equal ones.
-        more: As ``common``.
-
-    Raises:
-        ConfigError: If the weights are unknown.
     """
 
     activation: Activation = "sigmoid"

@@ -76,8 +76,7 @@ class WholeSplit:
         if not self.labels:
             return dict.fromkeys(("loss", *self.names), math.nan)
         logits, label = torch.cat(self.logits), torch.cat(self.labels)
-        loss = self.criterion(logits, label).item()
-        return {"loss": loss} | self.measure(logits, label)
+        return {"loss": self.criterion(logits, label).item()} | self.measure(logits, label)
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns a row per sample: ``label``, and the task's columns of its logits."""
@@ -96,10 +95,6 @@ class FiniteOnly:
     Metrics made of NaN can look like others (``argmax`` finds a class, ``NaN > 0.5`` an empty
     mask), so one such prediction, or an infinite loss, gives every metric of the split its worst
     possible value. Metrics that the data leave undefined stay NaN.
-
-    Args:
-        meter: The meter of the task.
-        custom: Computes the user's metrics.
     """
 
     def __init__(self, meter: Meter, custom: Meter | None = None) -> None:
@@ -185,19 +180,17 @@ class CustomMetric:
         if hasattr(self.metric, "reset"):
             self.metric.reset()
 
-    def add(
-        self, prediction: Tensor, target: Tensor, spacing: Sequence[float] | None = None
-    ) -> None:
-        """Adds cases ``(B, ...)``; ``spacing`` in mm if the metric takes it."""
+    def add(self, prediction: Tensor, target: Tensor, mm: Sequence[float] | None = None) -> None:
+        """Adds cases ``(B, ...)``; of voxels of ``mm``, if the metric takes it."""
         self.empty = False
         if self._gathers:
             self.metric.update(prediction, target)
             return
-        value, parts = self._measure(prediction, target, spacing)
+        value, parts = self._measure(prediction, target, mm)
         if not bool(parts.isfinite().all()):
             classes = prediction.ndim == 2 and target.ndim == 1
             ideal = F.one_hot(target, prediction.shape[1]) if classes else target
-            _, best = self._measure(ideal.to(prediction), target, spacing)
+            _, best = self._measure(ideal.to(prediction), target, mm)
             # If even the labels as predictions have no value, the data leave it undefined.
             if bool((~parts.isfinite() & best.isfinite()).any()):
                 value = worst_value(self.name)
@@ -238,18 +231,9 @@ MetricInputs = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 
 
 class CustomMetrics:
-    """Computes all of the user's metrics of a split.
+    """Computes all of the user's metrics of a split."""
 
-    Args:
-        metrics: By name.
-        inputs: Gives their inputs from logits and a batch.
-        cases: Whether they get case by case, with slices joined to a volume; otherwise the whole
-            split together.
-    """
-
-    def __init__(
-        self, metrics: Mapping[str, CustomMetric], inputs: MetricInputs, cases: bool
-    ) -> None:
+    def __init__(self, metrics: dict[str, CustomMetric], inputs: MetricInputs, cases: bool) -> None:
         self.metrics, self.inputs, self.cases = metrics, inputs, cases
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.case: tuple[Any, ...] | None = None
@@ -296,20 +280,10 @@ class CustomMetrics:
 
 
 def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> None:
-    """Checks the names of metrics, and registers their directions.
-
-    Args:
-        metrics: By name.
-        known: The task's names.
-
-    Raises:
-        ConfigError: If the task has the same name, or a name holds a separator.
-    """
+    """Checks the names of metrics, and registers their directions."""
     for name, metric in metrics.items():
         if not isinstance(metric, CustomMetric):
-            raise ConfigError(
-                f"model.metrics.{name} must be a section with _target_ and direction, max or min."
-            )
+            raise ConfigError(f"model.metrics.{name} must have _target_, and direction max or min.")
         if name in known or not re.fullmatch(r"\w[\w-]*", name):
             raise ConfigError(
                 f"model.metrics.{name} cannot be called so: {', '.join(known)} are the task's own, "
@@ -320,16 +294,7 @@ def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> 
 
 
 def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
-    """Tries metrics on predictions of known quality, before training.
-
-    Args:
-        metrics: By name.
-        tried: The predictions and labels.
-
-    Raises:
-        ConfigError: If a metric does not accept them, gives no single number, or prefers worse
-            predictions.
-    """
+    """Tries metrics on predictions of known quality, before training."""
     for name, metric in metrics.items():
         if getattr(metric.metric, "include_background", True) is False:
             raise ConfigError(

@@ -136,10 +136,6 @@ def regression_metrics(predictions: Tensor, outcomes: Tensor) -> dict[str, float
         predictions: ``(N,)``.
         outcomes: ``(N,)``, in the same unit.
 
-    Returns:
-        ``rmse`` and ``mae`` in that unit; ``r2``, 1 for a perfect prediction, 0 for the split's own
-        mean, NaN where all outcomes are equal. Computed in double precision.
-
     Example:
         >>> import torch
         >>> regression_metrics(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 2.0, 3.0]))["mae"]

@@ -33,6 +33,7 @@ __all__ = ["SegmentationMeter", "SegmentationTask", "dice_bce_loss", "dice_ce_lo
 _DICE = DiceLoss(sigmoid=True, batch=True)
 _DICE_OF_CLASSES = DiceLoss(softmax=True, include_background=False, batch=True)
 _SMOOTH = 1e-5  # MONAI's, which keeps the Dice of empty regions defined
+Terms = tuple[Tensor, Tensor]
 _CHOICES = ("auto", "sigmoid", "softmax")
 
 
@@ -103,18 +104,11 @@ class SegmentationTask(TaskModule):
         if not regions:
             raise ConfigError("Segmentation needs the names of its regions.")
         if loss is not None and (dice_weight, ce_weight) != (1.0, 1.0):
-            raise ConfigError(
-                "model.dice_weight and model.ce_weight apply to the default loss only."
-            )
+            raise ConfigError("model.dice_weight and model.ce_weight are for the default loss.")
         self.regions = tuple(regions)
         self.activation = chosen_activation(activation, len(regions), exclusive)
-        self.inference = RegionInference(
-            self.activation == "softmax",
-            threshold,
-            None if patch_size is None else tuple(patch_size),
-            overlap,
-            window_batch,
-        )
+        softmax, window = self.activation == "softmax", patch_size and tuple(patch_size)
+        self.inference = RegionInference(softmax, threshold, window, overlap, window_batch)
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight
         self.tolerances = _tolerances(tolerance, self.regions) if surface else None
@@ -231,17 +225,6 @@ class SegmentationTask(TaskModule):
 def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Activation:
     """Chooses between overlapping regions and exclusive classes.
 
-    Args:
-        wanted: ``auto``, ``sigmoid`` or ``softmax``.
-        regions: The number of regions.
-        exclusive: Whether no voxel is in two of them; None where that is not known.
-
-    Returns:
-        ``sigmoid`` or ``softmax``.
-
-    Raises:
-        ConfigError: If it is another word, or softmax of regions that overlap.
-
     Example:
         >>> chosen_activation("auto", 3, True), chosen_activation("auto", 1, True)
         ('softmax', 'sigmoid')
@@ -257,18 +240,16 @@ def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Acti
     return "softmax" if wanted == "softmax" else "sigmoid"
 
 
-def _tolerances(
-    tolerance: float | Mapping[str, float], regions: Sequence[str]
-) -> tuple[float, ...]:
+def _tolerances(tolerance: float | Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
     """Mm by region, checked."""
-    given = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(regions, tolerance)
+    given = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(names, tolerance)
     for name, mm in given.items():
-        check_known("model.tolerance", name, regions)
+        check_known("model.tolerance", name, names)
         if not 0 <= mm < math.inf:
             raise ConfigError(f"model.tolerance={mm} must be mm, 0 or more.")
-    if missing := [name for name in regions if name not in given]:
+    if missing := [name for name in names if name not in given]:
         raise ConfigError(f"model.tolerance lacks the region {missing[0]}; give it in mm.")
-    return tuple(float(given[name]) for name in regions)
+    return tuple(float(given[name]) for name in names)
 
 
 def with_background(label: Tensor) -> Tensor:
@@ -281,7 +262,7 @@ def with_background(label: Tensor) -> Tensor:
     return torch.cat([1 - label.sum(1, keepdim=True), label], dim=1)
 
 
-def _weighed(terms: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+def _weighed(terms: Callable[..., Terms]) -> Callable[..., Tensor]:
     """Makes a loss of two terms, ``1 - Dice`` and a cross-entropy."""
 
     @wraps(terms)
@@ -302,9 +283,7 @@ def _weighed(terms: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tenso
 
 
 @_weighed
-def dice_bce_loss(
-    logits: Tensor, target: Tensor, annotated: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def dice_bce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> Terms:
     """Soft Dice plus binary cross-entropy for regions that may overlap (sigmoid outputs).
 
     MONAI's ``DiceCELoss`` takes a softmax cross-entropy as soon as there are two channels, which
@@ -338,7 +317,7 @@ def dice_bce_loss(
 
 
 @_weighed
-def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> tuple[Tensor, Tensor]:
+def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> Terms:
     """Soft Dice of the regions plus cross-entropy of all classes, where regions are exclusive.
 
     This is MONAI's ``DiceCELoss(softmax=True, include_background=False, batch=True)``: the Dice is

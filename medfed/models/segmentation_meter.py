@@ -30,9 +30,6 @@ def slice_with_most(label: Tensor) -> int:
     Args:
         label: ``(S, R, H, W)``, a stack of slices.
 
-    Returns:
-        Its index.
-
     Example:
         >>> label = torch.zeros(3, 1, 4, 4)
         >>> label[1] = 1
@@ -128,9 +125,7 @@ def surface_metrics(
     distance, agreeing = alone * diagonal, 1 - alone
     with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
         # MONAI 1.6 calls its own function with an argument that it has deprecated.
-        warnings.filterwarnings(
-            "ignore", message=".*always_return_as_numpy", category=FutureWarning
-        )
+        warnings.filterwarnings("ignore", ".*always_return_as_numpy", FutureWarning)
         for r in (some_pred & some_truth).nonzero().flatten().tolist():
             # MONAI looks at all that it gets, several times.
             box = bounding_box((pred[r] | truth[r]).numpy())
@@ -238,13 +233,8 @@ class SegmentationMeter:
         is NaN, too, and counts in no mean.
         """
         rows = self.cases()
-        kinds = (
-            "iou",
-            "iou_both",
-            "dice",
-            "dice_case",
-            *(_SURFACE if self.tolerances is not None else ()),
-        )
+        surface = _SURFACE if self.tolerances is not None else ()
+        kinds = ("iou", "iou_both", "dice", "dice_case", *surface)
         names = [n for kind in kinds for n in (kind, *(f"{kind}/{r}" for r in self.regions))]
         if not rows:
             return dict.fromkeys(("loss", *names), math.nan)

@@ -31,22 +31,6 @@ class SurvivalTask(TaskModule):
     patients of a hospital in each batch; each hospital then has a baseline hazard of its own.
 
     Source: M. Andreux et al., "Federated Survival Analysis with Discrete-Time Cox Models", 2020.
-
-    Args:
-        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives the logits
-            ``(B, J)`` of the hazards of J intervals, or for Cox the logarithm ``(B, 1)`` of the
-            hazard ratio.
-        cuts: The ends of the J intervals.
-        loss: ``"hazard"``, ``"cox"``, or ``"cox_batches"``: Cox's loss of each batch by itself, to
-            repeat what others did; comparisons across batches are lost, and one without an event
-            teaches nothing.
-        ties: How Cox's loss treats events at the same time: ``"efron"`` or ``"breslow"``.
-        horizon: The time at which AUROC and Brier score are computed; None for the middle cut.
-        least_events: A concordance needs as many events.
-        more: As ``common``.
-
-    Raises:
-        ConfigError: If a choice is unknown or the horizon is not within the cuts.
     """
 
     default_selection: ClassVar[tuple[str, str]] = ("loss", "min")
@@ -69,12 +53,8 @@ class SurvivalTask(TaskModule):
                 f"model.horizon={horizon:g} must be above 0 and at most {self.cuts[-1]:g}, the end "
                 "of the last interval."
             )
-        self.cox, self.ties, self.horizon, self.least = (
-            loss != "hazard",
-            ties,
-            horizon,
-            least_events,
-        )
+        self.cox, self.ties = loss != "hazard", ties
+        self.horizon, self.least = horizon, least_events
         # Canonical models mix hazards, or logarithms of hazard ratios.
         self.activation = "identity" if self.cox else "sigmoid"
         super().__init__(*common, **more)
@@ -127,8 +107,7 @@ class SurvivalTask(TaskModule):
         alive = np.array([1.0, *curve[0]])[np.searchsorted(times, self.cuts, side="right")]
         names = [SURVIVAL.format(f"{cut:g}") for cut in self.cuts]
         same = {"risk": 0.0, **dict(zip(names, alive, strict=True))}
-        constant = {n: np.full(len(v), same.get(n, v)) for n, v in cases.items()}
-        return {"constant": constant}
+        return {"constant": {n: np.full(len(v), same.get(n, v)) for n, v in cases.items()}}
 
 
 class SurvivalMeter(WholeSplit):

@@ -1,7 +1,6 @@
 """The base of tasks: a loss for training, probabilities, and an evaluation without side effects.
 
-Federated training uses three members of a task: its ``network``, its ``loss`` and its ``evaluate``.
-The others let the same module train centrally with a plain ``Trainer.fit``.
+Training uses three members of a task: its ``network``, its ``loss`` and its ``evaluate``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,8 +18,7 @@ from torch.optim import Optimizer
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
-from medfed.federation.entries import divide, patterns_of
-from medfed.federation.split import aliases, match, parameter_groups
+from medfed.federation.entries import patterns_of
 from medfed.functional.scores import Floats
 from medfed.models import meters
 from medfed.models.custom_losses import Tried
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Meter", "TaskModule", "WholeSplit", "l2_penalty"]
 
 
-class TaskModule(pl.LightningModule):
+class TaskModule(nn.Module):
     """A network with a loss and metrics.
 
     All parameters and buffers are in ``network``, so names relative to it are those of the plain
@@ -82,9 +79,7 @@ class TaskModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):
-            raise ConfigError(
-                f"model.network={network} is no network; choose a model by model=OPTION."
-            )
+            raise ConfigError(f"model.network={network} is no network; set model=OPTION.")
         if not 0 <= l2 < math.inf:
             raise ConfigError(f"l2 must not be negative or infinite, not {l2}.")
         self.l2 = l2
@@ -156,12 +151,10 @@ class TaskModule(pl.LightningModule):
         # Data are float32; a network in double precision gets double.
         image = image.to(next(network.parameters()).dtype)
         outputs = heads(network(image), image)
-        if len(outputs) > 1 and last_counts(network):
-            return outputs[::-1]
-        return outputs
+        return outputs[::-1] if len(outputs) > 1 and last_counts(network) else outputs
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns the scalar training loss of a batch, which federated training calls."""
+        """Returns the scalar training loss of a batch."""
         loss = self.data_loss(batch)
         return loss if self.l2 == 0 else loss + l2_penalty(self.network, self.l2)
 
@@ -266,60 +259,11 @@ class TaskModule(pl.LightningModule):
         """Returns a figure of predictions per client and method, if the task has one."""
         return None
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Central training: the loss, logged as ``train/loss``."""
-        loss = self.loss(batch)
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["label"]))
-        return loss
-
-    def on_validation_epoch_start(self) -> None:
-        """Opens the meter of the validation split."""
-        self._meter = self._new_meter()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds a batch to the meter."""
-        self._meter.update(self.logits(batch).float(), batch)
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the metrics as ``val/…``."""
-        self._log_meter("val")
-
-    def on_test_epoch_start(self) -> None:
-        """Opens the meter of the test split."""
-        self._meter = self._new_meter(test=True)
-
-    test_step = validation_step
-
-    def on_test_epoch_end(self) -> None:
-        """Logs the metrics as ``test/…``."""
-        self._log_meter("test")
-
-    def configure_optimizers(self) -> Any:
-        """Builds optimizer and schedule for central training.
-
-        The optimizer has a group of the shared and one of the personal parameters, as the clients'
-        optimizers have: see :func:`medfed.federation.split.parameter_groups`.
-        """
-        patterns = divide(self.network, self.personal)
-        parameters = dict(self.network.named_parameters())
-        first_names = aliases(self.network)  # a pattern may name a tied tensor by another name
-        personal = {first_names[n] for n in match(patterns, first_names)}
-        optimizer = self.optimizer(parameter_groups(parameters, personal))
-        if self.scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer)}
-
     def _new_meter(self, test: bool = False) -> meters.FiniteOnly:
         if not self.custom_metrics:
             return meters.FiniteOnly(self.meter(test=test))
         custom = meters.CustomMetrics(self.custom_metrics, self.metric_inputs, self.by_case)
         return meters.FiniteOnly(self.meter(test=test), custom)
-
-    def _log_meter(self, split: str) -> None:
-        # Over several ranks this is the mean of the ranks' metrics, not the pooled metric.
-        metrics = {f"{split}/{k}": v for k, v in self._meter.compute().items() if not math.isnan(v)}
-        self.log_dict(metrics, sync_dist=True)
-        del self._meter
 
     def _checked_selection(self, selection: Sequence[str]) -> tuple[str, str]:
         metric, mode = selection
@@ -355,10 +299,6 @@ class TaskModule(pl.LightningModule):
 def l2_penalty(network: nn.Module, l2: float) -> Tensor:
     """Half of ``l2`` times the squared norm of all parameters except biases and memberships.
 
-    Args:
-        network: The network; the memberships of a canonical model are mixing proportions.
-        l2: The strength, 0 or more.
-
     Returns:
         A scalar.
 
@@ -368,9 +308,7 @@ def l2_penalty(network: nn.Module, l2: float) -> Tensor:
         >>> l2_penalty(network, 0.5).item()
         4.5
     """
-    weights = [
-        weight
-        for name, weight in network.named_parameters()
-        if not name.endswith(("bias", "membership")) and ".bias.original" not in name
-    ]
+    left_out = ("bias", "membership")
+    every = [p for p in network.named_parameters() if ".bias.original" not in p[0]]
+    weights = [weight for name, weight in every if not name.endswith(left_out)]
     return l2 / 2 * torch.stack([weight.square().sum() for weight in weights]).sum()

@@ -38,10 +38,6 @@ from medfed.records.folder import NOT_THE_EXPERIMENT
 def code_hash(targets: Iterable[str]) -> str:
     """Returns the hash of the code behind dotted names.
 
-    Args:
-        targets: Modules, or classes and functions in them; those of libraries do not count, as
-            their versions do.
-
     Example:
         >>> code_hash(["medfed.personalize.ditto.Ditto"]) == code_hash(["medfed.personalize.apfl"])
         False
@@ -107,9 +103,6 @@ def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
     """Returns a hash of a file's code, and its imports, relative ones as they are.
 
     A file is read once: what a process has loaded does not change while it is edited.
-
-    Args:
-        file: A Python file.
     """
     tree = ast.parse(file.read_bytes())
     imported: set[str] = set()
@@ -185,13 +178,7 @@ class Cell:
 
 
 def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str, dict[str, Any]]:
-    """Returns the hash of everything that a cell depends on, and the configuration to send.
-
-    Args:
-        config: The configuration.
-        stage: See :class:`Cell`.
-        finetuned: Whether a copy of the model is trained on at every client.
-    """
+    """Returns the hash of everything that a cell depends on, and the configuration to send."""
     plain = config.values.plain()
     settings = _without(plain, (*NOT_THE_EXPERIMENT, *_PLACES))
     content = {
@@ -216,14 +203,7 @@ def libraries() -> dict[str, str]:
 
 @cache
 def data_fingerprint(path: str | None) -> str:
-    """Returns a hash of data: of each file its name, size and beginning; empty without a path.
-
-    Args:
-        path: A file or folder.
-
-    Raises:
-        DataError: If it does not exist.
-    """
+    """Returns a hash of data: of each file its name, size and beginning; empty without a path."""
     if path is None:
         return ""
     root = Path(path).expanduser()
@@ -239,12 +219,10 @@ def data_fingerprint(path: str | None) -> str:
     return total.hexdigest()
 
 
-def _without(node: Mapping[str, Any], left_out: tuple[str, ...], at: str = "") -> dict[str, Any]:
-    return {
-        key: _without(value, left_out, f"{at}{key}.") if isinstance(value, dict) else value
-        for key, value in node.items()
-        if f"{at}{key}" not in left_out
-    }
+def _without(node: Mapping[str, Any], out: tuple[str, ...], at: str = "") -> dict[str, Any]:
+    kept = {k: v for k, v in node.items() if f"{at}{k}" not in out}
+    inner = {k: _without(v, out, f"{at}{k}.") for k, v in kept.items() if isinstance(v, dict)}
+    return kept | inner
 
 
 def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:
@@ -255,18 +233,7 @@ def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:
 
 
 def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
-    """Reads a cell.
-
-    Args:
-        out: The folder of the benchmark.
-        cell: The cell.
-
-    Returns:
-        Its result; None if it has not been run.
-
-    Raises:
-        CheckpointError: If its file is damaged, changed, or another cell's.
-    """
+    """Reads a cell."""
     path = cell.file(out)
     if not path.is_file():
         return None
@@ -280,12 +247,7 @@ def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
 
 
 def stale_cells(out: Path, cells: list[Cell]) -> Iterator[str]:
-    """Yields the places of cells that exist only under another key.
-
-    Args:
-        out: The folder of the benchmark.
-        cells: The cells of a report.
-    """
+    """Yields the places of cells that exist only under another key."""
     for cell in cells:
         file = cell.file(out)
         if not file.is_file() and any(file.parent.glob(f"{Path(cell.place).name}-*.json")):

@@ -56,6 +56,8 @@ BITS = (4, 2)
 FEWEST, MOST = 8, 32  # shadow models, if their number is not set
 LEAST = 4  # shadow models, and training patients of a client that is attacked
 DESCRIBE = ("sketch", "membership")  # parts of messages that describe a client
+Attack = tuple[Floats, Bools]
+"""(A, P) the scores of patients in A attacks, and which are members."""
 Sure = dict[tuple[str, str], tuple[Floats, Floats]]
 """By model and client, how sure the model is of each training and of each test patient."""
 
@@ -158,19 +160,7 @@ def audit(
     rounds: int = 3,
     tolerance: float = 0.01,
 ) -> Audit:
-    """Measures what the messages and the models of a run give away.
-
-    Args:
-        folder: The folder of a finished run.
-        shadows: Number of shadow federations; ``None``: what fits into ``minutes``.
-        minutes: Time for them.
-        rounds: Number of first rounds whose messages are attacked.
-        tolerance: Largest distance of a row that counts as exact, as a share of its norm.
-
-    Raises:
-        ConfigError: If a number is out of range.
-        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
-    """
+    """Measures what the messages and the models of a run give away."""
     least = LEAST if shadows is None else shadows
     for key, value, kind in (
         *(("shadows", least, int), ("rounds", rounds, int)),
@@ -208,9 +198,6 @@ def audit(
 
 class _Audited:
     """A run that is attacked.
-
-    Args:
-        experiment: The run, reopened at its selected round.
 
     Attributes:
         notes: Sentences about what is not measured.
@@ -269,10 +256,10 @@ class _Audited:
         middle = layer_weights(self.task.network)[1:-1]
         done = isinstance(self.task.network, Canonical) or federation.centers(client)
         for bits in BITS if middle and not done else ():
-            models[f"personal model, {bits} bits"] = {
-                name: quantize(t, initial_centers(t, bits)) if name in middle else t
-                for name, t in personal.items()
+            few = {
+                n: quantize(t, initial_centers(t, bits)) for n, t in personal.items() if n in middle
             }
+            models[f"personal model, {bits} bits"] = personal | few
         return models
 
     def kinds(self) -> list[str]:
@@ -318,9 +305,7 @@ class _Audited:
             guesses += self._guesses((kind, own), attacks)
         return guesses, list(compared(described))
 
-    def _guesses(
-        self, what: tuple[str, bool], attacks: dict[str, tuple[Floats, Bools]]
-    ) -> Iterator[Guess]:
+    def _guesses(self, what: tuple[str, bool], attacks: dict[str, Attack]) -> Iterator[Guess]:
         """Returns the success of an attack at each client, and at all together."""
         if len(attacks) > 1:
             scores, members = (np.hstack(each) for each in zip(*attacks.values(), strict=True))
@@ -400,12 +385,7 @@ def compared(described: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> Iterato
 
 
 def first_layer(task: TaskModule, data: ClientData) -> nn.Module:
-    """Returns the first layer with weights that a network calls.
-
-    Args:
-        task: The task.
-        data: A client's.
-    """
+    """Returns the first layer with weights that a network calls."""
     called: list[nn.Module] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, _: called.append(module))
@@ -418,17 +398,11 @@ def first_layer(task: TaskModule, data: ClientData) -> nn.Module:
     return called[0]
 
 
-Seen = Callable[[Mapping[str, Message], Mapping[str, Message]], None]
+Watch = Callable[[Mapping[str, Message], Mapping[str, Message]], None]
 
 
-def play(federation: Federation, number: int, seen: Seen) -> None:
-    """Runs a round, and shows what travels as the server knows it.
-
-    Args:
-        federation: The federation; it is advanced.
-        number: The round's number, from 0.
-        seen: Called in each phase with what the clients received and what they replied.
-    """
+def play(federation: Federation, number: int, watch: Watch) -> None:
+    """Runs a round, and shows what travels as the server knows it."""
     current, goes_on = federation.open(number), True
     while goes_on:
         received, replies = {}, {}
@@ -436,7 +410,7 @@ def play(federation: Federation, number: int, seen: Seen) -> None:
             memory = federation.clients[client].memory["down"]
             received[client] = federation.channel.decode(current.sent(client), "down", memory)[0]
             replies[client] = current.fit(client)
-        goes_on = current.exchange(replies, partial(seen, received))
+        goes_on = current.exchange(replies, partial(watch, received))
 
 
 def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Tensor]]:
@@ -457,15 +431,7 @@ def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Ten
 def rows_found(
     federation: Federation, shape: Sequence[int] | None, rounds: int, tolerance: float, own: bool
 ) -> list[RowsFound]:
-    """Counts the training rows that follow from the messages of first rounds, by client.
-
-    Args:
-        federation: The federation at its start; it is advanced.
-        shape: Of the weight of its first layer; ``None``: nothing is looked for.
-        rounds: Number of rounds.
-        tolerance: See :func:`audit`.
-        own: Whether its settings are those of the run.
-    """
+    """Counts the training rows that follow from the messages of first rounds, by client."""
     clients, rows = federation.clients, dict[str, Tensor]()
     for c, local in clients.items() if shape else ():
         rows[c] = torch.cat([b["image"].flatten(1) for b in local.data.eval_batches("train")])
@@ -502,12 +468,7 @@ _MOST = 40  # clients in a picture
 
 
 def write_audit(audit: Audit, folder: Path) -> None:
-    """Writes ``audit.html`` and ``audit.json``, and prints the sentences.
-
-    Args:
-        audit: What was measured.
-        folder: A new or empty folder.
-    """
+    """Writes ``audit.html`` and ``audit.json``, and prints the sentences."""
     kept = {key: audit.summary[key] for key in ("name", "algorithm", "selected_round")}
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "audit.json", {**asdict(audit), "summary": kept})
@@ -517,10 +478,8 @@ def write_audit(audit: Audit, folder: Path) -> None:
 
 def page(audit: Audit) -> str:
     """Returns the page as HTML that fetches nothing."""
-    models = {
-        model: [g for g in audit.guesses if g.model == model]
-        for model in dict.fromkeys(g.model for g in audit.guesses)
-    }
+    names = dict.fromkeys(g.model for g in audit.guesses)
+    models = {name: [g for g in audit.guesses if g.model == name] for name in names}
     pictures = {}
     for model, guesses in models.items():
         alike = [Row(shown(g.client), *g.auc) for g in guesses if not g.of_run][-_MOST:]

@@ -256,9 +256,8 @@ def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | No
 
 
 def _texts(rows: Sequence[Row], metric: str) -> list[str]:
-    over = scores.federation_statistics(
-        [r.metrics[metric] for r in rows], scores.smaller_is_better(metric)
-    )
+    values, falls = [r.metrics[metric] for r in rows], scores.smaller_is_better(metric)
+    over = scores.federation_statistics(values, falls)
     return [
         *(scores.number(over[n]) for n in ("mean", "sd", "worst")),
         f"{np.mean([r.seconds for r in rows]):.3f}",

@@ -345,9 +345,8 @@ def _heatmaps(
         image = axes.imshow(values[list(order)], aspect="auto", interpolation="nearest", **scale)
         axes.set_title(title, fontsize=10)
     if len(order) <= _NAMES:
-        row[0].set_yticks(
-            range(len(order)), [caption(memberships.clients[i]) for i in order], fontsize=7
-        )
+        names = [caption(memberships.clients[i]) for i in order]
+        row[0].set_yticks(range(len(order)), names, fontsize=7)
     else:
         row[0].set_yticks([])
         row[0].set_ylabel(f"{len(order)} clients, similar ones next to each other")

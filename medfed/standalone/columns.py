@@ -199,9 +199,8 @@ class MinMax:
         width = self.maximum - self.minimum
         # In the order of scikit-learn's MinMaxScaler, so that both give the same to the last bit.
         factor = 2 / np.where(width < 10 * np.finfo(np.float64).eps, 1, width)
-        scaled: Array = np.nan_to_num(
-            np.clip(values * factor + (-1 - self.minimum * factor), -1, 1)
-        )
+        moved = values * factor + (-1 - self.minimum * factor)
+        scaled: Array = np.nan_to_num(np.clip(moved, -1, 1))
         return scaled
 
     def facts(self) -> dict[str, Any]:

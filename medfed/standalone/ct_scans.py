@@ -80,13 +80,11 @@ def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
             "CT scan in Hounsfield units; convert it, or leave it out."
         )
     volume = np.clip(voxels, *spec.window).transpose(1, 2, 0).astype(np.float32)
-    old = _old_spacing(grid)
-    step = np.array(spec.spacing) / old
+    step = np.array(spec.spacing) / _old_spacing(grid)
     size = np.maximum(np.rint(np.array(volume.shape) / step), 1).astype(int)
     # Between the middles of voxels, so that the first voxels of both grids begin together.
-    values = affine_transform(
-        volume, step, 0.5 * step - 0.5, tuple(size.tolist()), order=1, mode="nearest"
-    )
+    place = step, 0.5 * step - 0.5, tuple(size.tolist())
+    values = affine_transform(volume, *place, order=1, mode="nearest")
     return np.asarray(np.rint(values - spec.window[0]), dtype=np.uint16)
 
 

@@ -103,8 +103,7 @@ def label_map(masks: Mapping[str, Tensor], codes: Mapping[str, int]) -> Tensor:
         >>> label_map(masks, {"whole": 2, "core": 1})
         tensor([2, 1, 0], dtype=torch.uint8)
     """
-    small = all(0 <= code < 256 for code in codes.values())
-    dtype = torch.uint8 if small else torch.int32
+    dtype = torch.uint8 if all(0 <= code < 256 for code in codes.values()) else torch.int32
     labels = torch.zeros(next(iter(masks.values())).shape, dtype=dtype)
     for name, code in codes.items():
         labels[masks[name]] = code

@@ -70,9 +70,8 @@ class Mixture(nn.Module):
             outputs = [self._output(k, x) for k in used]
         whole = len(used) == len(self.canonical)
         membership = self.membership if whole else self.membership[used]
-        mixtures = [
-            mix_outputs(head, membership, self.activation) for head in zip(*outputs, strict=True)
-        ]
+        heads = zip(*outputs, strict=True)
+        mixtures = [mix_outputs(head, membership, self.activation) for head in heads]
         return mixtures[0] if len(mixtures) == 1 else mixtures
 
     def _used(self) -> list[int]:

@@ -204,8 +204,7 @@ class Predictor:
         Raises:
             DataError: If the network cannot take them.
         """
-        parts = seen.split(self.batch_size)
-        answers = torch.cat([self.answer(part, source) for part in parts])
+        answers = torch.cat([self.answer(part, source) for part in seen.split(self.batch_size)])
         if self.level is None:
             return answers
         return torch.cat([answers, (answers[:, 1:2] >= self.level).to(answers)], 1)
@@ -245,8 +244,7 @@ class Predictor:
             DataError: If the network cannot take it, or answers what is no number.
             CheckpointError: If it does not answer as many outputs as there are labels.
         """
-        logits = self._logits(image, source, grid, size)
-        answer = self.inference.probabilities(logits).cpu()
+        answer = self.inference.probabilities(self._logits(image, source, grid, size)).cpu()
         self._check(answer, len(self.labels), f"{len(self.labels)} labels", source)
         return answer
 

@@ -166,15 +166,6 @@ def test_three_dimensions_by_the_same_path(make_brats):
     assert volume["image"].shape == (1, 4, 40, 40, 8)
 
 
-def test_pooled_loaders_hold_every_client(brats):
-    pooled = list(brats.train_dataloader())
-    assert sum(len(b["image"]) for b in pooled) == 16
-    assert pooled[0]["label"].dtype == torch.float32
-    cases = torch.cat([b["case"] for b in brats.val_dataloader()])
-    assert cases.unique().tolist() == [0, 1]
-    assert len(list(brats.test_dataloader())) == 2
-
-
 def test_description_names_the_path_and_the_command(brats, cohort):
     assert str(cohort) in brats.description
     assert "data=brats data.path=" in brats.description

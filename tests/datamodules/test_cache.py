@@ -222,7 +222,7 @@ def test_a_changed_source_is_named(source, cache, change):
         one = Item("scan.3", (path,), (path,), (path, 0.0))
         items = recipe(source).items
         gone = Recipe("demo", {"size": 3}, (*items[:3], one, *items[3:]), cache_items.read)
-        with pytest.raises(DataError, match=r"scan\.3\.txt of scan\.3 cannot be read"):
+        with pytest.raises(DataError, match=r"scan\.3\.txt of scan\.3 is unreadable"):
             find(gone, cache)
         return
     with pytest.raises(DataError, match=r"scan\.3\.txt of scan\.3 has changed .* medfed prepare"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,11 @@ def test_any_format_gives_the_same_batches(suffix, listed, tmp_path):
             assert a["image"].equal(b["image"])
             assert a["label"].equal(b["label"])
     cached = module(tmp_path, other, "memory_gb=0")
-    for a, b in zip(cached.val_dataloader(), one.val_dataloader(), strict=True):
-        assert all(a[key].equal(b[key]) for key in ("image", "label"))
-        assert a["spacing"].numpy() == pytest.approx(b["spacing"].numpy(), abs=1e-4)
+    for name, client in one.clients.items():
+        batches = (c.eval_batches("val") for c in (cached.clients[name], client))
+        for a, b in zip(*batches, strict=True):
+            assert all(a[key].equal(b[key]) for key in ("image", "label"))
+            assert a["spacing"].numpy() == pytest.approx(b["spacing"].numpy(), abs=1e-4)
     assert cached.splits()["files"] == two.splits()["files"]
 
 
@@ -111,7 +114,7 @@ def test_preparation_is_that_of_monai(name, listed, tmp_path):
     memory = "memory_gb=0" if name in ("all", "zscore") else "memory_gb=2"  # through the cache
     volumes = ("spatial_dims=3", "patch_size=[8,8,4]", memory)
     data = module(tmp_path, listed, *settings, *volumes)
-    seen = data.seen("organ_00", next(iter(data.plans.values())))
+    seen = data.prepared("organ_00", next(iter(data.plans.values())))
     known = by_monai(listed, *steps).as_tensor().float()
     assert seen.image.numpy() == pytest.approx(known.numpy(), abs=2e-5)
     truth = torch.from_numpy(np.stack([organs()[1] == k for k in (1, 2)]))
@@ -130,7 +133,9 @@ def test_slices_are_measured_where_the_masks_were_drawn(listed, tmp_path):
     plain = module(tmp_path, listed)
     assert data.in_channels == 3
     assert data.window == (8, 8)
-    for batch, known in zip(data.val_dataloader(), plain.val_dataloader(), strict=True):
+    pairs = zip(data.clients.values(), plain.clients.values(), strict=True)
+    batches = [zip(*(c.eval_batches("val") for c in pair), strict=True) for pair in pairs]
+    for batch, known in chain.from_iterable(batches):
         assert batch["label"].equal(known["label"])
         assert batch["spacing"].equal(known["spacing"])
         assert batch["image"].shape[1] == batch["channels"].shape[1] == 3

@@ -195,8 +195,8 @@ def test_nodules_keep_apart_and_lookalikes_keep_away():
     (hospital,) = CtHospital.draw(1, seed=0)
     rng = numpy_rng(0, "test")
     chest = make_chest(rng, (64, 64, 32), (2.5, 2.5, 2.0), hospital)
-    nodules = add_nodules(rng, chest, hospital)
-    places = add_lookalikes(rng, chest, hospital, nodules, 30)
+    add_nodules(chest)
+    nodules, places = chest.nodules, add_lookalikes(chest, 30)
     assert nodules
     assert len(places) > 10
     for n, one in enumerate(nodules):

@@ -231,9 +231,10 @@ def test_partitions_and_readers_import_little():
     assert loaded(MODULES, HEAVY) == []
 
 
-def test_data_modules_import_lightning_and_no_library_of_a_format():
+def test_data_modules_import_no_library_of_a_format():
     modules = ["tables.datamodule", "images", "segmentation", "luna16"]
-    assert loaded(modules, ("monai", "sklearn", "nibabel", "SimpleITK")) == []
+    formats = ("monai", "sklearn", "nibabel", "SimpleITK", "pytorch_lightning")
+    assert loaded(modules, formats) == []
 
 
 def test_worker_processes_that_cut_patches_need_no_pytorch():

@@ -366,7 +366,7 @@ def replace_weights(folder: Path, content) -> None:
 DAMAGES = {
     "is no bundle": lambda f: (f / METADATA).unlink(),
     r"metadata\.json cannot be read": lambda f: (f / METADATA).write_text("{"),
-    "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
+    "no bundle of medfed export": lambda f: (f / METADATA).write_text("{}"),
     "has version 8, but this program reads versions 6 and 7": lambda f: change(f, format_version=8),
     "network: expected object, got null": lambda f: change(f, network=None),
     "has no hash of models/model.pt": lambda f: change_hashes(f),

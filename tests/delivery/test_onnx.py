@@ -105,7 +105,7 @@ class FixedAxis(torch.nn.Module):
 @pytest.mark.parametrize("axis", [2, 3, 4])
 def test_a_size_that_the_trace_fixed_is_found_on_each_axis(axis, tmp_path):
     sizes = f"axis {axis} has 16 instead of 8"
-    with pytest.raises(NotTraceableError, match=rf"differ at inputs of .*\({sizes}\)"):
+    with pytest.raises(NotTraceableError, match=rf"differ at .*\({sizes}\)"):
         save_onnx(tmp_path / "model.onnx", FixedAxis(axis).eval(), (2, 8, 8, 8))
     save_onnx(tmp_path / "model.onnx", FixedAxis(axis).eval(), (2, 8, 8, 8), any_size=False)
 

@@ -256,7 +256,7 @@ def test_a_bundle_goes_without_what_cannot_be_traced(made, tmp_path, monkeypatch
         facts = write_bundle(tmp_path / "b", bundle.facts, bundle.state, {}, onnx=True)
     assert "onnx" not in facts["sizes"]
     assert [r.getMessage() for r in caplog.records] == [
-        f"No ONNX file of {facts['client']}: the network cannot be traced for ONNX (no such "
+        f"No ONNX file of {facts['client']}: its network cannot be traced (no such "
         "operator); models/model.pt has the weights."
     ]
     assert not (tmp_path / "b" / ONNX).exists()

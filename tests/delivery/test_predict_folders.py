@@ -349,7 +349,7 @@ def test_a_variable_of_the_shell_that_is_not_set(key, finds_ball, tmp_path):
 
 
 PLACES = {
-    "in the bundle": ("{bundle}/masks", r"lies in the bundle .*; choose another one"),
+    "in the bundle": ("{bundle}/masks", r"lies in bundle=.*; choose another"),
     "the input": ("{input}", "is the input; choose another one"),
     "below a file": ("{input}/a.nii.gz/out", "is a file and no folder"),
     "a file": ("{input}/../file", "file is a file and no folder"),

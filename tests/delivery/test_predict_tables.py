@@ -88,7 +88,7 @@ def test_candidates_that_cannot_be_used(hospital, tmp_path, capsys):
         made.predict(input=scan, output=output, candidates=candidates(["1.2.3", 0, 0, 0]))
     with pytest.raises(DataError, match="is no MetaImage scan"):
         made.predict(input=tmp_path / "candidates.csv", output=output, candidates=candidates(*good))
-    with pytest.raises(ConfigError, match=r"must be a \.csv file"):
+    with pytest.raises(ConfigError, match=r"is no \.csv file"):
         made.predict(input=scan, output=tmp_path / "o.nii", candidates=candidates(*good))
     with pytest.raises(ConfigError, match="picture=true is for segmentation"):
         made.predict(input=scan, output=output, candidates=candidates(*good), picture="true")

@@ -94,7 +94,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "larger": (
         "a.pt",
         lambda: saved({"weight": torch.zeros(1).expand(10**6, 10**6)}),
-        "larger than what the file holds",
+        "larger than its part of the file",
     ),
     "compressed": ("a.pt", compressed, "it is compressed"),
     "safetensors-cut": ("a.safetensors", lambda: b"\x08\0\0\0\0\0\0\0{}", "cannot be read"),
@@ -122,7 +122,7 @@ def test_bad_weights_are_one_sentence(name, content, sentence, tmp_path):
     ("option", "sentence"),
     [
         ({"spread": 0.0}, "init.spread must be a positive number"),
-        ({"part": []}, "init.part must be"),
+        ({"part": []}, "init.part is empty"),
         ({"rename": ["a"]}, "init.rename must map"),
         ({"client": "a"}, "init.client=a is for run folders"),
     ],

@@ -103,7 +103,7 @@ def test_a_client_without_lesions_trains_and_says_so(trained, tmp_path, caplog):
     keys = (*QUICK, f"data.path={tmp_path}", f"data.root={tmp_path / 'root'}")
     config = described([*keys, f"folder={tmp_path / 'run'}"])
     data = read_data(config)
-    assert "hospital_1 has no nodule in its training scans" in caplog.text
+    assert "hospital_1 trains without a nodule" in caplog.text
     client = data.clients["hospital_1"]
     batch = next(client.train_batches(0))
     assert not batch["label"].any()

@@ -64,11 +64,12 @@ def step(task: TaskModule, cfg: DictConfig) -> None:
         batch |= {"label": torch.eye(2), "class_weights": torch.ones(2, 2)}
     if hasattr(task, "cuts"):
         batch |= {"label": torch.tensor([[20.0, 1.0], [30.0, 0.0]])}
-    built = task.configure_optimizers()
+    optimizer = task.optimizer(task.parameters())
+    schedule = task.scheduler(optimizer)
     before = [p.detach().clone() for p in task.parameters()]
     task.loss(batch).backward()
-    built["optimizer"].step()
-    built["lr_scheduler"].step()
+    optimizer.step()
+    schedule.step()
     assert any(not torch.equal(a, b) for a, b in zip(before, task.parameters(), strict=True))
 
 
@@ -92,12 +93,14 @@ def test_optimizer_and_scheduler(optimizer, scheduler):
 
 def rates(scheduler: str) -> list[float]:
     cfg = compose("logistic", "sgd", scheduler)
-    built = build(cfg).configure_optimizers()
+    task = build(cfg)
+    optimizer = task.optimizer(task.parameters())
+    schedule = task.scheduler(optimizer)
     found = []
     for _ in range(5):
-        found.append(built["optimizer"].param_groups[0]["lr"])
-        built["optimizer"].step()
-        built["lr_scheduler"].step()
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
     return found
 
 

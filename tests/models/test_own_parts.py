@@ -118,7 +118,7 @@ REFUSED = {
         "torch.nn.PoissonNLLLoss",
     ): "is 0.7996 where predictions are right and 0.3164",
     ("outcome", "torch.nn.GaussianNLLLoss"): "cannot take what this task gives, predictions (B,)",
-    ("outcome", "torch.nn.L1Loss sum"): "grows with the number of samples; it must be a mean",
+    ("outcome", "torch.nn.L1Loss sum"): "grows with the number of samples; add reduction: mean",
     ("outcome", "torch.nn.Identity"): "cannot take what this task gives",
 }
 
@@ -141,12 +141,12 @@ def test_losses_that_do_not_fit_are_refused_in_a_sentence(task, loss):
         (
             "classes",
             {"label_smoothing": 0.1},
-            "model.label_smoothing works with cross_entropy only",
+            "model.label_smoothing is for cross_entropy; set it",
         ),
         (
             "overlapping",
             {"dice_weight": 2.0},
-            "model.dice_weight and model.ce_weight apply to",
+            "model.dice_weight and model.ce_weight are for",
         ),
     ],
 )
@@ -249,7 +249,7 @@ WRONG = {
     "model.metrics.a cannot evaluate the task's predictions": {
         "a": {"_target_": "torchmetrics.regression.PearsonCorrCoef", "direction": "max"}
     },
-    "must be a section with _target_": {"a": "dice"},
+    "must have _target_, and direction": {"a": "dice"},
 }
 
 

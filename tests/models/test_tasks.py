@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import random
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from scipy import optimize, stats
 from sklearn import linear_model
@@ -38,17 +36,6 @@ def state_hash(task: torch.nn.Module) -> str:
     for name, value in task.state_dict().items():
         digest.update(name.encode() + value.numpy().tobytes())
     return digest.hexdigest()
-
-
-def trainer(tmp_path, **options):
-    return pl.Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
 
 
 def test_names_are_those_of_the_network(kind):
@@ -151,33 +138,6 @@ def test_predict_gives_probabilities(kind):
     assert ((probs >= 0) & (probs <= 1)).all()
     if kind not in ("segmentation", "classes"):
         assert torch.allclose(probs.sum(1), torch.ones(8))
-
-
-def test_central_training(kind, tmp_path):
-    task, samples = make_task(kind), make_samples(kind)
-    loader = DataLoader(samples, batch_size=8)
-    before = task.evaluate(loader)
-    run = trainer(tmp_path, max_epochs=6)
-    run.fit(task, loader, loader)
-    after = task.evaluate(loader)
-    assert after["loss"] < 0.9 * before["loss"]
-    assert run.callback_metrics["val/loss"].item() == pytest.approx(after["loss"], rel=1e-5)
-    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05 / 8)  # two epochs a step
-    (tested,) = run.test(task, loader, verbose=False)
-    metric = task.selection[0]
-    assert tested[f"test/{metric}"] == pytest.approx(after[metric], rel=1e-5)
-
-
-def test_checkpoint_holds_only_weights(kind, tmp_path):
-    task = make_task(kind)
-    run = trainer(tmp_path, max_steps=1)
-    loader = DataLoader(make_samples(kind, 8), batch_size=4)
-    run.fit(task, loader, loader)
-    run.save_checkpoint(tmp_path / "last.ckpt")
-    loaded = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    other = make_task(kind)
-    other.load_state_dict(loaded["state_dict"])
-    assert state_hash(other) == state_hash(task)
 
 
 def test_sliding_window_of_a_pointwise_network_is_the_network():
@@ -386,20 +346,6 @@ def test_personal_can_be_overridden():
 def test_bad_options(build, words):
     with pytest.raises(ConfigError, match=words):
         build()
-
-
-def test_no_scheduler():
-    task = RiskTask(LogisticRegression(5), functools.partial(torch.optim.Adam, lr=0.1))
-    assert isinstance(task.configure_optimizers(), torch.optim.Adam)
-
-
-def test_a_part_may_have_a_step_size_of_its_own():
-    network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 1))
-    task = RiskTask(network, SGD, personal=["1.*"])
-    shared, personal = task.configure_optimizers().param_groups
-    assert [shared["name"], personal["name"]] == ["shared", "personal"]
-    assert shared["params"] == list(network[0].parameters())
-    assert personal["params"] == list(network[1].parameters())
 
 
 @pytest.mark.parametrize("exclusive", [True, False, None])

@@ -22,8 +22,8 @@ from medfed.benchmark.advice import (
     gain_of,
     markdown,
     needed,
+    pilot_data,
     pilots,
-    question,
     sentences,
 )
 from medfed.benchmark.runner import Progress
@@ -122,7 +122,7 @@ def test_test_patients_are_never_looked_at(done, folder):
 
 
 def test_every_other_patient_is_tested_once_per_repetition(done, folder):
-    asked = question(asks(folder), folds=3, repeats=2)
+    asked = pilot_data(asks(folder), folds=3, repeats=2)
     used = {c: sorted([*p["train"], *p["val"]]) for c, p in SPLITS.items()}
     assert asked.patients == used
     assert asked.kept_out == sum(len(p["test"]) for p in SPLITS.values())
@@ -259,7 +259,7 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
 def test_a_hospital_alone_has_nobody_to_learn_with(folder, done):
     (folder / "one.json").write_text(json.dumps({"clients": {"north": SPLITS["north"]}}))
     with pytest.raises(DataError, match=r"only one hospital \(north\), and a federation takes two"):
-        question([*asks(folder), f"partition.file={folder / 'one.json'}"], 3, 1)
+        pilot_data([*asks(folder), f"partition.file={folder / 'one.json'}"], 3, 1)
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -286,7 +286,7 @@ def test_the_command_hands_over_what_train_would_get(folder, done, monkeypatch, 
     assert given["methods"] == ["ditto", "fedrep"]
     assert given["folds"] == 4
     assert not any(o.startswith(("methods=", "folds=", "out=")) for o in given["overrides"])
-    assert question(given["overrides"], 3, 1).patients.keys() == HOSPITALS.keys()
+    assert pilot_data(given["overrides"], 3, 1).patients.keys() == HOSPITALS.keys()
     assert not (folder / "x").exists()
 
 

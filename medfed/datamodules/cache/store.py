@@ -36,15 +36,8 @@ Arrays = Mapping[str, NDArray[Any]]
 def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
     """Maps a ``.npy`` file, read-only and without pickle.
 
-    Args:
-        path: The file.
-        whole: Whether to read it now, which is faster than mapping for small files.
-
     Returns:
         An array whose values are read from the disk when they are touched.
-
-    Raises:
-        DataError: If the file is missing, incomplete or not an array.
     """
     try:
         mapped = np.load(path, mmap_mode=None if whole else "r", allow_pickle=False)
@@ -58,9 +51,6 @@ def checksum(arrays: Arrays) -> str:
 
     Args:
         arrays: Arrays by name.
-
-    Returns:
-        The SHA-256 in hexadecimal.
 
     Example:
         >>> one = checksum({"image": np.zeros((1, 2), np.int16)})
@@ -102,19 +92,13 @@ class Item:
     args: tuple[Any, ...] = ()
 
     def sources(self) -> list[list[Any]]:
-        """Returns name, size and time of change (ns) of every file, for JSON.
-
-        Raises:
-            DataError: If a file is gone.
-        """
+        """Returns name, size and time of change (ns) of every file, for JSON."""
         rows = []
         for path in self.files:
             try:
                 stat = path.stat()
             except OSError as error:
-                raise DataError(
-                    f"{path} of {self.id} cannot be read ({error.strerror})."
-                ) from error
+                raise DataError(f"{path} of {self.id} is unreadable ({error.strerror}).") from error
             rows.append([path.name, stat.st_size, stat.st_mtime_ns])
         return rows
 
@@ -252,11 +236,7 @@ class Store:
         return {n: self.array(n)[rows.start : rows.stop] for n in names}
 
     def verify(self) -> None:
-        """Reads everything and checks the checksums.
-
-        Raises:
-            DataError: Naming the first item whose bytes have changed.
-        """
+        """Reads everything and checks the checksums."""
         for entry in self.entries:
             if checksum(self.arrays(entry.id)) != entry.checksum:
                 raise DataError(
@@ -267,13 +247,6 @@ class Store:
 
 def shard(index: int, name: str) -> str:
     """The path of one item's array below the cache's folder.
-
-    Args:
-        index: The item's position in the recipe, as ids may not be valid file names.
-        name: The array's name.
-
-    Returns:
-        A relative path.
 
     Example:
         >>> shard(3, "image")
@@ -287,16 +260,6 @@ def find(recipe: Recipe, root: Path) -> Store | None:
 
     Checks the sizes of all files, and the sources' sizes and modification times, against the
     manifest; `Store.verify` checks the checksums, which need all bytes.
-
-    Args:
-        recipe: What the cache is made of.
-        root: The folder of caches.
-
-    Returns:
-        The cache, or None if there is none or only an unfinished one.
-
-    Raises:
-        DataError: If it is damaged, or a source has changed since it was made.
     """
     folder = root / recipe.name
     try:
@@ -307,9 +270,8 @@ def find(recipe: Recipe, root: Path) -> Store | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{folder / MANIFEST} cannot be used ({error}); run {recipe.command} again."
-        ) from error
+        why = f"cannot be used ({error}); run {recipe.command} again"
+        raise DataError(f"{folder / MANIFEST} {why}.") from error
     for name, size in store.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
@@ -336,19 +298,6 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
 
     Waits for another process that makes the same cache. Damaged items, and items whose source files
     have changed, are made again.
-
-    Args:
-        recipe: Its recipe.
-        root: The folder of caches.
-        workers: Worker processes; 1 works in this process; None uses one per core, or 1 if the
-            sources are so small that starting processes would take longer.
-        quiet: Whether to hide progress.
-
-    Returns:
-        The finished cache.
-
-    Raises:
-        DataError: If a source is bad, or the folder cannot be written. The finished items stay.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker runs its parent's script again: the two would wait for each other.
@@ -365,8 +314,7 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
                 (folder / MANIFEST).unlink(missing_ok=True)
                 remove_partial(folder)
                 remove_partial(folder / ITEMS)
-                entries = _make_all(recipe, folder, workers, quiet)
-                store = _finish(recipe, folder, entries)
+                store = _finish(recipe, folder, _make_all(recipe, folder, workers, quiet))
             if recipe.joined:
                 shutil.rmtree(folder / ITEMS, ignore_errors=True)
     return store
@@ -437,12 +385,6 @@ def make_item(
         index: Its position in the recipe.
         folder: The cache's folder.
         sync: Whether to wait for the disk.
-
-    Returns:
-        The item's entry for the manifest.
-
-    Raises:
-        DataError: If the item cannot be read or written.
     """
     seal = folder / ITEMS / f"{index:05d}.json"
     sources = item.sources()
@@ -473,8 +415,7 @@ def _kept(seal: Path, index: int, item: Item, sources: list[list[Any]]) -> Entry
         entry = Entry(**json.loads(seal.read_text()))
         if entry.id != item.id or entry.sources != sources:
             return None
-        folder = seal.parent.parent
-        arrays = {name: map_array(folder / shard(index, name)) for name in entry.fields}
+        arrays = {name: map_array(seal.parent.parent / shard(index, name)) for name in entry.fields}
         return entry if checksum(arrays) == entry.checksum else None
     except (OSError, ValueError, TypeError, DataError):
         return None
@@ -499,11 +440,8 @@ def _join(folder: Path, name: str, counts: Sequence[int]) -> None:
     """Writes the items' arrays one after the other into one file."""
     parts = (map_array(folder / shard(i, name), whole=True) for i in range(len(counts)))
     first = next(parts)
-    header = {
-        "descr": np.lib.format.dtype_to_descr(first.dtype),
-        "fortran_order": False,
-        "shape": (sum(counts), *first.shape[1:]),
-    }
+    descr, shape = np.lib.format.dtype_to_descr(first.dtype), (sum(counts), *first.shape[1:])
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
     with atomic(folder / f"{name}.npy") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for part, count in zip(chain([first], parts), counts, strict=True):

@@ -39,11 +39,6 @@ def read_volume(
 ) -> Arrays:
     """Reads one case from its files, for the cache.
 
-    Args:
-        reader: Reads the case.
-        case: A patient, or one of its cases.
-        preparation: See `VolumeReader.prepared`.
-
     Returns:
         See `encode`; ``grid`` (4, 4) if image and label have different voxels; and ``sha256`` (F,
         32) uint8 of the case's files, so that the record of a run need not read them again.
@@ -59,10 +54,6 @@ def read_volume(
 
 def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
     """Reads one patient from the cache.
-
-    Args:
-        store: The cache.
-        patient: The patient's id.
 
     Returns:
         The result of `VolumeReader.prepared`.
@@ -184,9 +175,7 @@ class OnDiskDataModule(FederatedDataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(isinstance(axis, int) and axis >= 0 for axis in self.flips):
-            raise ConfigError(
-                f"data.flips={list(self.flips)} must be axes of the images: 0, 1, and 2 of volumes."
-            )
+            raise ConfigError(f"data.flips={[*self.flips]} must be axes: 0, 1, and 2 of volumes.")
         made = self.generated if self.path is None else None
         if isinstance(made, ScanCohort) and made.test_patients:
             self.test_fraction = made.test_patients / made.each
@@ -205,13 +194,7 @@ class OnDiskDataModule(FederatedDataModule):
     def files_with(
         self, endings: Collection[str], reasons: Mapping[Path, str], more: Sequence[Path] = ()
     ) -> list[Account]:
-        """Counts the files that the patients have, and all others beside them.
-
-        Args:
-            endings: See `readers.account.account_of`.
-            reasons: Why some files were left out.
-            more: Files that were used for all patients, such as lists.
-        """
+        """Counts the files that the patients have, and all others beside them."""
         if (path := self.source) is None:
             return []
         volumes = [file for p in self._patients.values() for file in p.files.values()]
@@ -235,20 +218,12 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
 
     @cached_property
     def scans(self) -> AnyReader:
-        """The reader of these data.
-
-        Raises:
-            ConfigError: If there are no data: no path, and nothing to generate.
-        """
+        """The reader of these data."""
         return self.reader(given_path(self.source))
 
     @property
     def caches(self) -> Path:
-        """The folder of caches; never in the folder of the user's data.
-
-        Raises:
-            ConfigError: If `cache` names a folder there.
-        """
+        """The folder of caches; never in the folder of the user's data."""
         chosen = Path(self.cache or Path(self.root, "cache")).expanduser()
         if self.path is None:
             return chosen
@@ -291,22 +266,11 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
         """The cache's recipe."""
 
     def build_cache(self, workers: int | None = None) -> Store:
-        """Makes the cache, or completes or verifies the existing one.
-
-        Args:
-            workers: Worker processes; None takes as many as there are cores.
-
-        Returns:
-            The cache, also kept for `setup`.
-        """
+        """Makes the cache, or completes or verifies the existing one."""
         self.store = build(self.recipe(), self.caches, workers)
         return self.store
 
     def find_cache(self) -> Store | None:
-        """Opens the cache, if it is finished.
-
-        Raises:
-            DataError: If it is damaged, or a source has changed since it was made.
-        """
+        """Opens the cache, if it is finished."""
         self.store = self.store or find(self.recipe(), self.caches)
         return self.store

@@ -98,16 +98,7 @@ class Head:
 
 
 def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> Head:
-    """Draws one patient of a hospital's case mix.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        shape: (H, W, D).
-        hospital: Case mix and outlining habits.
-
-    Returns:
-        The maps and the label.
-    """
+    """Draws one patient of a hospital's case mix."""
     axes = (np.linspace(-1, 1, n, dtype=np.float32) for n in shape)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"))
     radius = _norm(grid, (0.0, 0.0, 0.0), (0.78, 0.93, 1.15))
@@ -115,7 +106,7 @@ def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> H
     brain = radius < 1
     masks = {name: np.zeros(shape, bool) for name in COMPARTMENTS}
     masks.update(_tissue(rng, grid, radius))
-    _add_lookalikes(rng, grid, radius, masks, hospital)
+    _add_others(rng, grid, radius, masks, hospital)
     label = _add_tumour(rng, grid, radius, masks, hospital)
     return Head(_blend(masks, brain), brain, label * brain)
 
@@ -161,9 +152,7 @@ def _blob(rng: Rng, grid: Array, centre: tuple[float, ...], size: float, rough: 
     return np.asarray(field + roughness, dtype=np.float32)
 
 
-def _add_lookalikes(
-    rng: Rng, grid: Array, radius: Array, masks: Masks, hospital: MriHospital
-) -> None:
+def _add_others(rng: Rng, grid: Array, radius: Array, masks: Masks, hospital: MriHospital) -> None:
     """Bright spots of old age, scars and vessels, which are not tumour."""
     for _ in range(rng.poisson(hospital.spots)):
         size = rng.uniform(0.04, 0.10)
@@ -203,23 +192,15 @@ def _blend(masks: Masks, brain: NDArray[np.bool_]) -> Array:
     for name in ("oedema", "necrosis", "rim"):  # the tumour lies over the look-alikes
         owner[masks[name]] = COMPARTMENTS.index(name)
     edge = {"oedema": 1.1, "scar": 1.0}
-    weights = np.stack(
-        [
-            gaussian_filter((owner == i).astype(np.float32), (w, w, w / 3), truncate=3)
-            for i, w in enumerate(edge.get(name, 0.5) for name in COMPARTMENTS)
-        ]
-    )
+    widths = enumerate(edge.get(name, 0.5) for name in COMPARTMENTS)
+    masks_of = (((owner == i).astype(np.float32), (w, w, w / 3)) for i, w in widths)
+    weights = np.stack([gaussian_filter(mask, width, truncate=3) for mask, width in masks_of])
     total = weights.sum(axis=0, keepdims=True)
     return np.asarray(weights / np.maximum(total, 1e-6), dtype=np.float32)
 
 
 def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
     """Scans one head.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        head: The anatomy.
-        hospital: The scanner.
 
     Returns:
         (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.
@@ -251,9 +232,8 @@ def _channel(rng: Rng, image: Array, texture: Array, n: int, hospital: MriHospit
 
 def _shading(rng: Rng, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """A slow field in [-1, 1]: a slope and a bend along every axis."""
-    axes = np.meshgrid(
-        *(np.linspace(-1, 1, n, dtype=np.float32) for n in shape), sparse=True, indexing="ij"
-    )
+    lines = (np.linspace(-1, 1, n, dtype=np.float32) for n in shape)
+    axes = np.meshgrid(*lines, sparse=True, indexing="ij")
     field = sum(rng.uniform(-1, 1) * x + rng.uniform(-0.5, 0.5) * x**2 for x in axes)
     return np.asarray(field / np.abs(field).max(), dtype=np.float32)
 

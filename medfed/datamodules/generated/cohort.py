@@ -55,14 +55,6 @@ class Hospital:
     def draw(cls, count: int, seed: int, ranges: Mapping[str, Range] | None = None) -> list[Self]:
         """Draws the hospitals of a cohort.
 
-        Args:
-            count: How many.
-            seed: Seed of the order of every trait.
-            ranges: The lowest and the highest value of traits with other ranges than the defaults.
-
-        Returns:
-            The hospitals, ``hospital_0`` first.
-
         Example:
             >>> sorted(h.name for h in Hospital.draw(2, seed=0))
             ['hospital_0', 'hospital_1']
@@ -118,9 +110,6 @@ class Cohort(ABC):
     def provide(self, root: Path) -> tuple[Path, str]:
         """Generates the cohort unless it exists, and logs it.
 
-        Args:
-            root: Data folder.
-
         Returns:
             The cohort's path, and one line about it.
         """
@@ -131,14 +120,8 @@ class Cohort(ABC):
     def ensure(self, root: Path) -> tuple[Path, bool]:
         """Generates the cohort unless it exists.
 
-        Args:
-            root: Data folder; the cohort is in ``generated/`` below it.
-
         Returns:
             The cohort's folder, and whether this call generated it.
-
-        Raises:
-            DataError: If the folder cannot be written; no partial files remain.
         """
         target = root / "generated" / self.name
         if target.exists():
@@ -151,11 +134,7 @@ class Cohort(ABC):
 
     @abstractmethod
     def write(self, folder: Path) -> None:
-        """Writes all files.
-
-        Args:
-            folder: An existing, empty folder.
-        """
+        """Writes all files."""
 
 
 @dataclass(frozen=True)
@@ -203,13 +182,7 @@ class ScanCohort(Cohort):
     def owners(
         self, kind: type[AnyHospital], seed: int, ranges: Mapping[str, Range] | None = None
     ) -> list[AnyHospital]:
-        """Returns the hospital of every patient.
-
-        Args:
-            kind: The class of the hospitals.
-            seed: The seed of their traits.
-            ranges: The traits with other ranges than the defaults.
-        """
+        """Returns the hospital of every patient."""
         all_hospitals = kind.draw(self.hospitals, seed, ranges)
         return [hospital for hospital in all_hospitals for _ in range(self.each)]
 
@@ -229,10 +202,6 @@ class VolumeCohort(ScanCohort):
     def scan(self, rng: Any, hospital: Any) -> tuple[Any, Any, Any]:
         """Draws one patient of a hospital and scans it.
 
-        Args:
-            rng: This patient's source of randomness.
-            hospital: Scanner and case mix.
-
         Returns:
             Image (H, W, D) or (H, W, D, C) and label (H, W, D), as RAS has them, and (3,) mm.
         """
@@ -240,15 +209,7 @@ class VolumeCohort(ScanCohort):
     def write_cases(
         self, folder: Path, prefix: str, owners: Sequence[Hospital], seed: int, about: Any
     ) -> None:
-        """Writes images, labels, ``dataset.json`` and ``centres.json``.
-
-        Args:
-            folder: An existing, empty folder.
-            prefix: The prefix of case names.
-            owners: The hospital of every patient.
-            seed: Seed of the hospitals.
-            about: The first entries of ``dataset.json``.
-        """
+        """Writes images, labels, ``dataset.json`` and ``centres.json``."""
         for part in ("imagesTr", "labelsTr"):
             (folder / part).mkdir()
         cases = {f"{prefix}_{n:03d}": hospital for n, hospital in enumerate(owners, start=1)}
@@ -282,9 +243,6 @@ class VolumeCohort(ScanCohort):
 def check_range(key: str, given: Sequence[float]) -> Range:
     """Returns a range of a trait over the hospitals.
 
-    Raises:
-        ConfigError: If it is not two positive numbers in order.
-
     Example:
         >>> check_range("data.generated.blur", [0.1, 0.9])
         (0.1, 0.9)
@@ -299,11 +257,6 @@ def check_range(key: str, given: Sequence[float]) -> Range:
 
 def smooth_noise(rng: Rng, shape: tuple[int, ...], width: float) -> Array:
     """Smooth random field of unit variance; slices are thick, so it is narrower along them.
-
-    Args:
-        rng: Source of randomness.
-        shape: (H, W, D).
-        width: In-plane width in voxels.
 
     Returns:
         (H, W, D) float32.

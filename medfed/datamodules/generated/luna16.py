@@ -75,16 +75,7 @@ class Canvas:
     @property
     def half(self) -> Point:
         """(3,) mm from the middle to the outermost voxels."""
-        size = np.array(self.hu.shape[::-1])
-        return np.asarray((size - 1) / 2 * np.array(self.spacing))
-
-    def axes(self) -> tuple[Array, Array, Array]:
-        """Positions x (1, 1, W), y (1, H, 1) and z (D, 1, 1) of the voxels, in mm."""
-        x, y, z = (
-            np.linspace(-h, h, n, dtype=np.float32)
-            for h, n in zip(self.half, self.hu.shape[::-1], strict=True)
-        )
-        return x[None, None], y[None, :, None], z[:, None, None]
+        return np.asarray((np.array(self.hu.shape[::-1]) - 1) / 2 * np.array(self.spacing))
 
     def window(self, low: Point, high: Point) -> tuple[Box, list[Array]]:
         """The voxels of a box, as slices (z, y, x), and their positions x, y, z in mm."""
@@ -93,10 +84,8 @@ class Canvas:
         first = np.clip(np.ceil((low + half) / step), 0, size).astype(int)
         last = np.clip(np.floor((high + half) / step) + 1, first, size).astype(int)
         slices = tuple(slice(a, b) for a, b in zip(first, last, strict=True))[::-1]
-        x, y, z = (
-            (np.arange(a, b) * s - h).astype(np.float32)
-            for a, b, s, h in zip(first, last, step, half, strict=True)
-        )
+        ends = zip(first, last, step, half, strict=True)
+        x, y, z = ((np.arange(a, b) * s - h).astype(np.float32) for a, b, s, h in ends)
         return slices, [x[None, None], y[None, :, None], z[:, None, None]]
 
     def tube(
@@ -144,10 +133,8 @@ class Canvas:
         soft = soft or self.spacing[0]
         reach = 1.5 * radius * max(stretch) + soft
         box, position = self.window(centre - reach, centre + reach)
-        scaled = [
-            (p - np.float32(c)) / np.float32(s)
-            for p, c, s in zip(position, centre, stretch, strict=True)
-        ]
+        parts = zip(position, centre, stretch, strict=True)
+        scaled = [(p - np.float32(c)) / np.float32(s) for p, c, s in parts]
         distance: Array = np.sqrt(sum(s**2 for s in scaled))
         surface = np.ones_like(distance)
         for *wave, phase, height in waves if waves is not None else ():
@@ -180,7 +167,9 @@ def paint_nodule(rng: Rng, canvas: Canvas, nodule: Nodule, subsolid: bool) -> No
     """Solid, ground glass or both; round to lobulated, sometimes with spicules."""
     radius = nodule.diameter / 2
     stretch = rng.uniform(0.85, 1.15, size=3).tolist()
-    waves = _waves(rng, rng.uniform(0.0, 0.13))
+    height = np.full((4, 1), rng.uniform(0.0, 0.13))
+    directions, phases = rng.normal(0, 2.2, size=(4, 3)), rng.uniform(0, 2 * np.pi, size=(4, 1))
+    waves = np.hstack([directions, phases, height]).astype(np.float32)
     value = rng.uniform(-620, -380) if subsolid else rng.uniform(-80, 80)
     soft = rng.uniform(1.5, 3.0) if subsolid else None
     canvas.blob(nodule.centre, radius, value, stretch=stretch, waves=waves, soft=soft)
@@ -189,16 +178,8 @@ def paint_nodule(rng: Rng, canvas: Canvas, nodule: Nodule, subsolid: bool) -> No
         canvas.blob(off, 0.45 * radius, rng.uniform(-150, 30))
     if rng.random() < 0.25:
         for _ in range(int(rng.integers(4, 8))):
-            way = rng.standard_normal(3)
-            tip = nodule.centre + way / np.linalg.norm(way) * radius * rng.uniform(1.4, 2.0)
-            canvas.tube(nodule.centre, tip, 0.5, -250)
-
-
-def _waves(rng: Rng, height: float) -> Array:
-    """(4, 5) waves of a lobulated surface."""
-    directions = rng.normal(0, 2.2, size=(4, 3))
-    phases = rng.uniform(0, 2 * np.pi, size=(4, 1))
-    return np.hstack([directions, phases, np.full((4, 1), height)]).astype(np.float32)
+            spicule = _unit(rng.standard_normal(3)) * radius * rng.uniform(1.4, 2.0)
+            canvas.tube(nodule.centre, nodule.centre + spicule, 0.5, -250)
 
 
 Shape = tuple[int, int, int]
@@ -209,21 +190,27 @@ DIAMETERS = (4.0, 20.0)  # of nodules, mm
 
 @dataclass(frozen=True)
 class Chest:
-    """A lung before it has nodules.
+    """A lung, whose parts are painted one after the other.
 
     Attributes:
+        rng: Source of randomness, this patient's own.
+        hospital: Whose patient it is.
         canvas: The volume.
         depth: (z, y, x) 0 in the middle of the lung, 1 at the pleura, more outside.
         side: 1 if the chest wall is to the patient's right, else -1.
         vessels: Pieces of vessel.
         airways: Middles of the pieces of airway.
+        nodules: Its nodules; they do not touch each other or the end of the volume.
     """
 
+    rng: Rng
+    hospital: CtHospital
     canvas: Canvas
     depth: Array
     side: int
     vessels: list[Tube] = field(default_factory=list)
     airways: list[Point] = field(default_factory=list)
+    nodules: list[Nodule] = field(default_factory=list)
 
     def depth_at(self, point: Point) -> float:
         """`depth` at a point; infinite outside the volume."""
@@ -233,29 +220,45 @@ class Chest:
             return float("inf")
         return float(self.depth[tuple(index)])
 
+    def is_free(self, place: Point, radius: float) -> bool:
+        """Whether a ball lies inside the volume and apart from all nodules."""
+        if (np.abs(place) + radius > self.canvas.half).any():
+            return False
+        gaps = [np.linalg.norm(place - n.centre) - n.diameter / 2 - radius for n in self.nodules]
+        return not gaps or float(min(gaps)) > 2.0
+
+    def free_place(self, diameter: float, low: float, high: float) -> Point | None:
+        """A place in the lung between two depths, where a ball of this diameter has room."""
+        for _ in range(400):
+            place = self.rng.uniform(-0.95, 0.95, size=3) * self.canvas.half
+            if low <= self.depth_at(place) <= high and self.is_free(place, diameter / 2):
+                return np.asarray(place)
+        return None
+
 
 def make_chest(rng: Rng, shape: Shape, spacing: Spacing, hospital: CtHospital) -> Chest:
-    """Draws one patient's lung.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        shape: Voxels x, y, z.
-        spacing: mm along x, y, z.
-        hospital: Emphysema and contrast agent.
-
-    Returns:
-        The chest, in HU without noise.
-    """
+    """Draws one patient's lung, without nodules."""
     canvas = Canvas(np.full(shape[::-1], -1000, dtype=np.float32), spacing)
     side = int(rng.choice([-1, 1]))
-    x, y, z = canvas.axes()
-    u, v, w = (side * x / canvas.half[0], y / canvas.half[1], z / canvas.half[2])
-    depth = _lung_depth(rng, u, v, w)
-    chest = Chest(canvas, depth, side)
-    _paint_body(rng, canvas, depth, u, v, w, hospital)
-    _paint_lung(rng, canvas, depth, v, hospital)
-    _grow_vessels(rng, chest, hospital)
-    _grow_airways(rng, chest)
+    ends = zip(canvas.half, shape, strict=True)
+    x, y, z = (np.linspace(-h, h, n, dtype=np.float32) for h, n in ends)
+    u = side * x[None, None] / canvas.half[0]
+    v, w = y[None, :, None] / canvas.half[1], z[:, None, None] / canvas.half[2]
+    chest = Chest(rng, hospital, canvas, _lung_depth(rng, u, v, w), side)
+    _paint_body(chest, u, v, w)
+    _paint_lung(chest, v)
+    for _ in range(int(rng.integers(8, 12))):
+        chest.vessels.extend(_walk(chest, (2.4, 4.2), 0.93))
+    for start, end, radius in chest.vessels:
+        # Thin vessels fill less of a voxel, so the scanner shows less of the agent.
+        canvas.tube(start, end, radius, 40 + hospital.agent * min(radius / 2, 1))
+    for _ in range(int(rng.integers(2, 5))):
+        pieces = _walk(chest, (3.0, 4.0), 0.88)[:14]
+        for start, end, radius in pieces:
+            canvas.tube(start, end, radius + 1.1, -20)
+        for start, end, radius in pieces:
+            canvas.tube(start, end, radius, -980, dark=True)
+        chest.airways.extend((start + end) / 2 for start, end, radius in pieces if radius > 1)
     return chest
 
 
@@ -268,178 +271,104 @@ def _lung_depth(rng: Rng, u: Array, v: Array, w: Array) -> Array:
     for k in (2, 3, 5):
         lung = lung * (1 + 0.025 * np.sin(k * angle + rng.uniform(0, 6.3) + rng.normal(0, 0.8) * w))
     heart = np.hypot((u - 0.95) / rng.uniform(0.5, 0.75), (v + 0.25) / 0.6)
-    dome = np.sqrt(
-        ((u + 0.05) / 0.75) ** 2 + (v / 0.9) ** 2 + ((w + rng.uniform(1.15, 1.9)) / 0.7) ** 2
-    )
+    above = w + rng.uniform(1.15, 1.9)
+    dome = np.sqrt(((u + 0.05) / 0.75) ** 2 + (v / 0.9) ** 2 + (above / 0.7) ** 2)
     # Heart and liver push the pleura in.
     return np.asarray(np.maximum(np.maximum(lung, 2 - heart), 2 - dome), dtype=np.float32)
 
 
-def _paint_body(
-    rng: Rng, canvas: Canvas, depth: Array, u: Array, v: Array, w: Array, hospital: CtHospital
-) -> None:
+def _paint_body(chest: Chest, u: Array, v: Array, w: Array) -> None:
     """Muscle, fat and ribs outside, heart and great vessels inside."""
-    fat = rng.uniform(1.22, 1.32)
+    depth, draw = chest.depth, chest.rng.uniform
+    fat = draw(1.22, 1.32)
     inside = u < 0.25
     body = np.where(depth > fat, -100.0, 45.0) + 0 * w
-    body = np.where(inside & (depth > rng.uniform(1.45, 1.6)), -1000.0, body)
-    body = np.where(~inside, 40 + 0.8 * hospital.agent * (u > 0.6), body)
-    turn = np.arctan2(v, u + 0.05) * rng.uniform(3.5, 4.5) + 2.5 * w + rng.uniform(0, 6.3)
+    body = np.where(inside & (depth > draw(1.45, 1.6)), -1000.0, body)
+    body = np.where(~inside, 40 + 0.8 * chest.hospital.agent * (u > 0.6), body)
+    turn = np.arctan2(v, u + 0.05) * draw(3.5, 4.5) + 2.5 * w + draw(0, 6.3)
     rib = inside & (np.abs(depth - 1.11) < 0.045) & (np.sin(2 * turn) > 0.1)
     spine = np.hypot((u - 1.0) / 0.3, (v - 0.85) / 0.3) < 1
-    canvas.hu[:] = np.where(rib, 450, np.where(spine, 300, body))
+    chest.canvas.hu[:] = np.where(rib, 450, np.where(spine, 300, body))
 
 
-def _paint_lung(rng: Rng, canvas: Canvas, depth: Array, v: Array, hospital: CtHospital) -> None:
+def _paint_lung(chest: Chest, v: Array) -> None:
     """Air with fine texture, denser towards the back, darker where emphysema is."""
-    coarse = rng.standard_normal([max(n // 4, 3) for n in depth.shape], dtype=np.float32)
-    texture = zoom(coarse, [n / m for n, m in zip(depth.shape, coarse.shape, strict=True)], order=1)
+    shape, hu = chest.depth.shape, chest.canvas.hu
+    coarse = chest.rng.standard_normal([max(n // 4, 3) for n in shape], dtype=np.float32)
+    texture = zoom(coarse, [n / m for n, m in zip(shape, coarse.shape, strict=True)], order=1)
     patches = gaussian_filter(texture, (1, 3, 3))
     patches /= patches.std()
-    air = -870 + 30 * v + 16 * texture - 70 * hospital.emphysema * np.clip(patches, 0, 1.5)
-    edge = np.clip((1 - depth) / (0.02), 0, 1)
-    canvas.hu[:] += edge * (air - canvas.hu)
+    air = -870 + 30 * v + 16 * texture - 70 * chest.hospital.emphysema * np.clip(patches, 0, 1.5)
+    edge = np.clip((1 - chest.depth) / (0.02), 0, 1)
+    hu[:] += edge * (air - hu)
 
 
-def _walk(
-    rng: Rng, chest: Chest, start: Point, heading: Point, radius: float, taper: float
-) -> list[Tube]:
+def _unit(vector: Point) -> Point:
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+def _walk(chest: Chest, calibre: tuple[float, float], taper: float) -> list[Tube]:
     """A branching walk from the hilum outwards, until the twigs are thin or at the pleura."""
+    rng, side = chest.rng, chest.side
+    share = np.array([0.42 * side, rng.uniform(-0.1, 0.35), rng.uniform(-0.9, 0.9)])
+    aim = np.array([-side, rng.uniform(-1.3, 1.3), rng.uniform(-0.9, 0.9)])
+    tips = [(share * chest.canvas.half, _unit(aim), rng.uniform(*calibre))]
     pieces: list[Tube] = []
-    tips = [(start, heading, radius)]
     while tips and len(pieces) < MAX_TUBES:
         point, heading, radius = tips.pop(0)
-        heading = heading + 0.22 * rng.standard_normal(3)
-        heading /= np.linalg.norm(heading)
+        heading = _unit(heading + 0.22 * rng.standard_normal(3))
         end = point + heading * rng.uniform(4, 7)
         if radius < 0.55 or chest.depth_at(end) > 0.97:
             continue
         pieces.append((point, end, radius))
         tips.append((end, heading, radius * taper))
         if rng.random() < 0.33:
-            fork = heading + rng.uniform(0.5, 0.9) * _unit(rng)
-            tips.append((end, fork / np.linalg.norm(fork), radius * rng.uniform(0.6, 0.85)))
+            fork = heading + rng.uniform(0.5, 0.9) * _unit(rng.standard_normal(3))
+            tips.append((end, _unit(fork), radius * rng.uniform(0.6, 0.85)))
     return pieces
 
 
-def _unit(rng: Rng) -> Point:
-    """A random direction."""
-    vector = rng.standard_normal(3)
-    return np.asarray(vector / np.linalg.norm(vector))
-
-
-def _hilum(rng: Rng, chest: Chest) -> tuple[Point, Point]:
-    """A point where vessels enter the lung, and a direction from there."""
-    share = np.array([0.42 * chest.side, rng.uniform(-0.1, 0.35), rng.uniform(-0.9, 0.9)])
-    start = share * chest.canvas.half
-    aim = np.array([-chest.side, rng.uniform(-1.3, 1.3), rng.uniform(-0.9, 0.9)])
-    return start, aim / np.linalg.norm(aim)
-
-
-def _grow_vessels(rng: Rng, chest: Chest, hospital: CtHospital) -> None:
-    for _ in range(int(rng.integers(8, 12))):
-        start, aim = _hilum(rng, chest)
-        chest.vessels.extend(_walk(rng, chest, start, aim, rng.uniform(2.4, 4.2), 0.93))
-    for start, end, radius in chest.vessels:
-        # Thin vessels fill less of a voxel, so the scanner shows less of the agent.
-        chest.canvas.tube(start, end, radius, 40 + hospital.agent * min(radius / 2, 1))
-
-
-def _grow_airways(rng: Rng, chest: Chest) -> None:
-    for _ in range(int(rng.integers(2, 5))):
-        start, aim = _hilum(rng, chest)
-        pieces = _walk(rng, chest, start, aim, rng.uniform(3.0, 4.0), 0.88)[:14]
-        for begin, end, radius in pieces:
-            chest.canvas.tube(begin, end, radius + 1.1, -20)
-        for begin, end, radius in pieces:
-            chest.canvas.tube(begin, end, radius, -980, dark=True)
-        chest.airways.extend((begin + end) / 2 for begin, end, radius in pieces if radius > 1)
-
-
-def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
-    """Paints the nodules of one patient, at least one.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        chest: The lung, changed in place.
-        hospital: Number, size and kind of nodules.
-
-    Returns:
-        The nodules; they do not touch each other or the end of the volume.
-    """
-    nodules: list[Nodule] = []
+def add_nodules(chest: Chest) -> None:
+    """Paints the nodules of one patient, at least one."""
+    rng, hospital = chest.rng, chest.hospital
     for _ in range(max(int(rng.poisson(hospital.nodules)), 1)):
         diameter = float(np.clip(rng.lognormal(np.log(hospital.diameter), 0.38), *DIAMETERS))
         pleural = rng.random() < hospital.pleural
-        centre = _free_place(rng, chest, nodules, diameter, (0.88, 0.97) if pleural else (0, 0.85))
+        centre = chest.free_place(diameter, *((0.88, 0.97) if pleural else (0, 0.85)))
         if centre is not None:
-            nodules.append(Nodule(centre, diameter))
-            paint_nodule(rng, chest.canvas, nodules[-1], rng.random() < hospital.subsolid)
-    return nodules
+            chest.nodules.append(Nodule(centre, diameter))
+            subsolid = rng.random() < hospital.subsolid
+            paint_nodule(rng, chest.canvas, chest.nodules[-1], subsolid)
 
 
-def add_lookalikes(
-    rng: Rng, chest: Chest, hospital: CtHospital, nodules: list[Nodule], count: int
-) -> list[Point]:
-    """Finds look-alikes of nodules, and paints some of them.
+def add_lookalikes(chest: Chest, count: int) -> list[Point]:
+    """Returns the places of look-alikes of nodules, of which it paints some.
 
-    Args:
-        rng: Source of randomness, this patient's own.
-        chest: The lung, changed in place.
-        hospital: Share of scars and plaques.
-        nodules: The nodules; these places keep a distance from them.
-        count: How many to look for.
-
-    Returns:
-        Their places: vessels and their forks, airways, scars, plaques, bumps of the pleura.
+    They are vessels and their forks, airways, scars, plaques, and bumps of the pleura.
     """
-    places: list[Point] = []
+    rng, scars, places = chest.rng, chest.hospital.scars, list[Point]()
+    # Of the calibre of a nodule; forks and bends are where pieces meet.
+    vessels = [end for _, end, radius in chest.vessels if radius > 0.9]
     for _ in range(count):
         kind = rng.random()
-        if kind < hospital.scars:
-            place = _scar(rng, chest, nodules) if rng.random() < 0.6 else _bump(rng, chest, nodules)
-        elif kind < hospital.scars + 0.12 and chest.airways:
+        if kind < scars:
+            place = _scar(chest) if rng.random() < 0.6 else _bump(chest)
+        elif kind < scars + 0.12 and chest.airways:
             place = chest.airways[int(rng.integers(len(chest.airways)))]
-        elif kind < hospital.scars + 0.22:
-            place = _free_place(rng, chest, nodules, 2.0, (0.9, 1.0))
+        elif kind < scars + 0.22:
+            place = chest.free_place(2.0, 0.9, 1.0)
         else:
-            place = _vessel(rng, chest)
-        if place is not None and _is_free(chest, place, nodules, 3.0):
+            place = vessels[int(rng.integers(len(vessels)))] if vessels else None
+        if place is not None and chest.is_free(place, 3.0):
             places.append(place)
     return places
 
 
-def _is_free(chest: Chest, place: Point, nodules: list[Nodule], radius: float) -> bool:
-    """Whether a ball lies inside the volume and apart from all nodules."""
-    if (np.abs(place) + radius > chest.canvas.half).any():
-        return False
-    gaps = [np.linalg.norm(place - n.centre) - n.diameter / 2 - radius for n in nodules]
-    return not gaps or float(min(gaps)) > 2.0
-
-
-def _free_place(
-    rng: Rng, chest: Chest, nodules: list[Nodule], diameter: float, depth: tuple[float, float]
-) -> Point | None:
-    """A place in the lung at a given depth, where a ball of this diameter has room."""
-    for _ in range(400):
-        place = rng.uniform(-0.95, 0.95, size=3) * chest.canvas.half
-        low, high = depth
-        if low <= chest.depth_at(place) <= high and _is_free(chest, place, nodules, diameter / 2):
-            return np.asarray(place)
-    return None
-
-
-def _vessel(rng: Rng, chest: Chest) -> Point | None:
-    """A place on a vessel of the calibre of a nodule; forks and bends are where pieces meet."""
-    wide = [end for _, end, radius in chest.vessels if radius > 0.9]
-    return wide[int(rng.integers(len(wide)))] if wide else None
-
-
-def _scar(rng: Rng, chest: Chest, nodules: list[Nodule]) -> Point | None:
+def _scar(chest: Chest) -> Point | None:
     """A band of scar tissue: thin in one direction, long in another."""
-    place = _free_place(rng, chest, nodules, 8.0, (0.3, 0.95))
-    if place is None:
+    if (place := chest.free_place(8.0, 0.3, 0.95)) is None:
         return None
+    rng = chest.rng
     way = rng.standard_normal(3) * [1, 1, 0.5]
     way *= rng.uniform(5, 11) / np.linalg.norm(way)
     bend = place + rng.normal(0, 1.5, size=3)
@@ -449,11 +378,11 @@ def _scar(rng: Rng, chest: Chest, nodules: list[Nodule]) -> Point | None:
     return bend
 
 
-def _bump(rng: Rng, chest: Chest, nodules: list[Nodule]) -> Point | None:
+def _bump(chest: Chest) -> Point | None:
     """A plaque: a flat thickening of the pleura."""
-    place = _free_place(rng, chest, nodules, 6.0, (0.95, 1.0))
-    if place is None:
+    if (place := chest.free_place(6.0, 0.95, 1.0)) is None:
         return None
+    rng = chest.rng
     inwards = -place * [1, 1, 0]
     inwards /= max(float(np.linalg.norm(inwards)), 1e-6)
     along = np.array([-inwards[1], inwards[0], 0.3 * rng.standard_normal()])
@@ -502,16 +431,10 @@ class LunaCohort(ScanCohort):
         return f"a LUNA16-like cohort of {self.hospitals * self.each} scans"
 
     def write(self, folder: Path) -> None:
-        """Writes the subsets, ``annotations.csv``, ``candidates.csv`` and ``centres.json``.
-
-        Args:
-            folder: An existing, empty folder.
-        """
+        """Writes the subsets, ``annotations.csv``, ``candidates.csv`` and ``centres.json``."""
         owners = self.owners(CtHospital, self.seed)
-        series = [
-            _series(self.patients_seed(self.seed), hospital.name, n % self.each)
-            for n, hospital in enumerate(owners)
-        ]
+        seed, each = self.patients_seed(self.seed), enumerate(owners)
+        series = [_series(seed, hospital.name, n % self.each) for n, hospital in each]
         for subset in range(min(SUBSETS, len(series))):
             (folder / f"subset{subset}").mkdir()
         with ThreadPoolExecutor(max_workers=2) as pool:  # each scan has its generator
@@ -529,31 +452,28 @@ class LunaCohort(ScanCohort):
     ) -> tuple[list[str], list[str]]:
         """One scan; returns its rows of annotations and candidates."""
         rng = numpy_rng(self.patients_seed(self.seed), "luna16", series)
-        spacing = _spacing(rng, self.shape, hospital)
+        # Rounded as in headers.
+        pixel = round(rng.uniform(*FIELD_OF_VIEW) / max(self.shape[:2]), 4)
+        thickness = np.clip(hospital.thickness * rng.uniform(0.85, 1.15), 1.0, 2.5)
+        spacing = pixel, pixel, round(float(thickness), 2)
         chest = make_chest(rng, self.shape, spacing, hospital)
-        nodules = add_nodules(rng, chest, hospital)
-        others = add_lookalikes(rng, chest, hospital, nodules, self.lookalikes)
+        add_nodules(chest)
+        others = add_lookalikes(chest, self.lookalikes)
         voxels = acquire(rng, chest.canvas, hospital)
         middle = np.append(rng.uniform(-30, 30, size=2), rng.uniform(-250, -100))
         # One scan in four is stored from left to right and back to front, like some of LUNA16.
         flipped = number % 4 == 3
         origin = middle + chest.canvas.half * ([1, 1, -1] if flipped else [-1, -1, -1])
-        write_scan(
-            folder / f"subset{number % SUBSETS}",
-            series,
-            voxels[:, ::-1, ::-1] if flipped else voxels,
-            spacing,
-            origin.tolist(),
-            FLIPPED if flipped else IDENTITY,
-        )
-        annotations = [_row(series, n.centre + middle, f"{n.diameter:.4f}") for n in nodules]
+        place = folder / f"subset{number % SUBSETS}"
+        stored = (voxels[:, ::-1, ::-1], FLIPPED) if flipped else (voxels, IDENTITY)
+        write_scan(place, series, stored[0], spacing, origin.tolist(), stored[1])
+        annotations = [_row(series, n.centre + middle, f"{n.diameter:.4f}") for n in chest.nodules]
         # A detector finds some nodules twice.
-        hits = ((n, _) for n in nodules for _ in range(1 + int(rng.random() < 0.15)))
+        hits = ((n, _) for n in chest.nodules for _ in range(1 + int(rng.random() < 0.15)))
         near = [_near(rng, n.centre, 0.1 * n.diameter) for n, _ in hits]
         candidates = [(_row(series, p + middle, "1"), rng.random()) for p in near]
-        candidates += [
-            (_row(series, _near(rng, p, 0.7) + middle, "0"), rng.random()) for p in others
-        ]
+        far = (_near(rng, p, 0.7) for p in others)
+        candidates += [(_row(series, p + middle, "0"), rng.random()) for p in far]
         return annotations, [row for row, _ in sorted(candidates, key=lambda c: c[1])]
 
 
@@ -574,12 +494,6 @@ def write_scan(
         spacing: mm along the file's x, y, z.
         origin: Place of the first voxel, in mm.
         direction: The nine numbers of the direction matrix, row by row.
-
-    Returns:
-        The header.
-
-    Raises:
-        OSError: If the files cannot be written.
     """
     import SimpleITK as sitk
 
@@ -598,11 +512,6 @@ def write_scan(
 def acquire(rng: Rng, canvas: Canvas, hospital: CtHospital) -> NDArray[np.int16]:
     """Scans a chest: blur of kernel and slice, noise as fine as the kernel is sharp, offset.
 
-    Args:
-        rng: Source of randomness, this patient's own.
-        canvas: The anatomy.
-        hospital: The scanner.
-
     Returns:
         (z, y, x) int16 HU.
     """
@@ -612,13 +521,6 @@ def acquire(rng: Rng, canvas: Canvas, hospital: CtHospital) -> NDArray[np.int16]
     noise = gaussian_filter(noise, (0, 0.7 * blur, 0.7 * blur), truncate=3)
     image += hospital.noise * rng.uniform(0.8, 1.25) / noise.std() * noise + hospital.offset
     return np.asarray(np.rint(np.clip(image, -1024, 3071)), dtype=np.int16)
-
-
-def _spacing(rng: Rng, shape: Shape, hospital: CtHospital) -> Spacing:
-    """Distances of the voxels along x, y, z in mm, rounded as in headers."""
-    pixel = rng.uniform(*FIELD_OF_VIEW) / max(shape[:2])
-    slices = np.clip(hospital.thickness * rng.uniform(0.85, 1.15), 1.0, 2.5)
-    return round(pixel, 4), round(pixel, 4), round(float(slices), 2)
 
 
 def _series(seed: int, hospital: str, number: int) -> str:

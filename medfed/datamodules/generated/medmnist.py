@@ -78,10 +78,8 @@ class BloodCells(Cohort):
         for split, count in zip(SPLITS, self.images, strict=True):
             labels = np.arange(count) % len(CLASSES)
             labels = numpy_rng(self.seed, split).permutation(labels)
-            cells = [
-                draw_cell(numpy_rng(self.seed, split, n), int(label), self.size)
-                for n, label in enumerate(labels)
-            ]
+            rngs = (numpy_rng(self.seed, split, n) for n in range(len(labels)))
+            cells = [draw_cell(rng, int(y), self.size) for rng, y in zip(rngs, labels, strict=True)]
             arrays[f"{split}_images"] = np.stack(cells)
             arrays[f"{split}_labels"] = labels[:, None].astype(np.uint8)
         np.savez_compressed(folder / self.index, **arrays)  # type: ignore[arg-type]
@@ -89,11 +87,6 @@ class BloodCells(Cohort):
 
 def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uint8]:
     """Draws one cell.
-
-    Args:
-        rng: Source of all variation.
-        label: Index in `CLASSES`.
-        size: Side in pixels.
 
     Returns:
         (size, size, 3) uint8.
@@ -111,9 +104,8 @@ def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uin
     turn = rng.uniform(0, 2 * np.pi)
     for angle in turn + step * np.arange(count) + rng.normal(0, 0.1, count):
         centre = radius * far * np.array([np.cos(angle), np.sin(angle)])
-        paint(
-            image, cell * disc(place, centre, radius * width * rng.uniform(0.85, 1.15, 2)), NUCLEUS
-        )
+        size = radius * width * rng.uniform(0.85, 1.15, 2)
+        paint(image, cell * disc(place, centre, size), NUCLEUS)
     image = gaussian_filter(image, (*[rng.uniform(0.3, 0.9)] * 2, 0))
     stain = rng.uniform(0.85, 1.15) * rng.uniform(0.95, 1.05, 3)
     image = 1 - (1 - image) * stain + rng.normal(0, 0.03) + rng.normal(0, 0.04, image.shape)
@@ -122,14 +114,6 @@ def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uin
 
 def disc(place: Plane, centre: Pair, radii: Pair) -> Plane:
     """Draws a filled ellipse with a soft edge.
-
-    Args:
-        place: (2, H, W) coordinates.
-        centre: (2,) its centre.
-        radii: (2,) its half axes.
-
-    Returns:
-        (H, W), 1 inside and 0 outside.
 
     Example:
         >>> disc(np.array([[[0.0, 2.0]], [[0.0, 0.0]]]), (0, 0), (1, 1)).round().tolist()

@@ -204,10 +204,8 @@ class Dealt(Partition):
             )
         patients = in_order(patients)
         owner = self.deal(patients, seed)
-        return {
-            name: sorted(patients[i].id for i in np.flatnonzero(owner == n))
-            for n, name in enumerate(self.names())
-        }
+        rows = {name: np.flatnonzero(owner == n) for n, name in enumerate(self.names())}
+        return {name: sorted(patients[i].id for i in of) for name, of in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -316,15 +314,6 @@ def in_order(patients: Sequence[Patient]) -> list[Patient]:
 
 def count_classes(patients: Sequence[Patient]) -> Counts:
     """Collects the samples per class of every patient.
-
-    Args:
-        patients: P patients, each with one label or with counts.
-
-    Returns:
-        (P, K), with K the number of classes up to the largest that occurs.
-
-    Raises:
-        ConfigError: If a patient has neither.
 
     Example:
         >>> count_classes([Patient("a", label=2), Patient("b", counts=(5, 1))]).tolist()

@@ -39,15 +39,8 @@ Floats = NDArray[np.float64]
 def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Divides a whole number in given proportions.
 
-    Args:
-        size: The number to divide, at least 0.
-        shares: (K,) non-negative, of sum 1.
-
     Returns:
         K whole numbers of sum `size`; among equal remainders, the later class is rounded up.
-
-    Raises:
-        ConfigError: If `shares` are not proportions.
 
     Example:
         >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
@@ -64,16 +57,9 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
     """Finds the largest numbers of samples in given proportions.
 
-    Args:
-        available: (K,) samples per class.
-        shares: (K,) non-negative, of sum 1.
-
     Returns:
         Samples per class: `apportion` of the largest size for which every class has enough samples;
         zeros if there is none.
-
-    Raises:
-        ConfigError: If `shares` are not proportions, or not one per class.
 
     Example:
         >>> largest_fit((100, 8), (0.8, 0.2)), largest_fit((100, 0), (0.5, 0.5))
@@ -103,9 +89,6 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
     Returns:
         (m,) int64 indices, ascending; empty if no sample can be kept.
 
-    Raises:
-        ConfigError: If `shares` are not proportions, or a label has none.
-
     Example:
         >>> kept = thin(np.array([0, 0, 0, 0, 1]), (0.5, 0.5), seed=0)
         >>> kept.shape, 4 in kept
@@ -120,10 +103,8 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
         )
     members = [np.flatnonzero(values == k) for k in range(len(shares))]
     counts = largest_fit([len(m) for m in members], shares)
-    kept = [
-        numpy_rng(seed, "thin", k).permutation(member)[:count]
-        for k, (member, count) in enumerate(zip(members, counts, strict=True))
-    ]
+    pairs = enumerate(zip(members, counts, strict=True))
+    kept = [numpy_rng(seed, "thin", k).permutation(of)[:count] for k, (of, count) in pairs]
     return np.sort(np.concatenate(kept)).astype(np.int64)
 
 
@@ -172,12 +153,6 @@ def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> 
 def check_shares(shares: Sequence[float]) -> None:
     """Checks that numbers are proportions.
 
-    Args:
-        shares: (K,) numbers.
-
-    Raises:
-        ConfigError: If one is negative or not finite, or their sum is not 1.
-
     Example:
         >>> check_shares((0.8, 0.4))
         Traceback (most recent call last):
@@ -221,12 +196,6 @@ class LabelImbalance(base.Dealt):
 
     def fractions(self) -> list[float]:
         """Share of positives per client.
-
-        Returns:
-            `num_clients` numbers in [0, 1].
-
-        Raises:
-            ConfigError: If a setting is out of range.
 
         Example:
             >>> LabelImbalance(3, delta=3.0).fractions()
@@ -375,9 +344,6 @@ class Shards(base.Dealt):
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
-        Raises:
-            ConfigError: If a patient has no label, or there are more shards than patients.
-
         Example:
             >>> patients = [Patient(str(i), label=i // 2) for i in range(8)]
             >>> Shards(2).deal(patients, seed=3)
@@ -424,9 +390,6 @@ class Dirichlet(base.Dealt):
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
-        Raises:
-            ConfigError: If a patient has no label, or some client is too small after all redraws.
-
         Example:
             >>> patients = [Patient(str(i), label=i % 2) for i in range(8)]
             >>> Dirichlet(2, alpha=0.5, min_patients=2).deal(patients, seed=0)
@@ -453,9 +416,8 @@ class Dirichlet(base.Dealt):
         owner = np.empty(len(counts), dtype=np.int64)
         for k, share in enumerate(shares):
             members = numpy_rng(seed, "members", k).permutation(np.flatnonzero(counts[:, k]))
-            owner[members] = np.repeat(
-                np.arange(self.num_clients), apportion(len(members), share.tolist())
-            )
+            sizes = apportion(len(members), share.tolist())
+            owner[members] = np.repeat(np.arange(self.num_clients), sizes)
         return owner
 
 

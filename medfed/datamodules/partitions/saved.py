@@ -45,11 +45,7 @@ class Saved(Partition):
     file: ExistingPath
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
-
-        Raises:
-            DataError: If the file cannot be used, or names a patient that the data lack.
-        """
+        """See `Partition.assign`."""
         known = {p.id for p in patients}
         assigned = {}
         for client, held in self._content["clients"].items():
@@ -97,11 +93,9 @@ class Saved(Partition):
 
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """See `Partition.splits`."""
-        return {
-            client: {split: sorted(held.get(split, [])) for split in SPLITS}
-            for client, held in self._content["clients"].items()
-            if client in clients and isinstance(held, dict)
-        }
+        of = ((c, parts) for c, parts in self._content["clients"].items() if c in clients)
+        split = {c: parts for c, parts in of if isinstance(parts, dict)}
+        return {c: {s: sorted(parts.get(s, [])) for s in SPLITS} for c, parts in split.items()}
 
     def _recorded(self, clients: Ids, key: str) -> dict[str, Any]:
         """The file's records of clients, if it has any."""
@@ -116,15 +110,6 @@ class Saved(Partition):
 
 def read_partition(path: Path) -> dict[str, Any]:
     """Reads the record of a partition and checks its form.
-
-    Args:
-        path: A JSON file; see `Saved`.
-
-    Returns:
-        Its content, with ``clients`` as described there.
-
-    Raises:
-        DataError: If it is missing, not JSON, or of another form.
 
     Example:
         >>> import tempfile

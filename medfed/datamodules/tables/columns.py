@@ -85,9 +85,8 @@ def fit_standard(train: Array) -> Standard:
     low, median, high = limits(train)
     clipped = np.clip(train, low, high)
     count = (~np.isnan(train)).sum(axis=0)
-    mean, sd = moments(
-        count, median, np.nansum(clipped - median, 0), np.nansum((clipped - median) ** 2, 0)
-    )
+    rest = clipped - median
+    mean, sd = moments(count, median, np.nansum(rest, 0), np.nansum(rest**2, 0))
     return Standard(low, high, median, mean, sd)
 
 
@@ -148,9 +147,7 @@ def _limits(values: Array) -> tuple[float, float, float]:
     return float(first - reach), median, float(third + reach)
 
 
-def value_range(
-    train: Array, least: int | None = None, share: float = 0.025
-) -> tuple[Array, Array]:
+def value_range(train: Array, least: int = 0, share: float = 0.025) -> tuple[Array, Array]:
     """A rounded range of nearly all of (N, P) training values, whose ends are no patient's.
 
     From 2.5 % to 97.5 % of the values, or from the second to the last but one; where these are not
@@ -355,11 +352,6 @@ def _auroc(cells: Array, classes: Array, categorical: bool) -> float:
 def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:
     """Remarks on columns that look like hospitals or patients, if the user has named none.
 
-    Args:
-        names: The names of all columns except the label.
-        centre: ``data.centre``.
-        patient: ``data.patient``.
-
     Example:
         >>> role_remarks(["age", "Hospital"], None, None)
         ['If the column Hospital names the hospitals, set data.centre=Hospital.']
@@ -383,10 +375,6 @@ def say_unknown(columns: Columns, rows: Array) -> None:
     """Logs columns with categories that have no input; (N, F) rows, -1 for these."""
     for name in columns.categories:
         if count := int((rows[:, columns.names.index(name)] < 0).sum()):
-            log.warning(
-                "Rows whose category of %s fewer than %d training patients of every client have: "
-                "%d; they count as having none.",
-                name,
-                CATEGORY,
-                count,
-            )
+            rare = f"fewer than {CATEGORY} training patients of every client have"
+            text = "Rows whose category of %s %s: %d; they count as having none."
+            log.warning(text, name, rare, count)

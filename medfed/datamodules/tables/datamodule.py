@@ -110,10 +110,6 @@ class TabularDataModule(FederatedDataModule):
         missing: Further words of missing cells in a CSV file, such as ``["k.A.", -9]``.
         limits: What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error
             (``"refuse"``), ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
-
-    Raises:
-        ConfigError: If a choice is unknown, a scale or the cuts are invalid, classes are named for
-            a continuous outcome, or survival lacks a column.
     """
 
     _: KW_ONLY
@@ -168,9 +164,7 @@ class TabularDataModule(FederatedDataModule):
             )
         alone = {"combat": ("minmax", "exact_minmax", "none"), "pooled": ("none",), "client": ()}
         if self.normalization in alone[self.scaling]:
-            raise ConfigError(
-                f"data.scaling={self.scaling} needs data.normalization=standard; set it."
-            )
+            raise ConfigError(f"data.scaling={self.scaling} needs data.normalization=standard.")
         if self.covariates and self.scaling != "combat":
             raise ConfigError("data.covariates are for data.scaling=combat; leave them out.")
         if self.outcome_scale is not None:
@@ -210,12 +204,7 @@ class TabularDataModule(FederatedDataModule):
         return Samples(t.labels, len(t.classes), t.patients, t.centres, t.splits, t.files)
 
     def prepare_data(self) -> None:
-        """Reads the table, so that names and sizes are known.
-
-        Raises:
-            ConfigError: If classes are given the scale of an outcome.
-            DataError: If no cell has a value.
-        """
+        """Reads the table, so that names and sizes are known."""
         count, names = len(self.table.features), self.table.names
         empty = np.isnan(self.table.features).all(axis=0)
         if empty.all():
@@ -284,11 +273,7 @@ class TabularDataModule(FederatedDataModule):
         return self.samples.survival
 
     def join(self, other: TabularDataModule) -> None:
-        """Takes over the agreement of a federation, for a hospital that joins it later.
-
-        Args:
-            other: The federation's data, set up.
-        """
+        """Takes over the agreement of a federation, for a hospital that joins it later."""
         self.agreement, self.outcome_scale = other.agreement, other.outcome_scale
         self.categorical = tuple(other.columns.categories)
         if self.path is not None and self.reader is None:
@@ -302,9 +287,8 @@ class TabularDataModule(FederatedDataModule):
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
             question = self._question(self.facts())
             outcomes = self.train_outcomes if question.outcomes else None
-            self.agreement, self.exchanged = agreement.agree(
-                question, trained, table.categories, outcomes, self.train_patients
-            )
+            facts = table.categories, outcomes, self.train_patients
+            self.agreement, self.exchanged = agreement.agree(question, trained, *facts)
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         agreed = self.columns
@@ -323,9 +307,8 @@ class TabularDataModule(FederatedDataModule):
         columns.say(agreed, self.train_rows, self.scalings)
         self.remarks += columns.constant_remarks(table.names, self.train_rows)
         if not self.samples.continuous:
-            self.remarks += columns.leak_remarks(
-                table.names, table.categories, self.train_rows, self.train_outcomes
-            )
+            training = self.train_rows, self.train_outcomes
+            self.remarks += columns.leak_remarks(table.names, table.categories, *training)
         columns.say_unknown(agreed, rows)
         return clients
 
@@ -346,9 +329,8 @@ class TabularDataModule(FederatedDataModule):
         if self.agreement is None:
             question = self._question(self.facts())
             outcomes = self.train_outcomes[client] if question.outcomes else None
-            told = agreement.TrainRows(
-                question, rows, self.table.categories, outcomes, self.train_patients[client]
-            )
+            patients = self.train_patients[client]
+            told = agreement.TrainRows(question, rows, self.table.categories, outcomes, patients)
             self.contributing = told.contributing
             self.agreement = yield from agreement.client_side(told)
 
@@ -367,14 +349,11 @@ class TabularDataModule(FederatedDataModule):
         """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
         question, patients = self._question(self.facts()), self.train_patients[client]
         statistics = []
+        count = len(np.unique(patients))
         if question.continuous:
-            key = "data.outcome_scale"
-            count = len(np.unique(patients))
-            statistics.append(
-                Statistic(client, "the sums of the outcome", key, agreement.SUMS, count)
-            )
+            what, key = "the sums of the outcome", "data.outcome_scale"
+            statistics.append(Statistic(client, what, key, agreement.SUMS, count))
         if question.intervals:
-            count = len(np.unique(patients))
             what = "the counts of events by time"
             statistics.append(Statistic(client, what, "data.cuts", BINS, count))
         for name, column in zip(question.names, self.train_rows[client].T, strict=True):
@@ -418,10 +397,8 @@ class TabularDataModule(FederatedDataModule):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` also has the columns and their rounded range."""
         scaling, plan = self.scalings[client], self.plans[client]
-        low, high = [
-            [None if np.isnan(value) else value for value in end.tolist()]
-            for end in columns.value_range(self._numbers(client), share=0)
-        ]
+        ranges = columns.value_range(self._numbers(client), share=0)
+        low, high = ([None if np.isnan(v) else v for v in end.tolist()] for end in ranges)
         ends = {"lowest": low, "highest": high}
         has = set(plan.record(self.plan_names)["channels"])
         return {
@@ -442,12 +419,8 @@ class TabularDataModule(FederatedDataModule):
                 f"Client {client} has a scanner, but tables have no images; set "
                 "partition.scanners=null."
             )
-        return {
-            split: self.samples.select(
-                plan.patients[split], plan.shares, derive_seed(self.seed, client, split)
-            )
-            for split in SPLITS
-        }
+        seeds = {s: derive_seed(self.seed, client, s) for s in SPLITS}
+        return {s: self.samples.select(plan.patients[s], plan.shares, seeds[s]) for s in SPLITS}
 
     def _block(
         self, rows: Array, index: Index, case: Index, scaling: Scaling, present: Tensor

@@ -28,20 +28,6 @@ class MixtureDataModule(FederatedDataModule):
 
     - ``classes``: logistic models, 1 with probability sum_k alpha_ik sigmoid(theta_k x);
     - ``continuous``: linear models, normal around sum_k alpha_ik theta_k x.
-
-    Args:
-        partition: Keeps the hospitals (``centre``).
-        clients: Number of clients N.
-        samples: Rows of each client, over all splits.
-        features: F, the dimension d.
-        models: K, the true models.
-        concentration: Of the Dirichlet distribution; with a small value clients mix little.
-        outcome: ``classes`` or ``continuous``.
-        noise: Standard deviation of continuous outcomes around the mixture.
-        **common: See `FederatedDataModule`; batches are of 128 rows, and of 1024 to evaluate.
-
-    Raises:
-        ConfigError: If a size or the concentration is not positive, or the noise negative.
     """
 
     @checked("data")
@@ -68,10 +54,9 @@ class MixtureDataModule(FederatedDataModule):
         self.noise = noise
         self.class_names = ("0", "1") if outcome == "classes" else ("outcome",)
         kind = "logistic" if outcome == "classes" else "linear"
-        self.description = (
-            f"Data: generated, {clients} hospitals of {samples} rows that mix {models} {kind} "
-            f"models of {features} features."
-        )
+        sizes = f"{clients} hospitals of {samples} rows"
+        mixed = f"{models} {kind} models of {features} features"
+        self.description = f"Data: generated, {sizes} that mix {mixed}."
         self.thetas = numpy_rng(self.seed, "mixture", "models").uniform(-1, 1, (models, features))
         self._rows_of = {name: self._draw(name) for name in self.names}
 
@@ -101,17 +86,11 @@ class MixtureDataModule(FederatedDataModule):
         ]
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Takes the rows of every client; see the base class.
-
-        Raises:
-            ConfigError: If the partition changes the hospitals.
-        """
+        """Takes the rows of every client; see the base class."""
         if not set(plans) <= set(self.names):
             raise ConfigError("Generated mixtures belong to hospitals; use partition=centre.")
-        return {
-            name: self.labelled_client(name, plan, {s: self._block(name, plan, s) for s in SPLITS})
-            for name, plan in plans.items()
-        }
+        blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
+        return {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: features unchanged."""

@@ -71,14 +71,7 @@ class Manifest(TypedDict):
 
 
 def write_manifest(folder: Path) -> dict[str, str]:
-    """Writes down the hashes of all files that a bundle consists of.
-
-    Args:
-        folder: The bundle, whole but for this file.
-
-    Returns:
-        SHA-256 by name, sorted.
-    """
+    """Writes down the hashes of all files that a bundle consists of."""
     (folder / MANIFEST).unlink(missing_ok=True)
     hashes = {name: files.sha256(folder / name) for name in sorted(_files(folder))}
     files.write_json(folder / MANIFEST, {"sha256": hashes})
@@ -89,22 +82,13 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     """Compares a bundle's files with their hashes.
 
     Only names that the folder itself lists are opened, so none leads out of it.
-
-    Args:
-        folder: The bundle.
-        hashes: SHA-256 by name, from the manifest.
-
-    Raises:
-        CheckpointError: Naming the first file that is missing, added, changed or a link.
     """
     present = set(_files(folder)) - {MANIFEST}
     # The packed weights are whole by themselves; MONAI's tools alone need the others.
     if missing := sorted(hashes.keys() - present - ({MODEL} if PACKED in hashes else set())):
         raise CheckpointError(f"{folder / missing[0]} is missing; copy the bundle again.")
     if added := sorted(present - hashes.keys()):
-        raise CheckpointError(
-            f"{folder / added[0]} was not exported with the bundle; move it elsewhere."
-        )
+        raise CheckpointError(f"{folder / added[0]} is no part of the bundle; move it elsewhere.")
     # A hash reveals a torn copy or a change, but nobody who changes the manifest as well.
     for name in sorted(present):
         if files.sha256(folder / name) != hashes[name]:
@@ -165,14 +149,7 @@ class Bundle:
         return facts
 
     def network(self) -> nn.Module:
-        """Builds the network with its weights, in evaluation mode.
-
-        Returns:
-            From images ``(B, C, *spatial)`` or features ``(B, F)`` to logits.
-
-        Raises:
-            CheckpointError: If network and weights do not fit together.
-        """
+        """Builds the network with its weights, in evaluation mode."""
         plain = self.facts["network"]
         _check_packages(self.folder, self.facts.get("packages") or {})
         numbers = sum(t.numel() for t in self.state.values())
@@ -197,18 +174,7 @@ class Bundle:
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """Reads a bundle.
-
-    Args:
-        folder: The bundle's folder.
-
-    Returns:
-        Its metadata and weights.
-
-    Raises:
-        CheckpointError: If it is no bundle, a file of it is missing or changed, or its format or
-            version is another.
-    """
+    """Reads a bundle."""
     files.restore_folder(folder)
     content = _read_metadata(folder)
     with reading(folder / MANIFEST, COPY_AGAIN):
@@ -240,13 +206,6 @@ def write_bundle(
         books: Quantised tensors, by name.
         onnx: Whether it holds an ONNX file, too, if the network can be written as one.
         samples: Training inputs; the ONNX file then computes with 8-bit integers.
-
-    Returns:
-        The facts with ``bits`` and ``sizes``, as they stand in the metadata.
-
-    Raises:
-        ConfigError: If the package for ONNX files is not installed.
-        DataError: If the folder cannot be written, or is no bundle and must not be replaced.
     """
     _check_place(folder)
     state = weights.with_codebooks(dense, books)
@@ -282,9 +241,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         content: dict[str, Any] = parse_json(path)
     facts = content.get("medfed") if isinstance(content, dict) else None
     if not isinstance(facts, dict):
-        raise CheckpointError(
-            f"{folder} is a bundle of another origin; only those of medfed export are read."
-        )
+        raise CheckpointError(f"{folder} is no bundle of medfed export, and no other is read.")
     number, known = facts.get("format_version"), metadata.READ_VERSIONS
     if number not in known or isinstance(number, bool):
         raise CheckpointError(
@@ -306,9 +263,8 @@ def _check_place(folder: Path) -> None:
 def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> bool:
     """Writes the ONNX file; where that cannot be, a line says so and the bundle goes without."""
     try:
-        onnx_file.save_onnx(
-            path, network, onnx_file.trace_shape(facts), metadata.input_size(facts) is None
-        )
+        any_size = metadata.input_size(facts) is None
+        onnx_file.save_onnx(path, network, onnx_file.trace_shape(facts), any_size)
     except onnx_file.NotTraceableError as error:
         path.unlink(missing_ok=True)
         client, why = shown(str(facts["client"])), str(error).rstrip(".")
@@ -331,15 +287,7 @@ def _check_packages(folder: Path, packages: Mapping[str, str]) -> None:
 
 
 def page(name: str, facts: Mapping[str, Any]) -> str:
-    """Writes a page for people.
-
-    Args:
-        name: ``docs/README.md``, or ``docs/model_card.md``.
-        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
-
-    Returns:
-        Markdown.
-    """
+    """Writes a page for people."""
     environment = files.text_templates(_TEMPLATES)
     environment.filters |= {"bytes": "{:,}".format, "interval": _interval}
     environment.filters |= {"number": _number, "numbers": _numbers}
@@ -392,14 +340,7 @@ def _interval(ends: Sequence[float | None] | None) -> str:
 
 
 def inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds the configuration that ``python -m monai.bundle run`` runs.
-
-    Args:
-        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
-
-    Returns:
-        ``configs/inference.json``, as JSON has it.
-    """
+    """Builds the configuration that ``python -m monai.bundle run`` runs."""
     config: dict[str, Any] = json.loads((_TEMPLATES / "inference.json").read_text(encoding="utf-8"))
     if facts["input"]["kind"] == "ct_patches":
         config["candidates"] = "$@dataset_dir + '/candidates.csv'"

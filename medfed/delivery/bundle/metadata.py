@@ -87,14 +87,7 @@ _TEMPLATE = Path(__file__).parent / "templates" / "metadata.json"
 
 
 def monai_metadata(facts: Plain) -> Plain:
-    """Wraps the facts into what MONAI asks of a bundle's metadata.
-
-    Args:
-        facts: All of the part ``medfed``.
-
-    Returns:
-        ``configs/metadata.json``.
-    """
+    """Wraps the facts into what MONAI asks of a bundle's metadata."""
     many = len(facts["labels"])
     what = " and ".join(facts["labels"]) if many <= 3 else f"{many} classes"
     segments = facts["task"] == "segmentation"
@@ -194,6 +187,9 @@ Above0 = Annotated[int, Meta(ge=1, le=1 << 20)]
 Size = Annotated[list[Above0], Meta(min_length=2, max_length=3)]
 Codes = Annotated[list[Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]], Meta(min_length=1)]
 Color = Literal["rgb", "grey"]
+Kind = Literal[
+    "segmentation", "classification", "findings", "risk", "regression", "survival", "detection"
+]
 _LARGEST = 1 << 27  # voxels or pixels of one window, image or patch
 
 
@@ -258,9 +254,7 @@ class Table(Struct, tag_field="kind", tag="table"):
 class Facts(Struct, kw_only=True):
     """The entries of every bundle that a prediction goes by."""
 
-    task: Literal[
-        "segmentation", "classification", "findings", "risk", "regression", "survival", "detection"
-    ]
+    task: Kind
     network: dict[str, Any]
     channels: Names
     present: Names
@@ -291,15 +285,7 @@ class Facts(Struct, kw_only=True):
 
 
 def check_facts(facts: Mapping[str, Any], path: Path) -> None:
-    """Refuses metadata of which a prediction could not be made, or would be another one.
-
-    Args:
-        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
-        path: Their file.
-
-    Raises:
-        CheckpointError: Naming the file and the first entry that cannot be used.
-    """
+    """Refuses metadata of which a prediction could not be made, or would be another one."""
     try:
         wrong = next((what for holds, what in _rules(fit(facts, Facts)) if not holds), None)
     except ValueError as error:

@@ -52,15 +52,6 @@ _QUOTES = "'\""
 def describe(node: Mapping[str, Any]) -> Plain:
     """Translates a configuration's network into plain data that MONAI can build, too.
 
-    Args:
-        node: ``model.network`` of a run, resolved: ``_target_`` and arguments.
-
-    Returns:
-        ``_target_`` and arguments, as JSON has them; a partial has ``_mode_: callable``.
-
-    Raises:
-        ConfigError: If it cannot be written so, or bundles know no such network.
-
     Example:
         >>> describe({"_target_": "torch.nn.Linear", "_args_": [2, 3], "bias": False})
         {'_target_': 'torch.nn.Linear', 'in_features': 2, 'out_features': 3, 'bias': False}
@@ -79,16 +70,8 @@ def describe(node: Mapping[str, Any]) -> Plain:
     return plain
 
 
-def describe_mixture(
-    plain: Mapping[str, Any], places: Sequence[str], count: int, activation: str
-) -> Plain:
+def describe_mixture(plain: Plain, places: Sequence[str], count: int, activation: str) -> Plain:
     """Describes several instances of a part of a network, whose outputs are mixed.
-
-    Args:
-        plain: The ordinary network, from :func:`describe`.
-        places: Layers of the part, from :func:`medfed.models.networks.personal_part.part_roots`.
-        count: Instances.
-        activation: What makes probabilities of outputs: ``softmax``, ``sigmoid`` or ``identity``.
 
     Example:
         >>> import torch
@@ -172,12 +155,6 @@ def build_network(plain: Mapping[str, Any]) -> nn.Module:
     :data:`TARGETS`, the libraries' classes that a configuration may build, and what is in a folder
     that the user has named by ``plugins=FOLDER``.
 
-    Args:
-        plain: From :func:`describe`.
-
-    Raises:
-        CheckpointError: If the target is another one, or does not take the arguments.
-
     Example:
         >>> build_network({"_target_": "os.system", "command": "true"})
         Traceback (most recent call last):
@@ -212,15 +189,7 @@ that you add by plugins=FOLDER.
 
 @contextmanager
 def bounded(entries: int, numbers: int) -> Iterator[None]:
-    """Stops a network that registers far more than it has weights for, before memory is filled.
-
-    Args:
-        entries: Tensors of the weights.
-        numbers: Elements in all of them.
-
-    Raises:
-        CheckpointError: If layers or parameters exceed what the weights could be of.
-    """
+    """Stops a network that registers far more than it has weights for, before memory is filled."""
     left = {"layers": 1000 + 50 * entries, "numbers": 1_000_000 + _SPARE * numbers}
 
     def count(what: str, by: int) -> None:
@@ -228,15 +197,11 @@ def bounded(entries: int, numbers: int) -> Iterator[None]:
         if left[what] < 0:
             raise CheckpointError("its network is far larger than its weights")
 
-    def of_module(parent: nn.Module, name: str, module: nn.Module | None) -> None:
-        count("layers", 1)
-
-    def of_parameter(parent: nn.Module, name: str, tensor: Tensor | None) -> None:
-        count("numbers", 0 if tensor is None else tensor.numel())
-
     hooks = [
-        register_module_module_registration_hook(of_module),
-        register_module_parameter_registration_hook(of_parameter),
+        register_module_module_registration_hook(lambda *_: count("layers", 1)),
+        register_module_parameter_registration_hook(
+            lambda _, __, tensor: count("numbers", 0 if tensor is None else tensor.numel())
+        ),
     ]
     try:
         yield
@@ -251,9 +216,6 @@ def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     Args:
         network: May be on the device ``meta``.
         state: Its weights and float buffers, each under one of its names; counters may be absent.
-
-    Raises:
-        RuntimeError: Naming the first entry that differs.
     """
     kept = network.state_dict(keep_vars=True)
     filled = {id(kept[name]) for name in state if name in kept}

@@ -28,6 +28,7 @@ from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.delivery.bundle.metadata import ANY_SIDE, input_size
 
 INPUT, OUTPUT = "image", "logits"
+Shape = tuple[int, ...]
 _EQUAL = 1e-5  # of the largest logit, if that is above 1
 
 
@@ -36,16 +37,7 @@ class NotTraceableError(ConfigError):
 
 
 class OnnxNetwork(nn.Module):
-    """From images ``(B, C, *spatial)`` or features ``(B, F)`` to logits, on the CPU.
-
-    Args:
-        path: An ONNX file of :func:`save_onnx`.
-        threads: Threads of ONNX Runtime.
-
-    Raises:
-        ConfigError: If the package ``onnxruntime`` is not installed.
-        CheckpointError: If the file cannot be loaded.
-    """
+    """From images ``(B, C, *spatial)`` or features ``(B, F)`` to logits, on the CPU."""
 
     def __init__(self, path: Path, threads: int = 1) -> None:
         super().__init__()
@@ -66,11 +58,7 @@ class OnnxNetwork(nn.Module):
             ) from error
 
     def forward(self, image: Tensor) -> Tensor:
-        """Computes the logits.
-
-        Raises:
-            ValueError: If ONNX Runtime cannot compute with such an input.
-        """
+        """Computes the logits."""
         values = np.ascontiguousarray(image.detach().float().numpy())
         if unlike := unlike_axes(values.shape[1:], self._session.get_inputs()[0].shape[1:]):
             raise ValueError(f"of the ONNX file {unlike}")
@@ -84,10 +72,6 @@ class OnnxNetwork(nn.Module):
 def unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
     """Names the axes whose size is another than the wanted one, which may be a word for any.
 
-    Args:
-        given: Sizes from the channels on.
-        wanted: As many.
-
     Example:
         >>> unlike_axes((3, 32, 48), (3, "size_2", 32))
         'axis 3 has 48 instead of 32'
@@ -99,16 +83,7 @@ def unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
 
 
 def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> ModuleType:
-    """Imports a package that is an extra, such as ``onnx``.
-
-    Args:
-        name: The package.
-        what: What needs it, for the error.
-        source: What pip installs; empty: the package.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Imports a package that is an extra, such as ``onnx``."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -116,19 +91,10 @@ def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> 
 
 
 @torch.no_grad()
-def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bool) -> None:
+def compare(path: Path, network: nn.Module, shape: Shape, any_size: bool) -> None:
     """Asks both for other batches, and other sizes of each axis if they may come.
 
     A trace may have fixed them.
-
-    Args:
-        path: The ONNX file.
-        network: The network that it was made of.
-        shape: ``(C, *spatial)`` or ``(F,)`` of one input that it was traced with.
-        any_size: Whether images of other sizes will be given to it.
-
-    Raises:
-        NotTraceableError: If they differ by more than 1e-5 of the largest logit (or of 1).
     """
     try:
         session = OnnxNetwork(path)
@@ -143,9 +109,7 @@ def compare(path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bo
             same_shape = logits.shape == expected.shape
             if not same_shape or float((logits - expected).abs().max()) > _EQUAL * scale:
                 unlike = f" ({other})" if (other := unlike_axes(size[1:], shape)) else ""
-                raise NotTraceableError(
-                    f"ONNX Runtime and PyTorch differ at inputs of {size}{unlike}"
-                )
+                raise NotTraceableError(f"ONNX Runtime and PyTorch differ at {size}{unlike}")
     except (CheckpointError, ValueError) as error:
         if isinstance(error, NotTraceableError):
             raise
@@ -157,23 +121,8 @@ OPSET = 18
 _BATCH = 2  # a batch of 1 would be traced as a constant
 
 
-def save_onnx(
-    path: Path, network: nn.Module, shape: tuple[int, ...], any_size: bool = True
-) -> None:
-    """Writes an ONNX file, and compares it with PyTorch where ONNX Runtime is installed.
-
-    Args:
-        path: Where to.
-        network: In evaluation mode.
-        shape: ``(C, *spatial)`` or ``(F,)`` of one input to trace with. Batch and spatial sizes are
-            free in the file.
-        any_size: Whether images of other sizes will be given to it.
-
-    Raises:
-        ConfigError: If the package ``onnx`` is not installed.
-        NotTraceableError: If the network cannot be traced, or what was traced answers something
-            else.
-    """
+def save_onnx(path: Path, network: nn.Module, shape: Shape, any_size: bool = True) -> None:
+    """Writes an ONNX file, and compares it with PyTorch where ONNX Runtime is installed."""
     onnx = import_extra("onnx")
     model = onnx.load_from_string(_trace(network, shape))
     onnx.checker.check_model(model)
@@ -191,9 +140,6 @@ def save_int8(path: Path, samples: Tensor) -> None:
     Args:
         path: A file of :func:`save_onnx`.
         samples: ``(N, C, *spatial)`` or ``(N, F)`` inputs as in training.
-
-    Raises:
-        ConfigError: If the package ``onnxruntime`` is not installed, or images are 3-D.
     """
     if samples.ndim > _IMAGES_2D:
         raise ConfigError(
@@ -228,9 +174,6 @@ _IMAGES_2D = 4  # axes of a batch
 
 def trace_shape(facts: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the shape ``(C, *spatial)`` that a bundle's network is traced with.
-
-    Args:
-        facts: The part ``medfed`` of the metadata.
 
     Returns:
         The window or patch, or 64 along each axis where whole slices or volumes of any size go in.
@@ -276,7 +219,5 @@ def _trace(network: nn.Module, shape: tuple[int, ...]) -> bytes:
                 do_constant_folding=False,
             )
     except Exception as error:  # whatever exporters raise
-        raise NotTraceableError(
-            f"the network cannot be traced for ONNX ({first_line(error)})"
-        ) from error
+        raise NotTraceableError(f"its network cannot be traced ({first_line(error)})") from error
     return memory.getvalue()

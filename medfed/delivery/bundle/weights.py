@@ -157,9 +157,6 @@ def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
         tensor: Any shape; every element equals a centre exactly.
         centers: ``(m,)`` sorted, m from 1 to 256, of the tensor's type.
 
-    Raises:
-        CheckpointError: If an element is no centre, or the centres are not as above.
-
     Example:
         >>> from_centers(torch.tensor([[2.0, -1.0]]), torch.tensor([-1.0, 2.0])).indices
         tensor([1, 0])
@@ -182,12 +179,6 @@ def kmeans(tensor: Tensor, bits: int) -> Codebook:
     Args:
         tensor: Any shape, finite.
         bits: 1 to 8; there are ``2**bits`` centres, or fewer where there are fewer numbers.
-
-    Returns:
-        The codebook; each element has the index of its nearest centre.
-
-    Raises:
-        ConfigError: If ``bits`` is outside 1 to 8.
 
     Example:
         >>> kmeans(torch.tensor([0.0, 0.2, 1.0, 1.2]), bits=1).centers
@@ -212,10 +203,6 @@ def pack(indices: Tensor, bits: int) -> Tensor:
     Returns:
         ``(bits, ceil(n / 8))`` uint8.
 
-    Raises:
-        ConfigError: If ``bits`` is outside 1 to 8.
-        ValueError: If an integer does not fit into the bits.
-
     Example:
         >>> pack(torch.tensor([3, 0, 1]), bits=2)
         tensor([[5],
@@ -231,14 +218,6 @@ def pack(indices: Tensor, bits: int) -> Tensor:
 
 def check_bits(bits: int, name: str = "bits", otherwise: str = "") -> None:
     """Checks a number of bits per weight.
-
-    Args:
-        bits: The number.
-        name: What it is called.
-        otherwise: What else would do, for the sentence.
-
-    Raises:
-        ConfigError: If it is outside 1 to 8.
 
     Example:
         >>> check_bits(9)
@@ -265,10 +244,8 @@ def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Co
     """
     planes = _together({n: pack(b.indices, b.bits) for n, b in books.items()})
     centers = _together({n: b.centers for n, b in books.items()})
-    packed = {
-        n: {"planes": planes[n], "centers": centers[n], "shape": list(b.shape)}
-        for n, b in books.items()
-    }
+    parts = ((n, planes[n], centers[n], list(b.shape)) for n, b in books.items())
+    packed = {n: {"planes": p, "centers": c, "shape": s} for n, p, c, s in parts}
     content = {"format": FORMAT, "version": VERSION, "dense": _together(dense), "packed": packed}
     save(path, [content])
 
@@ -283,14 +260,8 @@ def save(path: Path, content: object) -> None:
 def load_weights(path: Path) -> Tensors:
     """Reads a weight file; no code in it is ever run.
 
-    Args:
-        path: A state dict, or a file of :func:`save_weights`.
-
     Returns:
         All weights by name, dense; of tied ones the first name.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged, of another format or version.
     """
     with reading(path, "copy the bundle again"):
         size = path.stat().st_size

@@ -49,12 +49,6 @@ class ClientModel:
     def entries(self, name: str) -> list[str]:
         """Names the entries that an entry of the ordinary network has become here.
 
-        Args:
-            name: An entry of the ordinary network.
-
-        Returns:
-            One name, or one per instance if it belongs to the canonical part.
-
         Example:
             >>> mixture = {"places": ["up.0"], "count": 2}
             >>> ClientModel(mixture, {}).entries("up.0.weight")
@@ -75,9 +69,6 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
         plain: The network.
         weights: Its float entries, of any precision, in any order; also its counters.
         source: Whose they are, for the error.
-
-    Raises:
-        CheckpointError: If the weights are those of another network.
     """
     network = build_network(plain)
     _check_entries(network, weights, source)
@@ -97,9 +88,6 @@ def from_canonical(
         places: Layers of the canonical part, from `part_roots`.
         loaded: The float entries of the client's canonical model.
         source: Whose they are, for the error.
-
-    Raises:
-        CheckpointError: If the weights are those of another network.
     """
     _check_entries(network, loaded, source)
     if network.mix == "parameters":
@@ -110,7 +98,7 @@ def from_canonical(
 
 
 def used_instances(
-    plain: Mapping[str, Any], places: list[str], activation: str, loaded: Tensors
+    plain: dict[str, Any], places: list[str], activation: str, loaded: Tensors
 ) -> tuple[dict[str, Any], Tensors]:
     """Keeps of mixed outputs what the client uses.
 
@@ -152,9 +140,6 @@ def _names(network: nn.Module) -> dict[str, str]:
 
 def collapse(network: Canonical) -> Tensors:
     """Returns the entries of the one network that mixed parameters amount to.
-
-    Args:
-        network: A canonical model with ``mix="parameters"``.
 
     Returns:
         Entries under the names of the ordinary network.
@@ -205,19 +190,6 @@ def choose_bits(
     network: nn.Module, bits: int, layers: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Decides which tensors are quantised, and with how many bits.
-
-    Args:
-        network: The network.
-        bits: 1 to 8 for the weights of all convolutions and linear layers but the first and the
-            last one, or 32 for none.
-        layers: Bits (or 32) by patterns of weight names; later patterns win, and first and last
-            layer can be named, too.
-
-    Returns:
-        Bits by parameter name.
-
-    Raises:
-        ConfigError: If bits are out of range or a pattern matches no weight.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))

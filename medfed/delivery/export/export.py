@@ -35,11 +35,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The keys of ``configs/export.yaml``, described there.
-
-    Raises:
-        ConfigError: If a value cannot be used, or a package is not there.
-    """
+    """The keys of ``configs/export.yaml``, described there."""
 
     run: str
     client: str | Sequence[str] = "all"
@@ -68,17 +64,7 @@ class ExportOptions:
 
 
 def export_run(config: Section) -> list[Path]:
-    """Exports the models of a run.
-
-    Args:
-        config: The composed ``configs/export.yaml``.
-
-    Returns:
-        The bundles' folders.
-
-    Raises:
-        MedfedError: If the run, a client or an option cannot be used.
-    """
+    """Exports the models of a run."""
     options: ExportOptions = build(config)
     run = RunRecord.read(Path(options.run))
     folder = run.bundles if options.out is None else Path(options.out)
@@ -116,20 +102,7 @@ def export_client(
     options: ExportOptions,
     data: FederatedDataModule | None,
 ) -> dict[str, Any]:
-    """Writes one client's bundle and reads it again.
-
-    Args:
-        run: The run.
-        client: The client.
-        folder: The bundle's folder.
-        width: Bits as the options have them; ``None``: the centres of the run.
-        bits: Bits by parameter name of the ordinary network for k-means; empty: no k-means.
-        options: How to export.
-        data: What quantised models are fine-tuned and measured on, if at hand.
-
-    Returns:
-        The part ``medfed`` of the bundle's metadata.
-    """
+    """Writes one client's bundle and reads it again."""
     model = run.exported(client)
     facts = run.facts(client, model.plain)
     facts["largest_part"] = _regions(options.largest_part, facts)
@@ -160,19 +133,14 @@ def export_client(
 
 
 def _regions(wanted: str | Sequence[str] | None, facts: Mapping[str, Any]) -> list[str] | None:
-    """The regions of which the largest part is kept.
-
-    Raises:
-        ConfigError: If the model segments no volumes, or not this region.
-    """
+    """The regions of which the largest part is kept."""
     if not wanted:
         return None
     known = list(facts["labels"])
     if facts["input"]["kind"] != "volumes":
         raise ConfigError("largest_part is for segmentation of volumes; leave it out.")
-    names = (
-        known if wanted == "all" else [wanted] if isinstance(wanted, str) else [*map(str, wanted)]
-    )
+    names = known if wanted == "all" else wanted
+    names = [names] if isinstance(names, str) else [*map(str, names)]
     for name in names:
         check_known("largest_part", name, known)
     return list(dict.fromkeys(names))
@@ -183,9 +151,7 @@ def _bits(run: RunRecord, width: int | None, layers: Mapping[str, int] | None) -
     if width is None and not layers:
         return {}
     if width is None and run.centers.is_dir():
-        raise ConfigError(
-            "The run has learned centres, which layers cannot change; set bits for k-means instead."
-        )
+        raise ConfigError("The run has learned centres, which layers cannot change; set bits.")
     bits = FULL if width is None else width
     chosen = choose_bits(run.task().network, bits, layers)
     if bits != FULL and not chosen:
@@ -194,14 +160,7 @@ def _bits(run: RunRecord, width: int | None, layers: Mapping[str, int] | None) -
 
 
 def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) -> None:
-    """Prints a line per bundle: bits, sizes, and the metric before and after.
-
-    Args:
-        rows: The bundles.
-        metric: The run's selection metric.
-        mode: ``max`` or ``min``.
-        tolerance: See :func:`medfed.delivery.export.finetuning.falls`.
-    """
+    """Prints a line per bundle: bits, sizes, and the metric before and after."""
     console = wide_console()
     stages = [s for s in finetuning.STAGES if any(_scores(row)[s] is not None for row in rows)]
     head = ["client", "bits", "weights", "fp32", "ratio"]
@@ -219,13 +178,7 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
 
 
 def save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
-    """Writes a CSV line per bundle: bits, bytes, and the metric at every stage.
-
-    Args:
-        path: The file.
-        rows: The bundles.
-        metric: The run's selection metric.
-    """
+    """Writes a CSV line per bundle: bits, bytes, and the metric at every stage."""
     lines: list[list[Any]] = []
     for row in rows:
         kept = row["sizes"]["packed"], row["quantization"]["kept"]

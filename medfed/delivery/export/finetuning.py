@@ -112,9 +112,6 @@ def distil(
 
     Returns:
         All entries, and the codebooks with new centres.
-
-    Raises:
-        NonFiniteError: If the loss becomes NaN or infinite.
     """
     start = with_codebooks(weights, books)
     if not steps:
@@ -227,18 +224,7 @@ def quantise_and_tune(
     rate: float,
     tolerance: float,
 ) -> Quantised:
-    """Quantises by k-means, and repairs as far as validation allows it.
-
-    Args:
-        run: The run.
-        client: The client.
-        model: Its trained model.
-        bits: Bits by parameter name of the ordinary network.
-        data: The run's data, or ``None`` where they are not at hand.
-        steps: Steps of distillation; 0 leaves what k-means gives.
-        rate: Their step size.
-        tolerance: See :func:`falls`.
-    """
+    """Quantises by k-means, and repairs as far as validation allows it."""
     torch.set_num_threads(run.config.threads)
     widths = {entry: count for name, count in bits.items() for entry in model.entries(name)}
     books = quantise(model.weights, widths)
@@ -262,13 +248,6 @@ def quantise_and_tune(
 def falls(before: float | None, after: float | None, mode: str, tolerance: float) -> bool:
     """Says whether a metric is worse than before by more than a tolerance.
 
-    Args:
-        before: As trained.
-        after: Of the bundle.
-        mode: ``max``: the tolerance is a difference, as of Dice or accuracy; ``min``: a share of
-            the value before, as of errors in the outcome's unit.
-        tolerance: 0 or more.
-
     Example:
         >>> falls(0.80, 0.79, "max", 0.02), falls(0.80, 0.77, "max", 0.02)
         (False, True)
@@ -290,12 +269,10 @@ def _repaired(
         now = replace(plain, weights=statistics, stage="statistics")
         repaired.append(now)
     try:
-        weights, books = distil(
-            bench.network, trained, now.weights, plain.books, bench.data, steps, rate, seed
-        )
+        tuning = bench.data, steps, rate, seed
+        weights, books = distil(bench.network, trained, now.weights, plain.books, *tuning)
     except NonFiniteError:
-        client = shown(bench.data.id)
-        _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", client)
+        _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", shown(bench.data.id))
     else:
         repaired.append(replace(plain, weights=weights, books=books, stage="finetuned"))
     return repaired
@@ -339,14 +316,7 @@ def say_int8(
 
 
 def open_data(run: RunRecord) -> FederatedDataModule | None:
-    """Reads the run's data again, if they are there and are those of the run.
-
-    Args:
-        run: The run.
-
-    Returns:
-        The data, set up; ``None``, with one line that says why, where they cannot be used.
-    """
+    """Reads the run's data again, if they are there and are those of the run."""
     try:
         data: FederatedDataModule = build(run.config.data)
         data.keep_out = tuple(str(c) for c in run.config.get("keep_out") or ())

@@ -39,11 +39,7 @@ _TASKS = {
 
 
 def task_of(model: Section) -> str:
-    """Returns what a bundle calls the task of a model whose ``_target_`` was checked.
-
-    Raises:
-        ConfigError: If a bundle could not make predictions of its outputs.
-    """
+    """Returns what a bundle calls the task of a model whose ``_target_`` was checked."""
     target = class_of(model)
     bases = {f"{of.__module__}.{of.__qualname__}": of for of in target.__mro__}
     known = next((name for name in bases if name in _TASKS), None)
@@ -65,11 +61,7 @@ class RunRecord(RunFolder):
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """Reads a run folder.
-
-        Raises:
-            CheckpointError: If there is no finished run, or one of its files is missing or torn.
-        """
+        """Reads a run folder."""
         run = cls(folder)
         for content in ("summary", "config", "splits", "versions", "preprocessing"):
             getattr(run, content)
@@ -78,11 +70,7 @@ class RunRecord(RunFolder):
         return run
 
     def chosen(self, wanted: str | Sequence[str]) -> list[str]:
-        """Returns the chosen clients: ``all``, a name, several names, or names joined by commas.
-
-        Raises:
-            ConfigError: If a client is unknown.
-        """
+        """Returns the chosen clients: ``all``, a name, several names, or names joined by commas."""
         if wanted == "all":
             return list(self.clients)
         names = wanted.split(",") if isinstance(wanted, str) else [str(n) for n in wanted]
@@ -96,12 +84,7 @@ class RunRecord(RunFolder):
         return task
 
     def exported(self, client: str) -> ClientModel:
-        """Returns a client's model in the form that a bundle holds.
-
-        Raises:
-            CheckpointError: If the file is missing, torn or of another model.
-            ConfigError: If bundles know no such network.
-        """
+        """Returns a client's model in the form that a bundle holds."""
         loaded = read_tensors(self.files("models", self.clients)[client])
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
         mixes = optional(self.config, "canonical")
@@ -122,16 +105,7 @@ class RunRecord(RunFolder):
             return {n: from_centers(weights[n], c.float()) for n, c in read_tensors(path).items()}
 
     def facts(self, client: str, network: Mapping[str, Any]) -> dict[str, Any]:
-        """Gathers what is known of a client's model.
-
-        Args:
-            client: The client.
-            network: See :func:`medfed.delivery.bundle.networks.describe`.
-
-        Returns:
-            The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`, without
-            what is known only once weights are written.
-        """
+        """Gathers what is known of a client's model."""
         config = self.config.plain()
         model, metrics = config["model"], finite(self.summary["clients"][client])
         task = task_of(self.config.model)
@@ -172,16 +146,7 @@ class RunRecord(RunFolder):
         }
 
     def card(self, client: str) -> dict[str, Any]:
-        """Gathers the facts that only the model card states; it names no patient.
-
-        Args:
-            client: The client.
-
-        Returns:
-            ``round`` and ``rounds``, ``hospitals``, ``seed``, patients per split, samples, classes
-            without a training sample, what else differs from the data as they are, bootstrap
-            intervals, means over the hospitals, and hashes of the run's files.
-        """
+        """Gathers the facts that only the model card states; it names no patient."""
         summary, counted = self.summary, self.cohort_json
         cohort: dict[str, Any] = read_json(counted) if counted.is_file() else {"clients": {}}
         had = cohort["clients"].get(client, {})
@@ -227,13 +192,6 @@ class RunRecord(RunFolder):
 
 def data_hash(splits: Mapping[str, Any], client: str) -> str:
     """Hashes which data a client's model was trained on; paths do not count.
-
-    Args:
-        splits: A run's ``splits.json``.
-        client: The client.
-
-    Returns:
-        SHA-256 over the sorted hashes of all data files, and the client's patients by split.
 
     Example:
         >>> splits = {"files": {"a.nii": "12"}, "clients": {"A": {"train": ["p"]}}}

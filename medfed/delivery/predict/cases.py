@@ -63,18 +63,7 @@ _RESULTS = ("bundle", "threshold")  # the settings that masks depend on
 
 
 class OutputFolder:
-    """The folder of a prediction; a context manager, which makes the folder.
-
-    Args:
-        options: What is wanted; ``output`` is the folder.
-        bundle: What answers.
-        columns: What is measured of every case.
-
-    Raises:
-        ConfigError: If another process writes there, or results of another bundle or settings are
-            there.
-        DataError: If it cannot be read or written.
-    """
+    """The folder of a prediction; a context manager, which makes the folder."""
 
     def __init__(self, options: PredictOptions, bundle: Bundle, columns: Sequence[str]) -> None:
         self.folder = Path(options.output)
@@ -82,7 +71,7 @@ class OutputFolder:
         self.header = [*_BEFORE, *columns, *_AFTER]
         keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
         client = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
-        self._said = {"bundle": client, **{k: getattr(options, k) for k in keys}}
+        self._settings = {"bundle": client, **{k: getattr(options, k) for k in keys}}
         self._rows: dict[str, dict[str, str]] = {}
 
     @contextmanager
@@ -117,32 +106,19 @@ class OutputFolder:
             return False  # the error is reported when the case is predicted
 
     def predict(self, case: Case, warnings: Sequence[str]) -> Mapping[str, float | str]:
-        """Predicts a case: its row is added when its files are whole.
-
-        Args:
-            case: The case.
-            warnings: For its row.
-
-        Returns:
-            What was measured, by column.
-        """
+        """Predicts a case: its row is added when its files are whole."""
         if not self._goes_on:
             check_targets(case.targets, self.overwrite, ())
         before, state = self._rows.get(case.name, {}), _state(case.inputs())
         is_same, place = before.get("sha256") == state, case.targets[0].relative_to(self.folder)
-        values = (
-            case.name,
-            case.source.resolve(),
-            place,
-            before.get("files") if is_same else "",
-            state,
-        )
+        files = before.get("files") if is_same else ""
+        values = (case.name, case.source.resolve(), place, files, state)
         row = dict(zip(_BEFORE, values, strict=True))
         self._add(case.name, {**row, "error": _INTERRUPTED})
         made = self.folder / _UNFINISHED
         shutil.rmtree(made, ignore_errors=True)
         sizes = case.write(made)
-        changed, moved = self._settled(case, made, is_same and not before["error"])
+        changed, moved = self._to_be_written(case, made, is_same and not before["error"])
         row["files"] = _listed(case.targets, {t: made / t.name for t in moved})
         self._add(case.name, {**row, "error": _INTERRUPTED})  # what a kill from here on has left
         with writing(self.folder, _OTHERWISE):
@@ -153,7 +129,7 @@ class OutputFolder:
         self._add(case.name, {**row, **measured, "warning": "; ".join([*warnings, *changed])})
         return sizes
 
-    def _settled(self, case: Case, made: Path, done: bool) -> tuple[list[str], list[Path]]:
+    def _to_be_written(self, case: Case, made: Path, done: bool) -> tuple[list[str], list[Path]]:
         """Says which files somebody has changed since, and which targets are to be written."""
         known, changed, moved = self._files(case.name), list[str](), list[Path]()
         for target in case.targets:
@@ -180,8 +156,7 @@ class OutputFolder:
 
     def _files(self, case: str) -> dict[str, int]:
         """The bytes of the files that a row names."""
-        names = self._rows.get(case, {}).get("files", "").split("/")
-        parts = (n.rpartition(" ") for n in names)
+        parts = (n.rpartition(" ") for n in self._rows.get(case, {}).get("files", "").split("/"))
         return {name: int(size) for name, _, size in parts if size.isdecimal()}
 
     def _begin(self) -> None:
@@ -195,7 +170,7 @@ class OutputFolder:
                 f"{summary} is there already, and no prediction's; choose another output, or set "
                 "overwrite=true to replace it."
             )
-        differ = [k for k, v in self._said.items() if before and before.get(k) != v]
+        differ = [k for k, v in self._settings.items() if before and before.get(k) != v]
         others = " and ".join(key for key in differ if key in _RESULTS)
         if others and not self.overwrite:
             raise ConfigError(
@@ -203,7 +178,7 @@ class OutputFolder:
                 f"another {others}); choose another output, or set overwrite=true to replace them."
             )
         if differ:
-            now = ", ".join(f"{k}={json.dumps(self._said[k])}" for k in differ if k != "bundle")
+            now = ", ".join(f"{k}={json.dumps(self._settings[k])}" for k in differ if k != "bundle")
             other = "of other bundles or settings", f", without a row in {SUMMARY}"
             alike = f"with other settings; it goes on with {now}", ""
             text = "%s holds predictions %s; what is not replaced now stays%s."
@@ -214,7 +189,7 @@ class OutputFolder:
         if differ or before is None:
             begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             with writing(record, _OTHERWISE):
-                write_json(record, {**self._said, "begun": begun, "medfed": version("medfed")})
+                write_json(record, {**self._settings, "begun": begun, "medfed": version("medfed")})
         self._write()
 
     def _read(self) -> dict[str, dict[str, str]]:
@@ -319,21 +294,7 @@ def predict_cases(
     console: Console,
     finish: Callable[[Sequence[Path]], None] = lambda _: None,
 ) -> None:
-    """Predicts cases one at a time; a bad one does not stop the others.
-
-    Args:
-        cases: What there is.
-        what: What cases are called, in plural.
-        unit: Of a region's size: ``ml``, ``percent`` or ``boxes``.
-        predictor: What answers.
-        options: What is wanted.
-        bundle: The predictor's.
-        console: Where the table of sizes is printed.
-        finish: Called with the first files of all cases that are done, if there are any.
-
-    Raises:
-        MedfedError: If nothing can be done, or some cases could not be predicted.
-    """
+    """Predicts cases one at a time; a bad one does not stop the others."""
     check_apart([(case.name, case.targets) for case in cases], what)
     check_place(options)
     named = columns(predictor, unit)
@@ -372,7 +333,7 @@ def predict_cases(
                 say(console, f"Summary: {record.folder / SUMMARY}")
 
         folder = (record.failed, _AGAIN) if record else ()
-        attempt(waiting, one, lambda case: case.name, what, report, *folder)
+        attempt(waiting, one, what, report, lambda case: case.name, *folder)
 
 
 _UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels"), "boxes": (0, "boxes")}
@@ -380,12 +341,7 @@ _UNITS = {"ml": (1, "ml"), "percent": (2, "% of pixels"), "boxes": (0, "boxes")}
 
 
 def columns(predictor: Predictor, unit: str) -> list[str]:
-    """Names what is measured of a case, and its channels if cases may lack some.
-
-    Args:
-        predictor: What answers.
-        unit: Of a region's size.
-    """
+    """Names what is measured of a case, and its channels if cases may lack some."""
     kinds, partial = (unit, "highest_probability"), predictor.facts.get("channels_of_cases")
     named = [f"{label}_{kind}" for kind in kinds for label in predictor.labels]
     return [*named, *["channels"] * bool(partial)]
@@ -415,15 +371,8 @@ def left_out(scan: ScanFiles) -> list[str]:
 def box_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
     """Returns a case for a CT scan, or for every one of a folder.
 
-    Args:
-        predictor: A detector.
-        options: Their ``output`` is a folder.
-
     Returns:
         The cases, what they are called, in plural, and what is counted.
-
-    Raises:
-        MedfedError: If there is no scan, or the output cannot be used.
     """
     output, label = Path(options.output), predictor.labels[0]
     if not options.into_folder:

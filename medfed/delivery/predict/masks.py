@@ -54,18 +54,14 @@ _log = logging.getLogger(__name__)
 
 
 def highdicom() -> ModuleType:
-    """Imports highdicom, which is an extra.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Imports highdicom, which is an extra."""
     module = import_extra("highdicom", "DICOM SEG needs", "medfed[dicom]")
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it reports every copied attribute
     return module
 
 
 def save_segments(
-    masks: Mapping[str, NDArray[np.bool_]], scan: scans.Scan, target: Path, title: str
+    masks: Mapping[str, NDArray[Any]], scan: scans.Scan, target: Path, title: str
 ) -> None:
     """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan.
 
@@ -74,11 +70,6 @@ def save_segments(
         scan: A DICOM series.
         target: The file to write; whole, or not at all.
         title: What made them, for the description of the new series.
-
-    Raises:
-        ConfigError: If highdicom is not installed.
-        DataError: If it is none, lacks what a DICOM SEG must refer to, or holds all slices in one
-            file; or the file cannot be written.
     """
     hd, pydicom = highdicom(), import_module("pydicom")
     series, geometry = scan.source, scan.geometry
@@ -86,9 +77,7 @@ def save_segments(
         raise DataError(f"{series} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
     files = dicom.in_order(series)
     if len(files) == 1:
-        raise DataError(
-            f"{series} holds its slices in one file; leave format out to get a NIfTI mask."
-        )
+        raise DataError(f"{series} is one file; leave format out to get a NIfTI mask.")
     step = float(np.linalg.norm(geometry.stored[:3, 2]))
     labels = _labels(masks)
     turned = as_stored(np.stack([*masks.values()], -1), geometry)  # columns, rows, slices, regions
@@ -139,8 +128,7 @@ def _referred(series: Any, step: float) -> Any:
     for name in _PATIENT:
         value = series.get(name) or ""
         parts = value if isinstance(value, MultiValue) else [value]
-        text = "\\".join(map(str, parts))
-        setattr(taken, name, _inherited(name, dictionary_VR(name), text))
+        setattr(taken, name, _inherited(name, dictionary_VR(name), "\\".join(map(str, parts))))
     return taken
 
 
@@ -190,15 +178,8 @@ def _description(hd: ModuleType, number: int, name: str) -> Any:
 def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
     """Returns a case for a scan or picture, or for every one of a folder.
 
-    Args:
-        predictor: A segmentation model.
-        options: Their ``output`` is a file for one input, or a folder.
-
     Returns:
         The cases, what they are called, in plural, and the unit of a region's size.
-
-    Raises:
-        MedfedError: If there is no input, or the output cannot be used.
     """
     output, facts = Path(options.output), predictor.facts
     in_pictures = facts["input"]["kind"] == "pictures"

@@ -18,11 +18,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """The keys of ``configs/predict.yaml``, described there.
-
-    Raises:
-        ConfigError: If a number is out of its range, or a word is unknown.
-    """
+    """The keys of ``configs/predict.yaml``, described there."""
 
     bundle: str
     input: str
@@ -62,29 +58,15 @@ class PredictOptions:
 def attempt(
     items: Sequence[Item],
     work: Callable[[Item], None],
-    name: Callable[[Item], str],
     what: str,
     report: Callable[[], None],
+    name: Callable[[Item], str],
     failed: Callable[[Item, str], None] = lambda _, __: None,
     again: str = "nothing was written; run it again.",
 ) -> None:
     """Works through items with a progress bar; a bad one does not stop the others.
 
     What stops all of them alike, such as a full disk, ends the work.
-
-    Args:
-        items: What there is.
-        work: Does one.
-        name: What an item is called.
-        what: What they are called, in plural.
-        report: Called after the last one, before errors are raised.
-        failed: Called with an item that could not be done, and the sentence on it.
-        again: What to do if the work is interrupted; ``{done}`` and ``{all}`` are numbers.
-
-    Raises:
-        MedfedError: The error itself where there is one item; otherwise, after the sentences about
-            all bad ones on standard error, their number.
-        KeyboardInterrupt: If it is interrupted, with a sentence on how to go on.
     """
     errors: list[str] = []
     with Steps(len(items), quiet=len(items) == 1, verb="predict") as steps:
@@ -117,9 +99,6 @@ def attempt(
 def check_place(options: PredictOptions) -> None:
     """Refuses an output that would be in the way of what is there; parents may be missing.
 
-    Raises:
-        ConfigError: If the output is the input, lies in a bundle or below a file.
-
     Example:
         >>> check_place(PredictOptions("bundle", "scans", "no/such/folder/masks"))
     """
@@ -127,9 +106,7 @@ def check_place(options: PredictOptions) -> None:
     if output.resolve() == Path(options.input).resolve():
         raise ConfigError(f"output={options.output} is the input; choose another one.")
     if output.resolve().is_relative_to(Path(options.bundle).resolve()):
-        raise ConfigError(
-            f"output={options.output} lies in the bundle {options.bundle}; choose another one."
-        )
+        raise ConfigError(f"output={output} lies in bundle={options.bundle}; choose another.")
     above = next(p for p in output.parents if p.exists())
     for path in (output, above):
         is_wanted = options.into_folder if path == output else True
@@ -138,16 +115,7 @@ def check_place(options: PredictOptions) -> None:
 
 
 def check_targets(targets: Iterable[Path], overwrite: bool, inputs: Iterable[Path]) -> None:
-    """Refuses to write over an input, or over what is there.
-
-    Args:
-        targets: The files to be written.
-        overwrite: Whether existing files may be replaced.
-        inputs: Files that are never replaced.
-
-    Raises:
-        ConfigError: Naming the file and what to do.
-    """
+    """Refuses to write over an input, or over what is there."""
     kept = {path.resolve() for path in inputs}
     for target in targets:
         if target.resolve() in kept:
@@ -159,9 +127,6 @@ def check_targets(targets: Iterable[Path], overwrite: bool, inputs: Iterable[Pat
 def table_path(options: PredictOptions) -> Path:
     """Returns the CSV file that will be written: the output itself, or one in it.
 
-    Raises:
-        ConfigError: If the output is another file, is there already, or cannot be made.
-
     Example:
         >>> table_path(PredictOptions("bundle", "patients.csv", "probabilities.csv")).name
         'probabilities.csv'
@@ -172,20 +137,14 @@ def table_path(options: PredictOptions) -> Path:
     if options.into_folder:
         output /= "predictions.csv"
     elif output.suffix.lower() != ".csv":
-        raise ConfigError(
-            f"output={output} must be a .csv file, or a folder: this model writes a table."
-        )
+        raise ConfigError(f"output={output} is no .csv file or folder: this model writes a table.")
     inputs = [Path(path) for path in (options.input, options.candidates) if path is not None]
     check_targets([output], options.overwrite, inputs)
     return output
 
 
 def check_writable(path: Path, wanted: str | None, what: str) -> None:
-    """Refuses a mask's file of a format that is not written, or not the one that is wanted.
-
-    Raises:
-        ConfigError: Naming the formats that are.
-    """
+    """Refuses a mask's file of a format that is not written, or not the one that is wanted."""
     every: dict[str | None, tuple[str, ...]]
     every = {"nifti": NIFTI, "dicomseg": (SEG,), "png": (".png",)}
     kinds = every.get(wanted, (*NIFTI, SEG))

@@ -39,10 +39,8 @@ A simulated scanner (``partition.scanners``) is part of the training data, not o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -60,15 +58,7 @@ from medfed.standalone.samples import predict_table
 
 
 def predict(config: Section, console: Console | None = None) -> None:
-    """Predicts what the configuration asks for, and prints what was written.
-
-    Args:
-        config: The composed ``configs/predict.yaml``.
-        console: Where to print; standard output by default.
-
-    Raises:
-        MedfedError: If a value, the bundle or an input cannot be used.
-    """
+    """Predicts what the configuration asks for, and prints what was written."""
     options: PredictOptions = build(config)
     console = console or Terminal()
     check_place(options)
@@ -98,32 +88,15 @@ def predict(config: Section, console: Console | None = None) -> None:
     output = table_path(options)
     candidates = None if options.candidates is None else Path(options.candidates)
     tolerance = options.spacing_tolerance
-    predict_table(predictor, kind, Path(options.input), output, _each, candidates, tolerance)
+    each = partial(attempt, name=lambda item: Path(item).name)
+    predict_table(predictor, kind, Path(options.input), output, each, candidates, tolerance)
     predicts = bundle.facts["task"] in ("regression", "survival")
     what = "Predictions" if predicts else "Probabilities"
     say(console, f"{what}: {output}")
 
 
-def _each(
-    items: Sequence[Any], work: Callable[[Any], None], what: str, save: Callable[[], None]
-) -> None:
-    attempt(items, work, lambda item: Path(item).name, what, save)
-
-
 def network_of(bundle: Bundle, options: PredictOptions) -> nn.Module:
-    """Builds what computes the logits of a bundle.
-
-    Args:
-        bundle: Checked by `read_bundle`.
-        options: ``backend`` and ``device``.
-
-    Returns:
-        From images ``(B, C, *spatial)`` or features ``(B, F)`` to logits.
-
-    Raises:
-        ConfigError: If the device or ONNX Runtime cannot be used.
-        CheckpointError: If network and weights do not fit together.
-    """
+    """Builds what computes the logits of a bundle."""
     name = options.device
     if options.backend == "onnx":
         if name not in (None, "cpu"):
@@ -145,19 +118,7 @@ def network_of(bundle: Bundle, options: PredictOptions) -> nn.Module:
 
 
 def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
-    """Builds the network of a bundle, and what its logits mean.
-
-    Args:
-        bundle: Checked by `read_bundle`.
-        options: What is wanted.
-
-    Returns:
-        The predictor.
-
-    Raises:
-        CheckpointError: If network and weights do not fit together.
-        ConfigError: If the device or ONNX Runtime cannot be used.
-    """
+    """Builds the network of a bundle, and what its logits mean."""
     if bundle.facts.get("activation") == "softmax" and options.threshold is not None:
         raise ConfigError(
             f"threshold={options.threshold} is for regions that may overlap; this model gives "

@@ -56,12 +56,6 @@ class _Training(msgspec.Struct):
 def of_training(config: Any) -> dict[str, Any]:
     """Returns what a run's configuration says of its network and its data.
 
-    Args:
-        config: Plain mappings, as a run folder or the metadata of a bundle have them.
-
-    Raises:
-        CheckpointError: If it names no network.
-
     Example:
         >>> network = {"_target_": "a.Net", "in_channels": 4, "width": 8}
         >>> model = {"_target_": "Task", "network": network}
@@ -95,11 +89,7 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net", "wei
 
 
 def read_file(path: Path) -> Tensors:
-    """Reads a state dict, as PyTorch or safetensors write one.
-
-    Raises:
-        CheckpointError: If it holds something else, would run code, or is damaged.
-    """
+    """Reads a state dict, as PyTorch or safetensors write one."""
     is_ours = False
     if path.suffix == ".safetensors":
         tensors = read_tensors(path)
@@ -121,9 +111,7 @@ def read_file(path: Path) -> Tensors:
     for name, tensor in tensors.items():
         dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if dense and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise CheckpointError(
-                f"{path} is damaged: {name} is larger than what the file holds of it."
-            )
+            raise CheckpointError(f"{path} is damaged: {name} is larger than its part of the file.")
     return tensors
 
 
@@ -172,9 +160,6 @@ class Pretrained:
         rename: Old prefixes of names to new ones.
         spread: Noise on canonical instances but the first, as a share of each entry's size.
         adopt: What else a bundle or run gives: its ``network``, how its ``data`` were prepared.
-
-    Raises:
-        ConfigError: If a value cannot be used.
     """
 
     weights: str | None = None
@@ -187,33 +172,22 @@ class Pretrained:
 
     def __post_init__(self) -> None:
         if isinstance(self.adopt, str) or not set(self.adopt) <= {*_ADOPTED}:
-            raise ConfigError(
-                f"init.adopt must be a list of {' and '.join(_ADOPTED)}, not {self.adopt}."
-            )
+            raise ConfigError(f"init.adopt={self.adopt} is no list of {' and '.join(_ADOPTED)}.")
         if not self.part:
-            raise ConfigError(
-                "init.part must be all, shared, personal or name patterns, not empty."
-            )
+            raise ConfigError("init.part is empty; give all, shared, personal or name patterns.")
         if not isinstance(self.rename, Mapping):
             raise ConfigError("init.rename must map old prefixes to new ones: {old.: new.}.")
         if not 0 < self.spread < math.inf:
             raise ConfigError(f"init.spread must be a positive number, not {self.spread}.")
 
     def read(self) -> Weights:
-        """Reads and checks the source.
-
-        Raises:
-            CheckpointError: If it is nothing of the kind, or damaged.
-            ConfigError: If a client is named where there are none.
-        """
+        """Reads and checks the source."""
         assert self.weights is not None
         path = Path(self.weights).expanduser()
         if RunFolder(path).config_yaml.is_file():
             weights = read_run(path, self.client)
         elif self.client is not None:
-            raise ConfigError(
-                f"init.client={self.client} is for run folders; {path} is none. Leave it at null."
-            )
+            raise ConfigError(f"init.client={self.client} is for run folders, and {path} is none.")
         elif path.is_dir():
             bundle = read_bundle(path)
             hashes = bundle.hashes.items()
@@ -240,17 +214,7 @@ class Pretrained:
 
 
 def read_run(folder: Path, client: str | None) -> Weights:
-    """Reads the models of a finished run, as of the round that validation selected.
-
-    Args:
-        folder: The run folder.
-        client: Whose model; ``None``: what all clients have in common, that is what their models
-            agree in to the bit, and the shared model that the server keeps.
-
-    Raises:
-        CheckpointError: If the run is unfinished or torn, or has nothing in common.
-        ConfigError: If there is no such client.
-    """
+    """Reads the models of a finished run, as of the round that validation selected."""
     run = RunFolder(folder)
     clients = list(run.clients)
     if client is not None:
@@ -259,10 +223,8 @@ def read_run(folder: Path, client: str | None) -> Weights:
     files = run.files("models", clients)
     paths = {c: files[c] for c in read}
     # Counters and other state are of the hospital that has trained.
-    first, *others = (
-        {n: t for n, t in read_tensors(path).items() if t.is_floating_point()}
-        for path in paths.values()
-    )
+    every = map(read_tensors, paths.values())
+    first, *others = ({n: t for n, t in of.items() if t.is_floating_point()} for of in every)
     hashes, trained = _hashes(*paths.values()), of_training(run.config.plain())
     if client is not None:
         return Weights(first, f"the model of {client} in a run", hashes, trained)

@@ -41,12 +41,6 @@ _LISTED = 6
 class LowRank(nn.Module):
     """Adds (alpha / r) B A to a weight.
 
-    Args:
-        weight: The weight, (d, ...).
-        rank: r.
-        alpha: Its factor, times r.
-        generator: Of A.
-
     Example:
         >>> low = LowRank(torch.zeros(4, 3, 2), 1, 1.0, torch_rng(0))
         >>> low.lora_A.shape, low.lora_B.shape, low(torch.ones(4, 3, 2)).shape
@@ -92,9 +86,6 @@ class Adapters:
         part: ``shared``, or ``personal`` for a method that keeps what the model calls personal.
         base: ``sent``: a run that starts from weights sends the frozen ones once; ``known``: every
             hospital has them.
-
-    Raises:
-        ConfigError: If a value cannot be used.
     """
 
     rank: Annotated[int, check_count] = 4
@@ -142,14 +133,6 @@ class Adapted:
 def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
     """Adds adapters to a network, in place, and freezes all other entries.
 
-    Args:
-        network: Any network. Its weights and outputs do not change.
-        adapters: The adapters' settings.
-        seed: Seed of their matrices A.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or there is no layer to adapt.
-
     Example:
         >>> network = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))
         >>> print(attach(network, Adapters(rank=2)))
@@ -158,11 +141,8 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
     """
     entries = float_entries(network)
     known = {id(t): n for n, t in entries.items()}
-    layers = {
-        name: module
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear | _ConvNd) and not is_parametrized(module)
-    }
+    free = ((n, m) for n, m in network.named_modules() if not is_parametrized(m))
+    layers = {n: m for n, m in free if isinstance(m, nn.Linear | _ConvNd)}
     # A tensor shared by two layers cannot have an adapter in only one of them.
     uses = [id(t) for m in network.modules() for t in m._parameters.values() if t is not None]
     layers = {n: m for n, m in layers.items() if uses.count(id(m.weight)) == 1}
@@ -198,13 +178,8 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
     for tensor in frozen.values():
         tensor.requires_grad_(False)
     network.frozen_entries = frozenset(frozen)  # type: ignore[assignment]
-    return Adapted(
-        adapted,
-        tuple(small),
-        tuple(n for n in entries if n in train),
-        sum(entries[n].numel() for n in trained),
-        sum(t.numel() for t in frozen.values()),
-    )
+    numbers = sum(entries[n].numel() for n in trained), sum(t.numel() for t in frozen.values())
+    return Adapted(adapted, tuple(small), tuple(n for n in entries if n in train), *numbers)
 
 
 def _last(network: nn.Module, layers: Sequence[str]) -> str:

@@ -38,19 +38,8 @@ Mix = Literal["outputs", "parameters"]
 class Canonical(Mixture):
     """A network of which a part exists K times.
 
-    Args:
-        networks: K networks of one architecture, built independently. The first one gives the
-            common part, each gives its instance of the canonical part; the networks are dismantled.
-        parts: Patterns of the canonical part's names, such as ``class_layers.*``; whole layers.
-        mix: What to mix: ``outputs`` or ``parameters``.
-        activation: For ``outputs``: turns the network's outputs into probabilities.
-
     Shapes:
         As the network's. Parameters: ``membership (K,)``, ``common.*``, ``canonical.k.*``.
-
-    Raises:
-        ConfigError: If the patterns match nothing or half a layer, a value is unknown, or two
-            instances are equal.
 
     Example:
         >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
@@ -84,9 +73,9 @@ class Canonical(Mixture):
         self._boxed = places == [""]
         self._names = list(taken[0].layers)
         _check_distinct(self.canonical, parts)
-        if mix == "parameters":
-            for other in self.canonical[1:]:
-                _forget_buffers(other)
+        if mix == "parameters":  # one network runs, with the statistics of the first instance
+            for module in (m for other in self.canonical[1:] for m in other.modules()):
+                module._buffers.update(dict.fromkeys(module._buffers))
 
     def forward(self, x: Tensor) -> Any:
         """Returns the mixture for a batch; see the base class."""
@@ -126,13 +115,6 @@ class Canonical(Mixture):
         elif kind != "common":
             return None
         return rest.removeprefix("network.") if self._boxed else rest
-
-
-def _forget_buffers(part: nn.Module) -> None:
-    """Keeps the statistics of the first instance only: one network with a mixed part runs."""
-    for module in part.modules():
-        for name in module._buffers:
-            module._buffers[name] = None
 
 
 def _check_distinct(instances: nn.ModuleList, parts: Sequence[str]) -> None:

@@ -25,14 +25,8 @@ from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
+from medfed.federation import split
 from medfed.federation.other_state import copied
-from medfed.federation.split import (
-    NORMALIZATION,
-    aliases,
-    fixed_statistics,
-    match,
-    nothing_personal,
-)
 from medfed.standalone.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
@@ -64,15 +58,14 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
         ('2.*', '3.*')
     """
     network = copied(network).requires_grad_(True).train()
-    for norm in fixed_statistics(network, "frozen"):
+    for norm in split.fixed_statistics(network, "frozen"):
         norm.eval()
     with torch.enable_grad(), seeded():
         image = image.detach().clone().requires_grad_(True)
         answers = outputs(network, image)
     leaves = {id(p): n for n, p in network.named_parameters()}
-    norms = {
-        id(p) for m in network.modules() if isinstance(m, NORMALIZATION) for p in m.parameters()
-    }
+    layers = (m for m in network.modules() if isinstance(m, split.NORMALIZATION))
+    norms = {id(p) for m in layers for p in m.parameters()}
     met = {leaves[i] for i in _met([t.grad_fn for t in answers], image, norms) if i in leaves}
     return tuple(dict.fromkeys(_pattern(network, n) for n in leaves.values() if n in met))
 
@@ -157,9 +150,6 @@ PERSONAL = {k: tuple(v) for k, v in yaml.safe_load(_TABLE.read_text("utf-8")).it
 def known_personal(network: nn.Module) -> tuple[str, ...]:
     """Returns the patterns of the table for a network's class, or one that it extends.
 
-    Args:
-        network: Any module.
-
     Returns:
         Those that match something, as a U-Net of two levels has no inner one; none for a class that
         the table does not have.
@@ -171,14 +161,11 @@ def known_personal(network: nn.Module) -> tuple[str, ...]:
     """
     paths = (f"{c.__module__}.{c.__qualname__}" for c in type(network).__mro__)
     patterns = next((PERSONAL[path] for path in paths if path in PERSONAL), ())
-    return tuple(p for p in patterns if any(fnmatchcase(n, p) for n in aliases(network)))
+    return tuple(p for p in patterns if any(fnmatchcase(n, p) for n in split.aliases(network)))
 
 
 def default_personal(network: nn.Module) -> tuple[str, ...]:
     """Names the part of a network that stays with its client in the published experiments.
-
-    Args:
-        network: A network whose class says so by its ``personal``, one of MONAI's, or any other.
 
     Returns:
         ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
@@ -202,27 +189,16 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
 def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
     """Names the largest layers of which all parameters match the patterns.
 
-    Args:
-        network: Any module.
-        parts: Globs of parameter names; ``*`` also spans dots.
-
-    Returns:
-        Module names, each layer by its first one; ``[""]`` where the whole network matches.
-        Parameters with several names match if one of them does, and then count under all.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or part of a layer only.
-
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
         >>> part_roots(net, ["1.1.*"]), part_roots(net, ["*"])
         (['1'], [''])
     """
     named = dict(network.named_parameters(remove_duplicate=False))
-    matched = match(parts, named, "The canonical part {!r} matches no parameter")
+    matched = split.match(parts, named, "The canonical part {!r} matches no parameter")
     hit = {id(named[n]) for n in matched}
     if not hit:
-        raise nothing_personal(network, "A canonical model")
+        raise split.nothing_personal(network, "A canonical model")
     whole = {name for name, t in named.items() if id(t) in hit}
     root_of: dict[int, str] = {}
     for root in _roots(network, "", whole, positions(network)):
