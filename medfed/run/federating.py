@@ -188,6 +188,7 @@ def federation_of(
         measure=partial(mean_loss, task),
         everyone=everyone,
         shape=shape,
+        normalization=config.evaluation.normalization,
     )
 
 

@@ -53,6 +53,7 @@ from medfed.federation.split import (
     Update,
     fixed_statistics,
     float_entries,
+    gathering,
     keep_groups,
     normalises_batches,
     nothing_to_train,
@@ -70,6 +71,9 @@ _EITHER_WAY = (
     *(torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax),
 )
 _SMALL = 2**16
+
+STATISTICS_BATCHES = 20
+"""From how many training batches statistics of normalisation are estimated again."""
 
 
 @dataclass
@@ -541,6 +545,43 @@ class LocalTrainer:
         with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
             losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
+
+    def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
+        """Returns a model with the statistics of normalisation that a client's batches have.
+
+        They are the means over :data:`STATISTICS_BATCHES` training batches, which pass as in every
+        evaluation, but for the layers that gather them.
+
+        Args:
+            data: The client's data.
+            model: All entries.
+        """
+        self.model.load(model)
+        with self.model.training():
+            layers = gathering(self.network)
+        if not layers or self.gradients.private is not None:
+            return model
+        seed = derive_seed(self.seed, data.id, "statistics")
+        epochs = (self._epoch(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
+        batches = islice(chain.from_iterable(epochs), STATISTICS_BATCHES)
+        momenta = {name: layer.momentum for name, layer in layers.items()}
+        self.network.eval()
+        try:
+            with torch.no_grad(), seeded(seed, self.model.device):
+                for number, batch in enumerate(batches, 1):
+                    for layer in layers.values():
+                        layer.train().momentum = 1 / number
+                    self.gradients.loss_of(batch)
+        finally:
+            for name, layer in layers.items():
+                layer.eval().momentum = momenta[name]
+        names = {
+            f"{name}.{key}".lstrip(".")
+            for name in layers
+            for key in ("running_mean", "running_var")
+        }
+        now = self.model.changed(names & self.split.buffers)
+        return {**model, **{n: t for n, t in now.items() if n != OTHER}}
 
     def _pass(
         self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None
