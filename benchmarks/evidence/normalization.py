@@ -1,0 +1,143 @@
+"""Averages of networks with BatchNorm: stale statistics, frequent averages, averaged moments.
+
+Each training is measured twice after its last round: with the statistics that it has gathered
+(``kept``), and with statistics of 20 batches of each hospital's own training data
+(``reestimated``). Nothing is selected by validation, so both are of the same weights.
+
+    python benchmarks/evidence/normalization.py retina_centres FOLDER --out RESULTS.json
+    python benchmarks/evidence/normalization.py lgg FOLDER --out RESULTS.json
+    python benchmarks/evidence/normalization.py stroke TABLE --out RESULTS.json
+
+The settings are those of the suites, and the splits their folds. A training that RESULTS.json holds
+is not repeated. ``--table`` prints means over hospitals and splits instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml  # type: ignore[import-untyped]
+
+from medfed.config.compose import described
+from medfed.functional.statistics import difference
+from medfed.run.experiment import build_experiment
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDS = 5
+OVERLAP = 1 / (FOLDS - 1)  # test patients per other patient, as folds of the same patients overlap
+OFTEN = ("rounds=24", "local.steps=10")
+KEPT = ("local.optimizer_state=kept",)
+MOMENTS = ("local.optimizer_state=averaged",)
+STROKES = ("rounds=64", "local.steps=2")
+IMAGES = {
+    "local": ("algorithm=local",),
+    "fedavg": ("algorithm=fedavg",),
+    "fedbn": ("algorithm=fedbn",),
+    "fedavg_often": ("algorithm=fedavg", *OFTEN),
+    "fedbn_often": ("algorithm=fedbn", *OFTEN),
+    "fedavg_often_kept": ("algorithm=fedavg", *OFTEN, *KEPT),
+    "fedavg_often_moments": ("algorithm=fedavg", *OFTEN, *MOMENTS),
+    "fedbn_often_moments": ("algorithm=fedbn", *OFTEN, *MOMENTS),
+}
+TABLE = {
+    "local": ("algorithm=local",),
+    "fedavg": ("algorithm=fedavg",),
+    "fedavg_often": ("algorithm=fedavg", *STROKES),
+    "fedavg_often_moments": ("algorithm=fedavg", *STROKES, *MOMENTS),
+}
+CASES = {"retina_centres": IMAGES, "lgg": IMAGES, "stroke": TABLE}
+
+
+def overrides_of(suite: str, data: Path, split: int, more: tuple[str, ...]) -> list[str]:
+    """The suite's settings on one fold."""
+    read = yaml.safe_load((ROOT / f"configs/suites/{suite}.yaml").read_text("utf-8"))
+    fold = (f"seed={split}", "data.seed=0", f"data.fold=[{split},{FOLDS}]")
+    quiet = ("logger=none", "progress=false", "pictures.format=none", f"data.path={data}")
+    return [f"experiment={read['experiment']}", *read["overrides"], *fold, *quiet, *more]
+
+
+def measured(overrides: list[str]) -> dict[str, Any]:
+    """Trains once, and measures every hospital's model of the last round, with both statistics."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = described([*overrides, f"folder={folder}/run"])
+        config = config.replacing({"evaluation.every": config.rounds})
+        experiment = build_experiment(config)
+        module = experiment.module
+        experiment.trainer.fit(module)
+        found: dict[str, Any] = {}
+        module.eval()
+        for statistics in ("kept", "reestimated"):
+            module.federation.normalization = statistics  # type: ignore[assignment]
+            with torch.no_grad():
+                found[statistics] = {
+                    client: module.evaluate_client(client, "test")
+                    for client in module.federation.ids
+                }
+    return found
+
+
+def results(suite: str, data: Path, out: Path, splits: int, cases: list[str]) -> None:
+    """Adds what is missing to a file."""
+    known = json.loads(out.read_text("utf-8")) if out.is_file() else {}
+    for split in range(splits):
+        for case in cases or CASES[suite]:
+            name = f"{suite}/{case}/{split}"
+            if name not in known:
+                of_case = CASES[suite][case]
+                known[name] = measured(overrides_of(suite, data, split, of_case))
+                out.write_text(json.dumps(known, indent=1), "utf-8")
+                print(name, flush=True)
+
+
+def lines(out: Path) -> Iterator[str]:
+    """Means over hospitals by suite, case and statistics, with the differences from others."""
+    known = json.loads(out.read_text("utf-8"))
+    for suite in dict.fromkeys(name.split("/")[0] for name in known):
+        for metric in ("dice", "auroc", "brier"):
+            means: dict[tuple[str, str], dict[int, float]] = {}
+            for name, found in known.items():
+                of, case, split = name.split("/")
+                for statistics, clients in found.items() if of == suite else ():
+                    if values := [c[metric] for c in clients.values() if metric in c]:
+                        means.setdefault((case, statistics), {})[int(split)] = float(
+                            np.nanmean(values)
+                        )
+            for (case, statistics), by_split in means.items():
+                mean = np.mean([*by_split.values()])
+                line = f"| {suite} | {metric} | {case} | {statistics} | {mean:.4f} |"
+                for other in (("local", statistics), ("fedavg", "kept"), (case, "kept")):
+                    both = sorted(by_split.keys() & means.get(other, {}).keys())
+                    gaps = [by_split[s] - means[other][s] for s in both]
+                    if len(gaps) > 1 and (case, statistics) != other:
+                        gap = difference(gaps, OVERLAP)
+                        line += f" {gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}] |"
+                    else:
+                        line += " |"
+                yield f"{line} {len(by_split)} |"
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=CASES)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--splits", type=int, default=FOLDS)
+    parser.add_argument("--cases", nargs="*", default=[])
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        print(*lines(options.out), sep="\n")
+    else:
+        results(options.suite, options.data, options.out, options.splits, options.cases)
+
+
+if __name__ == "__main__":
+    main()
