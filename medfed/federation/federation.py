@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.errors import CodecError, ConfigError, NonFiniteError
-from medfed.common.tensors import State, Tensors, digest, states_on
+from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
 from medfed.federation.aggregation import Far, far_parts
 from medfed.federation.algorithm import (
     Algorithm,
@@ -26,6 +26,7 @@ from medfed.federation.algorithm import (
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
+from medfed.federation.moments import PART, with_moments
 from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
@@ -133,6 +134,12 @@ class Federation:
         return self.cohort.of(self.ids, self.seed, round)
 
     @property
+    def averages_moments(self) -> bool:
+        """Whether the server averages the optimizers' state."""
+        trainer = self.trainer
+        return trainer is not None and trainer.budget.optimizer_state == "averaged"
+
+    @property
     def samples(self) -> Mapping[str, int]:
         """The training samples of every client."""
         return self._samples
@@ -173,9 +180,11 @@ class Federation:
         with naming(client, number, packet.phase), self.clients[client].present() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
+            local.adopt(message.parts.get(PART, {}))
             reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply)
             reply = second_moments(reply, message, self.algorithm.averaged)
+            reply = with_moments(reply, local.shared_moments())
             if self.noise is not None:
                 count = noisy or len(self.members(number))
                 reply = self.noise.protect(reply, count, client, number, position, "noise")
@@ -280,6 +289,7 @@ class Round:
             federation.server, self.cohort, number
         )
         self._outbox: Outbox = {}
+        self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
         self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
         self._take(next(self._generator))  # a generator runs only when it is advanced
@@ -341,6 +351,9 @@ class Round:
         check(decoded)
         federation.far += far_parts(decoded, self.number, phase)
         decoded.means = self._means(replies)
+        if self._moments is not None and self.recipients:
+            weights = federation.algorithm.weights(federation.server, self.recipients)
+            self._moments = weighted_mean((m.parts[PART] for m in decoded.values()), weights)
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:
@@ -351,7 +364,8 @@ class Round:
                     f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
                     f"its phase {self.phase}."
                 ) from None
-            federation.server = stop.value
+            kept = {} if self._moments is None else {PART: self._moments}
+            federation.server = {**stop.value, **kept}
             return False
         self._take(outbox)
         return True
@@ -389,6 +403,7 @@ class Round:
                     f"{name} sent phase {message.phase!r} to {client} where phase {self.phase!r} "
                     "to members of the cohort was announced."
                 )
+        outbox = {c: with_moments(message, self._moments) for c, message in outbox.items()}
         self._outbox = outbox
         self.recipients = [c for c in self.cohort if c in outbox]
         encode, number = self.federation.channel.encode, self.number

@@ -45,6 +45,7 @@ from medfed.federation.inputs import (
 )
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
+from medfed.federation.moments import check_averages_moments
 from medfed.federation.onboarding import rules_of
 from medfed.federation.other_state import copied, filled
 from medfed.federation.split import BufferPolicy
@@ -178,6 +179,8 @@ def assemble(
     sent = None if channel is None else channel(algorithm)
     if not split.parameters("shared"):
         _check_averages(algorithm, sent)
+    if local.budget.optimizer_state == "averaged":
+        check_averages_moments(algorithm, sent or Channel())
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
