@@ -136,7 +136,8 @@ def test_a_plain_loop_gives_the_same(optimizer, personal):
 def test_bytes_are_counted_and_nothing_personal_travels():
     done = run_reference(federation(FedPer(), "adam"), ROUNDS)
     sent = {(e.round, e.direction): e.dense for e in done.ledger.entries if e.part == PART}
-    size = 4 * (2 * 20 + 2)  # two moments of 20 weights, and the steps of two tensors, in fp32
+    head = 12  # what a part begins with
+    size = head + 4 * (2 * 20 + 2)  # two moments of 20 weights, the steps of two tensors, in fp32
     places = [(n, "up") for n in range(ROUNDS)] + [(n, "down") for n in range(1, ROUNDS)]
     assert sent == dict.fromkeys(places, size)
     assert all(n.split("/")[0] in "01" for n in done.server[PART])
