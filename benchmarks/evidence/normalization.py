@@ -7,6 +7,10 @@ Each training is measured twice after its last round: with the statistics that i
     python benchmarks/evidence/normalization.py retina_centres FOLDER --out RESULTS.json
     python benchmarks/evidence/normalization.py lgg FOLDER --out RESULTS.json
     python benchmarks/evidence/normalization.py stroke TABLE --out RESULTS.json
+    python benchmarks/evidence/normalization.py drive LIST.csv --out RESULTS.json
+
+LIST.csv is ``images.csv`` of the retinas with the rows of DRIVE alone, dealt to three clinics, or
+all of one clinic (``long``).
 
 The settings are those of the suites, and the splits their folds. A training that RESULTS.json holds
 is not repeated. ``--table`` prints means over hospitals and splits instead.
@@ -52,12 +56,24 @@ TABLE = {
     "fedavg_often": ("algorithm=fedavg", *STROKES),
     "fedavg_often_moments": ("algorithm=fedavg", *STROKES, *MOMENTS),
 }
-CASES = {"retina_centres": IMAGES, "lgg": IMAGES, "stroke": TABLE}
+DEALT = ("partition=round_robin", "partition.num_clients=3")
+# A single clinic with enough steps, as those who compare networks on DRIVE train.
+LONG = (
+    *("algorithm=local", "partition=round_robin", "partition.num_clients=1", "rounds=50"),
+    *("model.network.num_res_units=2", "augment=light", "scheduler=cosine", *KEPT),
+)
+DRIVE = {
+    "local": ("algorithm=local", *DEALT),
+    "fedavg": ("algorithm=fedavg", *DEALT),
+    "long": LONG,
+}
+CASES = {"retina_centres": IMAGES, "lgg": IMAGES, "stroke": TABLE, "drive": DRIVE}
 
 
 def overrides_of(suite: str, data: Path, split: int, more: tuple[str, ...]) -> list[str]:
     """The suite's settings on one fold."""
-    read = yaml.safe_load((ROOT / f"configs/suites/{suite}.yaml").read_text("utf-8"))
+    name = "retina_centres" if suite == "drive" else suite
+    read = yaml.safe_load((ROOT / f"configs/suites/{name}.yaml").read_text("utf-8"))
     fold = (f"seed={split}", "data.seed=0", f"data.fold=[{split},{FOLDS}]")
     quiet = ("logger=none", "progress=false", "pictures.format=none", f"data.path={data}")
     return [f"experiment={read['experiment']}", *read["overrides"], *fold, *quiet, *more]
