@@ -129,7 +129,7 @@ def assemble(
     measure: Callable[[Iterable[Batch]], float] | None = None,
     everyone: Sequence[ClientInfo] | None = None,
     shape: Sequence[int] | None = None,
-    normalization: Normalization = "kept",
+    normalization: Normalization = "reestimated",
 ) -> tuple[Federation, LocalTrainer]:
     """Makes a federation: split, training loop, initial states, clients.
 
@@ -217,7 +217,7 @@ def federate(
     cohort: Cohort | None = None,
     seed: int = 0,
     after_round: Callable[[int, Federated], None] | None = None,
-    normalization: Normalization = "kept",
+    normalization: Normalization = "reestimated",
 ) -> Federated:
     """Federates an algorithm over your own clients and network, by the plain loop.
 
