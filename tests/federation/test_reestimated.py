@@ -34,6 +34,7 @@ CASES = [*((name, "averaged") for name in NAMES), *((n, "local") for n in ("feda
 @pytest.mark.parametrize(("name", "policy"), CASES)
 def test_pytorch_gives_the_same_statistics_to_every_method(name, policy, monkeypatch):
     federation, local, _ = recorded(name, policy)
+    monkeypatch.setattr(federation, "normalization", "kept")
     kept = {client: federation.personal_model(client) for client in federation.ids}
     before, random = federation.digests(), torch.get_rng_state()
     monkeypatch.setattr(federation, "normalization", "reestimated")
@@ -59,6 +60,7 @@ def test_pytorch_gives_the_same_statistics_to_every_method(name, policy, monkeyp
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "pfednet"])
 def test_frozen_statistics_stay(name, monkeypatch):
     federation, _, _ = recorded(name, "frozen")
+    monkeypatch.setattr(federation, "normalization", "kept")
     kept = federation.personal_model("c0")
     monkeypatch.setattr(federation, "normalization", "reestimated")
     model = federation.personal_model("c0")
