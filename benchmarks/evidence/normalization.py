@@ -21,21 +21,25 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import yaml  # type: ignore[import-untyped]
 
 from medfed.config.compose import described
+from medfed.federation import algorithm, federation
 from medfed.functional.statistics import difference
 from medfed.run.experiment import build_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDS = 5
 OVERLAP = 1 / (FOLDS - 1)  # test patients per other patient, as folds of the same patients overlap
+MEAN = "fedavg_mean_of_variances"  # as before medfed pooled the hospitals' variances
 OFTEN = ("rounds=24", "local.steps=10")
 KEPT = ("local.optimizer_state=kept",)
 MOMENTS = ("local.optimizer_state=averaged",)
@@ -44,6 +48,7 @@ IMAGES = {
     "local": ("algorithm=local",),
     "fedavg": ("algorithm=fedavg",),
     "fedbn": ("algorithm=fedbn",),
+    MEAN: ("algorithm=fedavg",),
     "fedavg_often": ("algorithm=fedavg", *OFTEN),
     "fedbn_often": ("algorithm=fedbn", *OFTEN),
     "fedavg_often_kept": ("algorithm=fedavg", *OFTEN, *KEPT),
@@ -67,16 +72,38 @@ DRIVE = {
     "fedavg": ("algorithm=fedavg", *DEALT),
     "long": LONG,
 }
-CASES = {"retina_centres": IMAGES, "lgg": IMAGES, "stroke": TABLE, "drive": DRIVE}
+UNSEEN = ("partition.patients=[51,119]",)  # hospitals that no suite has
+CASES = {
+    "retina_centres": IMAGES,
+    "lgg": IMAGES,
+    "stroke": TABLE,
+    "drive": DRIVE,
+    "stroke_unseen": {
+        name: (*case, *UNSEEN)
+        for name, case in {**TABLE, "pfednet": ("algorithm=pfednet",)}.items()
+    },
+}
 
 
 def overrides_of(suite: str, data: Path, split: int, more: tuple[str, ...]) -> list[str]:
     """The suite's settings on one fold."""
-    name = "retina_centres" if suite == "drive" else suite
+    name = {"drive": "retina_centres", "stroke_unseen": "stroke"}.get(suite, suite)
     read = yaml.safe_load((ROOT / f"configs/suites/{name}.yaml").read_text("utf-8"))
-    fold = (f"seed={split}", "data.seed=0", f"data.fold=[{split},{FOLDS}]")
+    again, part = divmod(split, FOLDS)
+    fold = (f"seed={split}", f"data.seed={again}", f"data.fold=[{part},{FOLDS}]")
     quiet = ("logger=none", "progress=false", "pictures.format=none", f"data.path={data}")
     return [f"experiment={read['experiment']}", *read["overrides"], *fold, *quiet, *more]
+
+
+@contextmanager
+def mean_of_variances() -> Iterator[None]:
+    """Averages running variances as any other entry."""
+    with (
+        patch.object(federation, "second_moments", lambda reply, *_: reply),
+        patch.object(federation, "pooled_variances", lambda mean, _: mean),
+        patch.object(algorithm, "pooled_variances", lambda mean, _: mean),
+    ):
+        yield
 
 
 def measured(overrides: list[str]) -> dict[str, Any]:
@@ -99,15 +126,16 @@ def measured(overrides: list[str]) -> dict[str, Any]:
     return found
 
 
-def results(suite: str, data: Path, out: Path, splits: int, cases: list[str]) -> None:
+def results(suite: str, data: Path, out: Path, splits: Sequence[int], cases: list[str]) -> None:
     """Adds what is missing to a file."""
     known = json.loads(out.read_text("utf-8")) if out.is_file() else {}
-    for split in range(splits):
+    for split in splits:
         for case in cases or CASES[suite]:
             name = f"{suite}/{case}/{split}"
             if name not in known:
                 of_case = CASES[suite][case]
-                known[name] = measured(overrides_of(suite, data, split, of_case))
+                with mean_of_variances() if case == MEAN else nullcontext():
+                    known[name] = measured(overrides_of(suite, data, split, of_case))
                 out.write_text(json.dumps(known, indent=1), "utf-8")
                 print(name, flush=True)
 
@@ -145,7 +173,7 @@ def main() -> None:
     parser.add_argument("suite", choices=CASES)
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--splits", type=int, default=FOLDS)
+    parser.add_argument("--splits", type=int, nargs="*", default=range(FOLDS))
     parser.add_argument("--cases", nargs="*", default=[])
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
