@@ -60,6 +60,7 @@ TABLE = {
     "fedavg": ("algorithm=fedavg",),
     "fedavg_often": ("algorithm=fedavg", *STROKES),
     "fedavg_often_moments": ("algorithm=fedavg", *STROKES, *MOMENTS),
+    "pfednet": ("algorithm=pfednet",),
 }
 DEALT = ("partition=round_robin", "partition.num_clients=3")
 # A single clinic with enough steps, as those who compare networks on DRIVE train.
