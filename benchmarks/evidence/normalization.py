@@ -13,7 +13,7 @@ LIST.csv is ``images.csv`` of the retinas with the rows of DRIVE alone, dealt to
 all of one clinic (``long``).
 
 The settings are those of the suites, and the splits their folds. A training that RESULTS.json holds
-is not repeated. ``--table`` prints means over hospitals and splits instead.
+is not repeated. ``benchmarks/evidence/evidence.py --collect-normalization`` makes the tables.
 """
 
 from __future__ import annotations
@@ -27,18 +27,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import yaml  # type: ignore[import-untyped]
 
 from medfed.config.compose import described
 from medfed.federation import algorithm, federation
-from medfed.functional.statistics import difference
 from medfed.run.experiment import build_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDS = 5
-OVERLAP = 1 / (FOLDS - 1)  # test patients per other patient, as folds of the same patients overlap
 MEAN = "fedavg_mean_of_variances"  # as before medfed pooled the hospitals' variances
 OFTEN = ("rounds=24", "local.steps=10")
 KEPT = ("local.optimizer_state=kept",)
@@ -141,33 +138,6 @@ def results(suite: str, data: Path, out: Path, splits: Sequence[int], cases: lis
                 print(name, flush=True)
 
 
-def lines(out: Path) -> Iterator[str]:
-    """Means over hospitals by suite, case and statistics, with the differences from others."""
-    known = json.loads(out.read_text("utf-8"))
-    for suite in dict.fromkeys(name.split("/")[0] for name in known):
-        for metric in ("dice", "auroc", "brier"):
-            means: dict[tuple[str, str], dict[int, float]] = {}
-            for name, found in known.items():
-                of, case, split = name.split("/")
-                for statistics, clients in found.items() if of == suite else ():
-                    if values := [c[metric] for c in clients.values() if metric in c]:
-                        means.setdefault((case, statistics), {})[int(split)] = float(
-                            np.nanmean(values)
-                        )
-            for (case, statistics), by_split in means.items():
-                mean = np.mean([*by_split.values()])
-                line = f"| {suite} | {metric} | {case} | {statistics} | {mean:.4f} |"
-                for other in (("local", statistics), ("fedavg", "kept"), (case, "kept")):
-                    both = sorted(by_split.keys() & means.get(other, {}).keys())
-                    gaps = [by_split[s] - means[other][s] for s in both]
-                    if len(gaps) > 1 and (case, statistics) != other:
-                        gap = difference(gaps, OVERLAP)
-                        line += f" {gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}] |"
-                    else:
-                        line += " |"
-                yield f"{line} {len(by_split)} |"
-
-
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -176,12 +146,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--splits", type=int, nargs="*", default=range(FOLDS))
     parser.add_argument("--cases", nargs="*", default=[])
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    if options.table:
-        print(*lines(options.out), sep="\n")
-    else:
-        results(options.suite, options.data, options.out, options.splits, options.cases)
+    results(options.suite, options.data, options.out, options.splits, options.cases)
 
 
 if __name__ == "__main__":
