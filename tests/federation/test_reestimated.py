@@ -67,7 +67,7 @@ def test_frozen_statistics_stay(name, monkeypatch):
     assert all(torch.equal(model[n], kept[n]) for n in kept)
 
 
-def network(last=None):
+def network(last=0.1):
     torch.manual_seed(3)
     first = nn.BatchNorm1d(4, momentum=last)
     return nn.Sequential(
@@ -140,6 +140,16 @@ def test_without_running_statistics_nothing_is_done(layer):
     trainer = LocalTrainer(network, lambda _: 1 / 0, split, partial(torch.optim.SGD, lr=0.1))
     model = trainer.model.initial()
     assert trainer.reestimated(next(iter(hospitals())), model) is model
+
+
+def test_a_single_sample_leaves_them_as_they_are():
+    done, alone = federated("reestimated"), next(iter(hospitals()))
+    one = ArrayClient("one", alone.inputs[:1], alone.labels[:1], 4)
+    trainer = done.federation.trainer
+    model = trainer.model.initial()
+    assert trainer.reestimated(one, model) is model
+    layer = trainer.network[1]
+    assert (layer.training, layer.momentum) == (False, 0.1)
 
 
 def test_a_value_that_is_unknown_is_named():

@@ -57,6 +57,7 @@ from medfed.federation.split import (
     keep_groups,
     normalises_batches,
     nothing_to_train,
+    of_one_sample,
 )
 
 _log = logging.getLogger(__name__)
@@ -556,11 +557,11 @@ class LocalTrainer:
             data: The client's data.
             model: All entries.
         """
-        self.model.load(model)
         with self.model.training():
             layers = gathering(self.network)
         if not layers or self.gradients.private is not None:
             return model
+        self.model.load(model)
         seed = derive_seed(self.seed, data.id, "statistics")
         epochs = (self._epoch(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
         batches = islice(chain.from_iterable(epochs), STATISTICS_BATCHES)
@@ -572,16 +573,17 @@ class LocalTrainer:
                     for layer in layers.values():
                         layer.train().momentum = 1 / number
                     self.gradients.loss_of(batch)
+        except ValueError as error:
+            if of_one_sample(error) is None:
+                raise
+            return model  # a single sample has no variance
         finally:
             for name, layer in layers.items():
                 layer.eval().momentum = momenta[name]
-        names = {
-            f"{name}.{key}".lstrip(".")
-            for name in layers
-            for key in ("running_mean", "running_var")
-        }
+        keys = ("running_mean", "running_var")
+        names = {f"{name}.{key}".lstrip(".") for name in layers for key in keys}
         now = self.model.changed(names & self.split.buffers)
-        return {**model, **{n: t for n, t in now.items() if n != OTHER}}
+        return {**model, **select(now, now.keys() - {OTHER})}
 
     def _pass(
         self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None
