@@ -353,7 +353,9 @@ class Round:
         decoded.means = self._means(replies)
         if self._moments is not None and self.recipients:
             weights = federation.algorithm.weights(federation.server, self.recipients)
-            self._moments = weighted_mean((m.parts[PART] for m in decoded.values()), weights)
+            self._moments = weighted_mean(
+                (m.parts.get(PART, {}) for m in decoded.values()), weights
+            )
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:

@@ -174,7 +174,7 @@ class LocalClient:
         """Takes out what the server averages: the optimizer's state of the shared parameters."""
         if self.trainer.budget.optimizer_state != "averaged":
             return {}
-        state = self._optimizers[f"{self._phase}/1"]
+        state = self._optimizers[f"{self._phase}/1"]  # empty where it remembers nothing
         groups = self.trainer.model.plan("all").optimizer.param_groups
         parts = [group["name"] for group in groups for _ in group["params"]]
         shared = [n for n, t in state.items() if parts[int(n.split("/")[0])] == "shared"]
