@@ -80,6 +80,7 @@ NOT_HERE = {
         ("trust/inversion.py --messages 1 --iterations 5 --only noise", "| clip 1, noise 0.1 | "),
         ("trust/privacy.py --steps 1 --networks logistic", "logistic        all"),
         ("evidence/bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
+        ("evidence/normalization.py stroke FOLDER/none.csv --out FOLDER/new --splits", ""),
         ("evidence/side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
         ("speed/scale.py clients --clients 20 --methods fedavg", "\nfedavg                  20 "),
         ("speed/scale.py models --millions 1 --methods fedavg", "\nfedavg                   1 "),

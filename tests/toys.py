@@ -133,7 +133,7 @@ def toy_federation(
     buffers: str = "averaged",
     cohort: Cohort | None = None,
     channel: Channel | None = None,
-    kept: bool = False,
+    kept: bool | str = False,
     clip: float | None = None,
     accumulate: int = 1,
 ) -> tuple[pl.LightningModule, Federation, LocalTrainer]:
@@ -152,7 +152,7 @@ def toy_federation(
             steps,
             accumulate=accumulate,
             clip=clip,
-            optimizer_state="kept" if kept else "fresh",
+            optimizer_state=kept if isinstance(kept, str) else "kept" if kept else "fresh",
         ),
     )
     weights = local.model.initial()

@@ -22,7 +22,9 @@ To compute it again (some hours of a core)::
     python benchmarks/evidence/evidence.py --advice /path/to/ist.csv --out ADVICE
     python benchmarks/evidence/evidence.py --table TABLE --collect OUT SURVIVAL HEART ... COMPLETE
     python benchmarks/evidence/evidence.py --collect-advice ADVICE
+    python benchmarks/evidence/evidence.py --collect-normalization RESULTS.json ...
 
+``benchmarks/evidence/normalization.py`` says how RESULTS.json are made.
 BASELINES are the methods of ``suite=stroke``. ``--advice`` counts how often a pilot's advice is
 right: it deals hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in
 each, and then trains on all who are not tested. ``--collect`` leaves other stored tasks as they
@@ -49,6 +51,7 @@ import yaml  # type: ignore[import-untyped]
 from PIL import Image
 from scipy.stats import spearmanr
 
+from medfed.benchmark.tasks import fewest_of
 from medfed.functional.statistics import difference, splits_needed
 from medfed.reports.tasks import Scores, Task, rise_of
 from medfed.reports.verdicts import judge, plain
@@ -59,6 +62,8 @@ FOUND = ROOT / "docs" / "benchmark" / "findings.json"
 METHODS = ("fedavg", "finetune")
 FEW = 5  # hospitals of a federation
 TARGET = 0.03  # the smallest difference of AUROC, concordance or Dice worth knowing
+AVERAGED = ("dice", "auroc", "brier")  # what is shown of normalization.py
+FOLDS = 5
 LONGER = "_thrice_the_rounds"
 
 
@@ -204,6 +209,7 @@ def task_of(folder: Path, other: str = "") -> Task:
         counted = f"{len(results[name])} of {splits} splits."
         task.left_out[name] = f"`{name}` is left out: {' '.join(sorted(why)) or counted}"
     task.overlap = float(np.mean(overlap))
+    task.leave_out_small({client: fewest_of(first, client) for client in clients})
     sign = -1 if task.falls else 1
     for name, each in whole.items():
         rows = [[result["clients"][c].get(metric) for c in clients] for result in each]
@@ -587,6 +593,54 @@ def of_advice(advice: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def collect_normalization(files: Sequence[Path]) -> dict[str, Any]:
+    """The metrics that are shown, of every training and both kinds of statistics."""
+    found: dict[str, Any] = {}
+    for file in files:
+        for name, measured in json.loads(file.read_text()).items():
+            found[name] = {
+                statistics: {
+                    c: {m: of[m] for m in AVERAGED if m in of} for c, of in clients.items()
+                }
+                for statistics, clients in measured.items()
+            }
+    return dict(sorted(found.items()))
+
+
+def of_normalization(found: Mapping[str, Any]) -> list[str]:
+    """A line per suite, metric and case: means over hospitals and splits, and paired differences.
+
+    An interval takes three splits or more.
+    """
+    kinds = ("kept", "reestimated")
+    head = "| suite | case | splits | kept | estimated again | again − kept | − alone, both again |"
+    lines = [head, "|---|---|---:|---:|---:|---|---|"]
+    tables: dict[tuple[str, str], dict[str, dict[str, dict[int, float]]]] = {}
+    for name, measured in found.items():
+        suite, case, split = name.split("/")
+        for kind, clients in measured.items():
+            for metric in next(iter(clients.values())):
+                mean = float(np.nanmean([of[metric] for of in clients.values()]))
+                by_kind = tables.setdefault((suite, metric), {}).setdefault(case, {})
+                by_kind.setdefault(kind, {})[int(split)] = mean
+
+    def paired(one: Mapping[int, float], other: Mapping[int, float]) -> str:
+        gaps = [one[split] - other[split] for split in sorted(one.keys() & other.keys())]
+        if len(gaps) > 2:
+            return interval(difference(gaps, 1 / (FOLDS - 1))._asdict())
+        return f"{np.mean(gaps):+.4f}" if gaps else ""
+
+    for (suite, metric), cases in tables.items():
+        for case, by_kind in cases.items():
+            kept, again = (by_kind[kind] for kind in kinds)
+            cells = [f"{suite}, {metric}", f"`{case}`", str(len(kept))]
+            cells += [f"{np.mean([*one.values()]):.4f}" for one in (kept, again)]
+            alone = cases.get("local", by_kind)["reestimated"]
+            cells += [paired(again, kept), paired(again, alone) if case != "local" else ""]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def pages(stored: Mapping[str, Any]) -> list[str]:
     """All tables, as docs/evidence_tables.md has them."""
     lines: list[str] = []
@@ -606,6 +660,8 @@ def pages(stored: Mapping[str, Any]) -> list[str]:
         lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
     if advice := stored.get("advice"):
         lines += [*of_advice(advice), ""]
+    if normalization := stored.get("normalization"):
+        lines += [*of_normalization(normalization), ""]
     seconds = stored.get("benchmark", {}).get("cpu_seconds", 0.0)
     seconds += sum(one["cpu_seconds"] for one in stored.get("advice", ()))
     count = len(stored.get("benchmark", {}).get("cells", ()))
@@ -624,6 +680,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="with --collect: the table of the hospitals")
     parser.add_argument("--collect-advice", type=Path, help="folder of --advice")
     parser.add_argument("--complete", type=Path, help="the gliomas' folder; lists whole patients")
+    parser.add_argument("--collect-normalization", type=Path, nargs="+", help="RESULTS.json")
     options = parser.parse_args()
     if options.complete:
         print(complete(options.complete.resolve(), options.out), "patients are left out")
@@ -637,7 +694,9 @@ def main() -> None:
         stored["benchmark"] = collect(options.collect, options.table, before)
     if options.collect_advice:
         stored["advice"] = collect_advice(options.collect_advice)
-    if options.collect or options.collect_advice:
+    if options.collect_normalization:
+        stored["normalization"] = collect_normalization(options.collect_normalization)
+    if options.collect or options.collect_advice or options.collect_normalization:
         STORE.write_text(json.dumps(stored, indent=1) + "\n")
     print("\n".join(pages(stored)))
 

@@ -110,11 +110,21 @@ def put(model: nn.Module, parameters: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def average(w: nn.Module, models: Sequence[nn.Module], shares: Sequence[float]) -> None:
-    """Puts the weighted mean of state dicts, running statistics included, into w."""
+    """Puts the weighted mean of state dicts into w, and the variance of all patients together."""
     states = [m.state_dict() for m in models]
-    for name, mean in w.state_dict().items():
-        if mean.is_floating_point():
-            mean.copy_(sum(p * s[name] for p, s in zip(shares, states, strict=True)))
+
+    def mean(function: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+        return torch.stack([p * function(s) for p, s in zip(shares, states, strict=True)]).sum(0)
+
+    for name, entry in w.state_dict().items():
+        if not entry.is_floating_point():
+            continue
+        value = mean(lambda s, name=name: s[name])  # type: ignore[misc]
+        if name.endswith("running_var"):
+            of = name.replace("running_var", "running_mean")
+            middle = mean(lambda s, of=of: s[of])  # type: ignore[misc]
+            value = value + mean(lambda s, of=of, m=middle: (s[of] - m).square())  # type: ignore[misc]
+        entry.copy_(value)
 
 
 def fedavg(p: Problem) -> tuple[nn.Module, Personal]:
@@ -241,6 +251,7 @@ def federated(p: Problem, method: Algorithm) -> Federation:
         budget=LocalBudget(steps=p.steps, budget="paper"),
         channel=lambda _: Channel(Dense(precision), Dense(precision)),
         seed=SEED,
+        normalization="kept",  # as the loops have them
     )
     return run_reference(federation, p.rounds)
 

@@ -137,16 +137,6 @@ def run_groups(
     return broken
 
 
-def check_computed(broken: dict[str, str], what: str, kept: str) -> None:
-    """Says what could not be computed, if anything."""
-    if broken:
-        place, why = next(iter(broken.items()))
-        raise MedfedError(
-            f"{len(broken)} {what} could not be computed; the first is {place} ({why}). Finished "
-            f"{kept} are kept."
-        )
-
-
 def _ended(cell: Cell) -> RankError:
     return RankError(
         f"A process ended while it ran {cell.place} or another cell (killed, or out of memory?). "

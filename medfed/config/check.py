@@ -229,6 +229,7 @@ KEYS: dict[str, Any] = {
     "progress": bool,
     "evaluation.every": COUNT,
     "evaluation.patience": COUNT | None,
+    "evaluation.normalization": Literal["reestimated", "kept"],
     "evaluation.calibration": Literal["temperature", "platt"] | None,
     "checkpoint.keep": COUNT,
     "checkpoint.every": COUNT,

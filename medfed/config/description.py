@@ -145,12 +145,14 @@ class Evaluation:
         patience: Evaluations without improvement before the run stops.
         operating_point: By which rule validation chooses the threshold of two classes.
         calibration: ``temperature`` or ``platt``.
+        normalization: Of the statistics of normalisation that a client's model has.
     """
 
     every: int
     patience: int | None = None
     operating_point: str | Mapping[str, float] | None = None
     calibration: str | None = None
+    normalization: Literal["reestimated", "kept"] = "kept"
 
 
 @dataclass(frozen=True)

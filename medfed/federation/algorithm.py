@@ -161,8 +161,10 @@ class Algorithm(ABC):
             None: any part, by any codec.
         mixes: Whether it needs canonical parts, whose membership vectors stay in the simplex.
         card: Its state, its messages and the cost of a step; see :class:`Card`.
+        averages_moments: Whether a client trains once in a round, what the server then averages, so
+            that the server may average the optimizer's state, too. A method does not inherit it.
         fresh_optimizer: Whether it uses :meth:`Client.reach`, which is undefined for an optimizer
-            that keeps momentum over rounds (``local.optimizer_state=kept``).
+            that keeps momentum over rounds (``local.optimizer_state``).
         pools: Whether clients train on the pooled data of all, which no federation does.
         masks: Whether ``mask_aware`` is defined for it. State such as control variates is undefined
             for weights that only some clients train.
@@ -181,6 +183,7 @@ class Algorithm(ABC):
     coded: ClassVar[tuple[str, ...] | None] = None
     mixes: ClassVar[bool] = False
     card: ClassVar[Card] = Card()
+    averages_moments: ClassVar[bool] = False
     fresh_optimizer: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     masks: ClassVar[bool] = True

@@ -129,7 +129,8 @@ class LocalBudget:
             is a mean over samples this equals one larger batch. Each is a separate gradient pass,
             and layers that normalise batches process each by itself.
         clip: Largest norm of a step's gradient, penalties included; ``None`` for no clipping.
-        optimizer_state: ``fresh`` for each call of ``train``, or ``kept`` by the client.
+        optimizer_state: ``fresh`` for each call of ``train``, ``kept`` by the client, or
+            ``averaged`` by the server (:mod:`medfed.federation.moments`).
         budget: ``equal``: a method that trains several models or parts in a round divides the steps
             among them; ``paper``: each gets all steps, as papers count.
         channels_last: Whether convolutions compute in channels-last layout, which changes results
@@ -151,7 +152,7 @@ class LocalBudget:
     epochs: Annotated[int, MANY] = 1
     accumulate: Annotated[int, MANY] = 1
     clip: Annotated[float | None, check_positive] = None
-    optimizer_state: Literal["fresh", "kept"] = "fresh"
+    optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
     compile: bool = False

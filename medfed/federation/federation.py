@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from medfed.common.errors import CodecError, ConfigError, NonFiniteError
-from medfed.common.tensors import State, Tensors, digest, states_on
+from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
 from medfed.federation.aggregation import Far, far_parts
 from medfed.federation.algorithm import (
     Algorithm,
@@ -26,6 +26,7 @@ from medfed.federation.algorithm import (
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
+from medfed.federation.moments import PART, with_moments
 from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
@@ -35,6 +36,7 @@ from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
 
 _T = TypeVar("_T")
+Normalization = Literal["reestimated", "kept"]
 
 
 class Federation:
@@ -61,6 +63,8 @@ class Federation:
         absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
         arrived: The missing values of this process's clients, sent by a server elsewhere.
         far: Parts of replies that were far longer than those of the other clients.
+        normalization: Whether a client's model has the statistics of normalisation that it was
+            trained with (``kept``), or those of the client's data (``reestimated``).
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Federation:
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.absent_folder: Path | None = None
         self.noise: ClientPrivacy | None = None
+        self.normalization: Normalization = "kept"
         self.channel.seed = seed
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may change buffers; every client has the same model.
@@ -127,6 +132,12 @@ class Federation:
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""
         return self.cohort.of(self.ids, self.seed, round)
+
+    @property
+    def averages_moments(self) -> bool:
+        """Whether the server averages the optimizers' state."""
+        trainer = self.trainer
+        return trainer is not None and trainer.budget.optimizer_state == "averaged"
 
     @property
     def samples(self) -> Mapping[str, int]:
@@ -169,9 +180,11 @@ class Federation:
         with naming(client, number, packet.phase), self.clients[client].present() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
+            local.adopt(message.parts.get(PART, {}))
             reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply)
             reply = second_moments(reply, message, self.algorithm.averaged)
+            reply = with_moments(reply, local.shared_moments())
             if self.noise is not None:
                 count = noisy or len(self.members(number))
                 reply = self.noise.protect(reply, count, client, number, position, "noise")
@@ -202,7 +215,13 @@ class Federation:
         It is the client's model after decoding, including the losses of a lossy codec.
         """
         with self.clients[client].present() as local:
-            return self.algorithm.personal_model(local, self.delivered(client))
+            return self.fitted(local, self.algorithm.personal_model(local, self.delivered(client)))
+
+    def fitted(self, local: LocalClient, model: Tensors) -> Tensors:
+        """Returns a client's model with statistics of normalisation as the run wants them."""
+        if self.normalization == "kept" or self.noise is not None:
+            return model
+        return local.trainer.reestimated(local.data, model)
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""
@@ -270,6 +289,7 @@ class Round:
             federation.server, self.cohort, number
         )
         self._outbox: Outbox = {}
+        self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
         self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
         self._take(next(self._generator))  # a generator runs only when it is advanced
@@ -331,6 +351,11 @@ class Round:
         check(decoded)
         federation.far += far_parts(decoded, self.number, phase)
         decoded.means = self._means(replies)
+        if self._moments is not None and self.recipients:
+            weights = federation.algorithm.weights(federation.server, self.recipients)
+            self._moments = weighted_mean(
+                (m.parts.get(PART, {}) for m in decoded.values()), weights
+            )
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:
@@ -341,7 +366,8 @@ class Round:
                     f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
                     f"its phase {self.phase}."
                 ) from None
-            federation.server = stop.value
+            kept = {} if self._moments is None else {PART: self._moments}
+            federation.server = {**stop.value, **kept}
             return False
         self._take(outbox)
         return True
@@ -379,6 +405,7 @@ class Round:
                     f"{name} sent phase {message.phase!r} to {client} where phase {self.phase!r} "
                     "to members of the cohort was announced."
                 )
+        outbox = {c: with_moments(message, self._moments) for c, message in outbox.items()}
         self._outbox = outbox
         self.recipients = [c for c in self.cohort if c in outbox]
         encode, number = self.federation.channel.encode, self.number

@@ -164,6 +164,22 @@ class LocalClient:
         steps = sum(count for _, count in self._losses)
         return sum(loss * count for loss, count in self._losses) / steps if steps else None
 
+    def adopt(self, moments: Tensors) -> None:
+        """Puts the mean of the clients' optimizers in place of the state of shared parameters."""
+        if moments:
+            slot = f"{self._phase}/1"
+            self._optimizers[slot] = {**self._optimizers.get(slot, {}), **moments}
+
+    def shared_moments(self) -> Tensors:
+        """Takes out what the server averages: the optimizer's state of the shared parameters."""
+        if self.trainer.budget.optimizer_state != "averaged":
+            return {}
+        state = self._optimizers[f"{self._phase}/1"]  # empty where it remembers nothing
+        groups = self.trainer.model.plan("all").optimizer.param_groups
+        parts = [group["name"] for group in groups for _ in group["params"]]
+        shared = [n for n, t in state.items() if parts[int(n.split("/")[0])] == "shared"]
+        return {n: state.pop(n) for n in shared if state[n].is_floating_point()}
+
     def share(self, index: int, parts: int) -> int:
         """See :meth:`medfed.federation.client.Client.share`."""
         return self.steps if self._as_papers else share_of(self.steps, index, parts)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,11 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation, check_reply, count
+from medfed.federation.federation import Federation, Normalization, check_reply, count
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
+from medfed.federation.moments import check_averages_moments
 from medfed.federation.onboarding import rules_of
 from medfed.federation.other_state import copied, filled
 from medfed.federation.split import BufferPolicy
@@ -119,6 +120,7 @@ def assemble(
     measure: Callable[[Iterable[Batch]], float] | None = None,
     everyone: Sequence[ClientInfo] | None = None,
     shape: Sequence[int] | None = None,
+    normalization: Normalization = "reestimated",
 ) -> tuple[Federation, LocalTrainer]:
     """Makes a federation: split, training loop, initial states, clients.
 
@@ -139,6 +141,7 @@ def assemble(
         measure: Gives the loss of validation batches, for algorithms that ask for it.
         everyone: All clients of the federation, if not all are in this process.
         shape: The shape of one input, if no client is in this process.
+        normalization: See :attr:`medfed.federation.federation.Federation.normalization`.
 
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
@@ -167,9 +170,13 @@ def assemble(
     sent = None if channel is None else channel(algorithm)
     if not split.parameters("shared"):
         _check_averages(algorithm, sent)
+    if local.budget.optimizer_state == "averaged":
+        check_averages_moments(algorithm, sent or Channel())
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
-    return Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local), local
+    made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
+    made.normalization = normalization
+    return made, local
 
 
 def _check_averages(algorithm: Algorithm, channel: Channel | None) -> None:
@@ -201,6 +208,7 @@ def federate(
     cohort: Cohort | None = None,
     seed: int = 0,
     after_round: Callable[[int, Federated], None] | None = None,
+    normalization: Normalization = "reestimated",
 ) -> Federated:
     """Federates an algorithm over your own clients and network, by the plain loop.
 
@@ -224,6 +232,8 @@ def federate(
         cohort: The clients that take part in a round; all by default.
         seed: Seed of all random choices.
         after_round: Called with each round's number and the federation so far.
+        normalization: ``reestimated``: BatchNorm statistics of each client's model are estimated
+            again from 20 of its training batches; ``kept``: they are those of the training.
 
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
@@ -231,6 +241,7 @@ def federate(
     """
     inputs.check_network(network)
     inputs.check_kind("channel", channel, Channel | None)
+    check_known("normalization", normalization, get_args(Normalization))
     inputs.check_kind("after_round", after_round, Callable | None)
     if not callable(loss) or isinstance(loss, nn.modules.loss._Loss):
         raise ConfigError(
@@ -251,6 +262,7 @@ def federate(
         channel=None if channel is None else lambda _: channel,
         cohort=cohort,
         seed=seed,
+        normalization=normalization,
     )
     done = Federated(federation, before)
     run_reference(federation, rounds, after_round and (lambda number: after_round(number, done)))

@@ -152,6 +152,21 @@ def fixed_statistics(
     ]
 
 
+def gathering(network: nn.Module) -> dict[str, _NormBase]:
+    """Returns the layers that gather running statistics in the network's present mode, by name.
+
+    Example:
+        >>> list(gathering(nn.Sequential(nn.BatchNorm1d(2), nn.InstanceNorm1d(2))))
+        ['0']
+    """
+    modules = network.named_modules()
+    return {
+        n: m
+        for n, m in modules
+        if isinstance(m, _NormBase) and m.training and m.track_running_stats
+    }
+
+
 def match(
     patterns: str | Iterable[str],
     names: Iterable[str],

@@ -41,6 +41,7 @@ class FedAvg(Algorithm):
         client_zeros: Such states of a client.
     """
 
+    averages_moments: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("shared",)
     server_zeros: ClassVar[tuple[str, ...]] = ()
     client_zeros: ClassVar[tuple[str, ...]] = ()

@@ -21,4 +21,5 @@ class FedBN(FedAvg):
     """FedAvg over all but the normalisation layers."""
 
     personal: str | tuple[str, ...] = "normalization"
+    averages_moments: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only("Li et al. 2021", "personal part", "normalisation")

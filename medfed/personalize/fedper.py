@@ -18,4 +18,5 @@ class FedPer(FedAvg):
     """FedAvg over the body; by default the task module names the personal part."""
 
     personal: str | tuple[str, ...] = "task"
+    averages_moments: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only("Arivazhagan et al. 2019", "personal part", "the head")

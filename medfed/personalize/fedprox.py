@@ -28,6 +28,7 @@ class FedProx(FedAvg):
     """
 
     mu: Annotated[float, check_positive] = 0.1
+    averages_moments: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only("Li et al. 2020", tune={"mu": Range(0.001, 10.0)})
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

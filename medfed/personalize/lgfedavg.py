@@ -22,4 +22,5 @@ class LGFedAvg(FedAvg):
     """FedAvg over the head; all other parameters are personal."""
 
     personal: str | tuple[str, ...] = "body"
+    averages_moments: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only("Liang et al. 2020", "personal part", "all but the head")

@@ -23,6 +23,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.local_client import Pool
+from medfed.federation.moments import cannot_average
 from medfed.federation.reference import assemble
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.channel import Channel, Link
@@ -150,7 +151,7 @@ def federation_of(
         rates = learning_rates(optimizer, scheduler, config.rounds)
         if not all(abs(rate) < _LARGEST_RATE for rate in rates):
             raise ConfigError(f"a learning rate must be a number below {_LARGEST_RATE:g}")
-        if config.local.optimizer_state == "kept" and remembers_elsewhere(optimizer):
+        if config.local.optimizer_state != "fresh" and remembers_elsewhere(optimizer):
             raise ConfigError(
                 "medfed cannot keep all of its state; choose local.optimizer_state=fresh"
             )
@@ -158,6 +159,11 @@ def federation_of(
         raise ConfigError(
             f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}."
         ) from error
+    if config.local.optimizer_state == "averaged":
+        if everyone is not None:
+            raise cannot_average("sites send weights alone")
+        if config.privacy.client is not None:
+            raise cannot_average("privacy.client adds noise to displacements alone")
     if algorithm.pools:
         if everyone is not None:
             raise ConfigError(
@@ -182,6 +188,7 @@ def federation_of(
         measure=partial(mean_loss, task),
         everyone=everyone,
         shape=shape,
+        normalization=config.evaluation.normalization,
     )
 
 

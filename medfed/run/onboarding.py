@@ -216,7 +216,7 @@ def _measured(module: FederatedModule, data: ClientData, k: int, rule: Rule) -> 
         learn = rules.onboard if rule == "own" else rules.fine_tune
         model = learn(client, message)
     seconds = time.process_time() - started
-    module.local.model.load(model)
+    module.local.model.load(module.federation.fitted(client, model))
     batches = (to_device(batch, module.device) for batch in data.eval_batches("test"))
     metrics = module.task.evaluate(batches, test=True)
     sent = {way: ledger.total(direction=way) for way in ("up", "down")}

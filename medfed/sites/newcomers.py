@@ -134,7 +134,8 @@ class Joining(reference.Newcomer):
             The model, and its metrics on the test patients.
         """
         client, module = self.client, self.module
-        model = onboarding.rules_of(self.federation.algorithm).onboard(client, self.begin(packet))
+        rules = onboarding.rules_of(self.federation.algorithm)
+        model = self.federation.fitted(client, rules.onboard(client, self.begin(packet)))
         module.local.model.load(model)
         batches = (to_device(batch, module.device) for batch in client.data.eval_batches("test"))
         with torch.no_grad():

@@ -126,13 +126,19 @@ def task(name: str = "") -> ToyTask:
 
 
 def federation(name: str, **changes: Any) -> tuple[ToyTask, Federation, Any]:
-    """A federation of three unequal clients, each with several batches and momentum."""
+    """A federation of three unequal clients, each with several batches and momentum.
+
+    Statistics of what is evaluated are estimated again; ``NAME+averaged`` averages momenta, too.
+    """
+    name, _, state = name.partition("+")
     method = algorithm(name)
     settings: dict[str, Any] = {"rounds": ROUNDS, "steps": 4, "momentum": 0.9}
-    settings["kept"] = not method.fresh_optimizer
+    settings["kept"] = state or not method.fresh_optimizer
     if method.card.full_cohort and getattr(changes.get("cohort"), "fraction", 1) < 1:
         changes["cohort"] = None  # a fraction is refused: test_cards.py
-    return toy_federation(method, task(name), **{**settings, **changes})
+    made = toy_federation(method, task(name), **{**settings, **changes})
+    made[1].normalization = "reestimated"
+    return made
 
 
 def lightning(

@@ -54,7 +54,7 @@ def test_training_changes_what_is_evaluated(name):
     assert all(digest(fed.personal_model(c)) != before[c] for c in fed.ids)
 
 
-@each_method
+@pytest.mark.parametrize("name", [*NAMES, "fedavg+averaged"])
 def test_lightning_equals_reference(name, straight):
     lightning_equals_reference(name, half(), straight(name))
 
@@ -84,7 +84,7 @@ def lightning_equals_reference(name, cohort, run):
     assert passes == [c.passes for c in fed.clients.values()]
 
 
-@each_method
+@pytest.mark.parametrize("name", [*NAMES, "fedavg+averaged"])
 def test_resumed_equals_straight(name, straight, tmp_path: Path):
     whole, record, folder = straight(name)
     begun = folder / "round_00001.ckpt"

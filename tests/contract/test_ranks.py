@@ -16,6 +16,8 @@ from tests.contract.ranks import outcome
 from tests.contract.shapes import ENGINES, STATES
 from tests.processes import ROOT, ranks
 
+MOMENTS = "fedbn+averaged"
+
 
 @pytest.fixture(scope="module")
 def two_ranks(request, tmp_path_factory) -> list[dict]:
@@ -35,7 +37,7 @@ def two_ranks(request, tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("name", "cohort"), [*((n, "half") for n in STATES), *((n, "all") for n in ENGINES)]
+    ("name", "cohort"), [*((n, "half") for n in STATES), *((n, "all") for n in (*ENGINES, MOMENTS))]
 )
 def test_two_ranks_equal_one(name, cohort, two_ranks):
     module, evaluation = lightning(name, cohort=half() if cohort == "half" else None)
@@ -51,7 +53,7 @@ def test_two_ranks_equal_one(name, cohort, two_ranks):
     assert seen == expected["digests"]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", [*ENGINES, MOMENTS])
 def test_two_ranks_resumed_equal_straight(name, two_ranks):
     digests: dict[str, dict[str, str]] = {"all": {}, "resumed": {}}
     for result in two_ranks:

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.run.evaluation import evaluate_run
-from tests.integration.runs import CLINICAL
+from tests.integration.runs import CLINICAL, imaging
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +54,26 @@ def test_validation_metrics_are_those_that_selected_the_round(copy):
     best = str(measured["selected_round"])
     recorded = {row[1]: float(row[column]) for row in lines if row[0] == best and row[2] == "val"}
     assert {c: m["balanced_accuracy"] for c, m in measured["clients"].items()} == recorded
+
+
+def test_statistics_estimated_again_are_measured_and_delivered_and_cost_no_byte(
+    finished_run, cohort_root
+):
+    words = (*imaging(cohort_root), "algorithm=fedavg", "evaluation.normalization=")
+    kept, again = (finished_run(*words[:-1], f"{words[-1]}{n}") for n in ("kept", "reestimated"))
+    assert (again / "ledger.csv").read_bytes() == (kept / "ledger.csv").read_bytes()
+    assert (again / "hashes.json").read_bytes() == (kept / "hashes.json").read_bytes()
+    models = {}
+    for folder in (kept, again):
+        summary = json.loads((folder / "summary.json").read_text())
+        assert evaluate_run(folder)["clients"] == summary["clients"]
+        models[folder] = {p.name: load_file(p) for p in folder.glob("models/*.safetensors")}
+    assert json.loads((kept / "summary.json").read_text())["clients"] != summary["clients"]
+    statistics = {"running_mean", "running_var"}
+    for name, own in models[again].items():
+        moved = {n for n, t in own.items() if not torch.equal(t, models[kept][name][n])}
+        assert moved == {n for n in own if n.rpartition(".")[2] in statistics}
+        assert moved
 
 
 def test_all_rounds_stay_in_the_record(whole_run):

@@ -22,22 +22,18 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import register_parametrization
 
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, DataError, NonFiniteError
-from medfed.common.seeding import derive_seed
 from medfed.common.tensors import Tensors
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -55,13 +51,11 @@ from medfed.standalone.outputs import only_logits
 if TYPE_CHECKING:
     from medfed.delivery.export.run_record import RunRecord
 
-BATCHES = 20  # that statistics are measured on
-
 
 def measured_statistics(
     network: nn.Module, weights: Mapping[str, Tensor], data: ClientData, seed: int
 ) -> Tensors | None:
-    """Measures the running statistics of BatchNorm under given weights.
+    """Estimates the running statistics of normalisation again, under given weights.
 
     Args:
         network: The network, which is left as it is.
@@ -70,22 +64,19 @@ def measured_statistics(
         seed: Of the order of its batches.
 
     Returns:
-        All entries with the mean statistics of :data:`BATCHES` training batches; None where the
-        network keeps no statistics.
+        All entries; None where the network keeps no statistics.
     """
     network = fill(copy.deepcopy(network), weights)
-    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not layers:
-        return None
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the mean over all batches
-        layer.train()
-    with torch.no_grad():
-        for batch in islice(_batches(data, seed), BATCHES):
-            network(batch["image"].to(next(network.parameters())))
-    state = network.state_dict()
-    return {name: state[name] for name in weights}
+    first = next(network.parameters())
+
+    def passed(batch: Batch) -> Tensor:
+        return network(batch["image"].to(first))  # type: ignore[no-any-return]
+
+    split = ParameterSplit.of(network)
+    trainer = LocalTrainer(network, passed, split, torch.optim.Adam, seed=seed)
+    start = trainer.model.initial()
+    end = trainer.reestimated(data, start)
+    return None if end is start else {**weights, **end}
 
 
 def distil(
@@ -128,7 +119,7 @@ def distil(
         return mse_loss(student(image), wanted)
 
     split = ParameterSplit.of(student, (), "frozen")
-    trainer = LocalTrainer(student, loss, split, partial(torch.optim.Adam), seed=seed)
+    trainer = LocalTrainer(student, loss, split, torch.optim.Adam, seed=seed)
     nothing: dict[str, Any] = dict.fromkeys(("penalty", "after_step", "memory"))
     place = data, trainer.model.initial(), ("export", data.id), rate
     end, _ = trainer.run(*place, update="all", steps=steps, **nothing)
@@ -179,15 +170,6 @@ def _sorted(book: Codebook, centers: Tensor) -> Codebook:
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order))
     return Codebook(rank[book.indices], ordered.clone(), book.shape)
-
-
-def _batches(data: ClientData, seed: int) -> Iterator[Batch]:
-    """Training batches without end, but rests of a single sample, which have no statistics."""
-    epochs = (data.train_batches(derive_seed(seed, "statistics", data.id, n)) for n in count())
-    rests = data.num_samples > data.batch_size > 1
-    for batch in chain.from_iterable(epochs):
-        if not (rests and len(batch["image"]) == 1):
-            yield batch
 
 
 STAGES = ("trained", "kmeans", "statistics", "finetuned")

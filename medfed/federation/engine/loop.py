@@ -53,9 +53,11 @@ from medfed.federation.split import (
     Update,
     fixed_statistics,
     float_entries,
+    gathering,
     keep_groups,
     normalises_batches,
     nothing_to_train,
+    of_one_sample,
 )
 
 _log = logging.getLogger(__name__)
@@ -70,6 +72,9 @@ _EITHER_WAY = (
     *(torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax),
 )
 _SMALL = 2**16
+
+STATISTICS_BATCHES = 20
+"""From how many training batches statistics of normalisation are estimated again."""
 
 
 @dataclass
@@ -541,6 +546,44 @@ class LocalTrainer:
         with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
             losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
+
+    def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
+        """Returns a model with the statistics of normalisation that a client's batches have.
+
+        They are the means over :data:`STATISTICS_BATCHES` training batches, which pass as in every
+        evaluation, but for the layers that gather them.
+
+        Args:
+            data: The client's data.
+            model: All entries.
+        """
+        with self.model.training():
+            layers = gathering(self.network)
+        if not layers or self.gradients.private is not None:
+            return model
+        self.model.load(model)
+        seed = derive_seed(self.seed, data.id, "statistics")
+        epochs = (self._epoch(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
+        batches = islice(chain.from_iterable(epochs), STATISTICS_BATCHES)
+        momenta = {name: layer.momentum for name, layer in layers.items()}
+        self.network.eval()
+        try:
+            with torch.no_grad(), seeded(seed, self.model.device):
+                for number, batch in enumerate(batches, 1):
+                    for layer in layers.values():
+                        layer.train().momentum = 1 / number
+                    self.gradients.loss_of(batch)
+        except ValueError as error:
+            if of_one_sample(error) is None:
+                raise
+            return model  # a single sample has no variance
+        finally:
+            for name, layer in layers.items():
+                layer.eval().momentum = momenta[name]
+        keys = ("running_mean", "running_var")
+        names = {f"{name}.{key}".lstrip(".") for name in layers for key in keys}
+        now = self.model.changed(names & self.split.buffers)
+        return {**model, **select(now, now.keys() - {OTHER})}
 
     def _pass(
         self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None
