@@ -130,6 +130,10 @@ class Desk:
         """See :class:`medfed.sites.site.ConfiguredSite`."""
         return None
 
+    def patients_behind(self) -> tuple[str, list[str]]:
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
+        return "", []
+
     def facts(self) -> Facts:
         """See :class:`medfed.sites.site.ConfiguredSite`."""
         weights = dict(network().named_parameters())

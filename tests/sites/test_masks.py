@@ -25,8 +25,9 @@ from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator
 from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
+from medfed.sites.policy import COUNTED
 from medfed.sites.run import SitesModule
-from medfed.sites.site import COUNTED, Site
+from medfed.sites.site import Site
 from medfed.sites.wire import Fit, Keys, Reply, Request
 from tests.contract.harness import algorithm, federation
 from tests.integration.runs import CLINICAL, run

@@ -64,6 +64,9 @@ class Toy:
     def agree(self, number: int, answer: bytes) -> bytes | None:
         return None
 
+    def patients_behind(self) -> tuple[str, list[str]]:
+        return "", []
+
     def facts(self) -> Facts:
         return Facts(self.samples, self.weights, {"shape": [3]})
 
