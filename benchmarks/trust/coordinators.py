@@ -53,10 +53,13 @@ from medfed.config.description import RunDescription
 from medfed.datamodules.tables import agreement as tables
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.message import Message
+from medfed.records import folder as records
+from medfed.run import experiment, federating
 from medfed.sites import gate, masks, policy, wire
 from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.policy import COUNTED
 from medfed.sites.run import coordinate
-from medfed.sites.site import COUNTED, Site
+from medfed.sites.site import Site
 from medfed.sites.site_folder import hospital
 
 SITE, OTHERS = "Basel", ("Bern", "Chur", "Davos")
@@ -107,6 +110,32 @@ def _home() -> Path:
         lines = f"site: {name}\ndata: {{path: {name}.csv}}\npolicy: {POLICY}\n"
         (folder / f"{name}.yaml").write_text(lines, encoding="utf-8")
     return folder
+
+
+@contextmanager
+def _built_once() -> Iterator[None]:
+    """Objects without state, and Trainers that run nothing, are built once: half of a sequence."""
+    kept: dict[str, Any] = {}
+
+    def once(build: Callable[..., Any]) -> Callable[..., Any]:
+        def made(config: Any, *more: Any, **named: Any) -> Any:
+            key = repr((build, config, more, sorted(named.items())))
+            if key not in kept:
+                kept[key] = build(config, *more, **named)
+            return kept[key]
+
+        return made
+
+    def text(self: RunDescription) -> str:
+        return json.dumps({**self.values.plain(), "derived": dict(self.derived)})  # is YAML, too
+
+    with (
+        mock.patch.object(federating, "build", once(federating.build)),
+        mock.patch.object(RunDescription, "yaml", text),
+        mock.patch.object(records, "versions", cache(records.versions)),
+        mock.patch.object(experiment, "trainer_of", once(experiment.trainer_of)),
+    ):
+        yield
 
 
 def started(name: str, folder: Path) -> Site:
@@ -389,6 +418,17 @@ class Coordinator(RuleBasedStateMachine):
         }
         self.train(**where, cohort=SITES, sent=sent, masked=True)
 
+    @rule(slot=SLOTS, told=st.tuples(*[st.integers(0, 4)] * 2), last=st.booleans())
+    def agree_twice_and_begin(self, slot: int, told: tuple[int, int], last: bool) -> None:
+        """Two jobs hear answers about the data, of which one may be a lie; both begin."""
+        for at, answer in zip((slot, 1 - slot), told, strict=True):
+            self.agree(slot=at, answer=answer, last=last)
+        for at in (0, 1):
+            clients = first(wire.Begin).clients
+            self.sessions[at] = f"s{at}b"
+            asked = wire.Begin(SITE, self.sessions[at], job=f"b{at}" * 16, clients=clients)
+            self.send(at, asked)
+
     @rule(slot=SLOTS, last=st.booleans(), number=NUMBERS, phase=NUMBERS)
     def onboard(self, slot: int, last: bool, number: int, phase: int) -> None:
         """Treats the site as one that joins the others."""
@@ -565,7 +605,7 @@ def play(sequences: int, number: int = 0, steps: int = 12) -> tuple[int, str]:
         phases=[Phase.generate], suppress_health_check=list(HealthCheck), print_blob=False,
     )  # fmt: skip
     try:
-        with contextlib.redirect_stdout(None):
+        with _built_once(), contextlib.redirect_stdout(None):
             run_state_machine_as_test(seed(number)(Counted), settings=how)
     except AssertionError as error:
         return played, str(error).partition("\n")[0]

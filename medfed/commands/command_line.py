@@ -347,6 +347,8 @@ def _sentence(error: Exception, folder: Path | None) -> str:
     """Returns what went wrong, in one sentence; of what is unexpected it keeps the traceback."""
     if isinstance(error, errors.MedfedError):
         return console.visible(str(error))
+    if isinstance(error, OSError) and (refused := console.output_refused(error)):
+        return refused
     logged = _logged(error, folder)
     if isinstance(error, OSError) and error.strerror:  # a disk, a right or a link, but no mistake
         what = f"The system refuses {error.filename or 'to go on'} ({error.strerror}); check that "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from medfed import __version__
 from medfed.commands.help import NAMES, OVERVIEW
-from medfed.common.console import escape_unknown
+from medfed.common.console import escape_unknown, output_refused
 from medfed.common.errors import did_you_mean
 from medfed.common.processes import ended_by_signals
 
@@ -24,7 +24,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if wrong := _wrong_here():
         print(f"error: {wrong}", file=sys.stderr)
         sys.exit(1)
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            _answer(list(sys.argv[1:] if arguments is None else arguments))
+            why = output_refused()
+        except OSError as error:  # commands catch their own: this one is of what help prints
+            if not (why := output_refused(error)):
+                raise
+        if why:
+            print(f"error: {why}", file=sys.stderr)
+            sys.exit(1)
+    finally:
+        if output_refused():  # which Python would print when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _answer(given: list[str]) -> None:
     if not given or given[0] in ("-h", "--help", "help"):
         print(OVERVIEW.format(version=__version__), end="")
     elif given[0] == "--version":

@@ -232,6 +232,22 @@ def escape_unknown() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def output_refused(failed: OSError | None = None) -> str:
+    """Says why standard output takes no more, as on a full device; empty if it does.
+
+    Args:
+        failed: An error of which it may be the cause, as Python forgets what it could not write.
+    """
+    if failed is not None and failed.filename is not None:
+        return ""
+    try:
+        print(end="" if failed is None else "\n", flush=True)
+    except OSError as error:
+        why = f"Standard output takes no more ({error.strerror})"
+        return f"{why}; send it elsewhere, or make room."
+    return ""
+
+
 def size(count: int) -> str:
     """Returns a number of bytes in a readable unit.
 

@@ -44,6 +44,10 @@ PARTIAL = ".partial-"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors that only writing gives
 _FORMULA = r"""(?=['" ]*[=+\-@\t\r＝＋－＠])"""  # also by semicolons or tabs, a cell begins so
 _BEFORE, _GUARDED = (re.compile(rf"(?<![^;\t\r\n]){quote}{_FORMULA}") for quote in ("", "'"))
+# Pictures of the characters that control a terminal; a cell keeps tabs and line breaks.
+_DRAWN = {n: 0x2400 + n for n in range(32) if n not in b"\t\n\r"} | {127: 0x2421}
+_DRAWN |= {n: 0xE000 + n for n in range(128, 160)}
+_UNDRAWN = {picture: n for n, picture in _DRAWN.items()}
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
 ExistingPath = str
 """A user's file or folder that must exist; the check of the configuration looks for it."""
@@ -261,23 +265,24 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def original(cell: str) -> str:
-    """Returns the text from which :func:`csv_text` made a cell.
+    r"""Returns the text from which :func:`csv_text` made a cell.
 
     Example:
-        >>> original("'=1+1"), original("'a'"), original("-0.5")
-        ('=1+1', "'a'", '-0.5')
+        >>> original("'=1+1"), original("'a'"), original("-0.5"), original("\u241b[1m")
+        ('=1+1', "'a'", '-0.5', '\x1b[1m')
     """
-    return _GUARDED.sub("", cell) if "'" in cell else cell
+    cell = _GUARDED.sub("", cell) if "'" in cell else cell
+    return cell if cell.isascii() else cell.translate(_UNDRAWN)
 
 
 def _inert(cell: object) -> object:
-    """Puts a quote before text that a spreadsheet would compute, or that has such a quote."""
+    """Puts a quote before text that a spreadsheet would compute, and draws control characters."""
     if cell is None or isinstance(cell, int | float):
         return cell
     try:
         float(text := str(cell))
     except ValueError:
-        return _BEFORE.sub("'", text)
+        return _BEFORE.sub("'", text.translate(_DRAWN))
     return cell
 
 

@@ -114,3 +114,17 @@ def test_what_the_system_refuses_is_no_mistake_of_medfed(tmp_path, monkeypatch):
     assert end == "sentence"
     assert text.startswith("error: The system refuses /proc/nobody")
     assert "please report" not in text
+
+
+FULL = {"help": (), "site": (), "train -h": (), "train": (*CLINICAL, "--cfg", "job")}
+
+
+@pytest.mark.parametrize("command", FULL)
+def test_output_to_a_full_device(command, tmp_path):
+    """One sentence, also where Python itself would complain when it ends."""
+    line = (*command.split(), *FULL[command])
+    code = f"import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); {MEDFED}"
+    done = medfed(*line, folder=tmp_path, code=code)
+    assert done.returncode == 1
+    why = "Standard output takes no more (No space left on device); send it elsewhere, or make room"
+    assert done.stderr.decode() == f"error: {why}.\n"

@@ -91,7 +91,11 @@ NUMBER = re.compile(r"[-+]?[\d.,eE+-]*(inf|nan)?")
 
 
 def spreadsheet(text: str) -> None:
-    """No cell begins as a formula, by whichever separator a spreadsheet divides the lines."""
+    """No cell begins as a formula, by whichever separator a spreadsheet divides the lines.
+
+    No cell controls the terminal on which somebody prints the file.
+    """
+    assert not [c for c in text if unicodedata.category(c) == "Cc" and c not in "\t\r\n"]
     for separator in ",;\t":
         for row in csv.reader(text.splitlines(), delimiter=separator):
             for cell in row:
@@ -266,7 +270,13 @@ def test_a_terminal_of_any_encoding(encoding, tmp_path):
     assert text.startswith("数 – é" if encoding == "utf-8" else "\\u6570 ")
 
 
-@given(st.lists(st.text(alphabet="=+-@＝;\t\r\n'\" ,a1.", max_size=9), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.text(alphabet="=+-@＝;\t\r\n'\" ,a1.\x1b\x00\x9b\x7f", max_size=9),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_a_cell_is_read_as_it_was_written(cells):
     text = csv_text(["column"] * len(cells), [cells])
     spreadsheet(text.partition("\n")[2])
