@@ -226,7 +226,7 @@ KEYS: dict[str, Any] = {
     "progress": bool,
     "evaluation.every": COUNT,
     "evaluation.patience": COUNT | None,
-    "evaluation.calibration": Literal["temperature", "platt"] | None,
+    "evaluation.calibration": Literal["shift", "temperature", "platt"] | None,
     "checkpoint.keep": COUNT,
     "checkpoint.every": COUNT,
     "pictures.format": Literal["png", "pdf", "svg", "none"],

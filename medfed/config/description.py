@@ -128,7 +128,7 @@ class Evaluation:
         every: Rounds between evaluations on the validation split.
         patience: Evaluations without improvement before the run stops.
         operating_point: By which rule validation chooses the threshold of two classes.
-        calibration: ``temperature`` or ``platt``.
+        calibration: ``shift``, ``temperature`` or ``platt``.
     """
 
     every: int

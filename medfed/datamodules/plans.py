@@ -100,6 +100,7 @@ def plan_clients(
     fractions: tuple[float, float],
     fold: Sequence[int] | None = None,
     most: int | None = None,
+    stratify: bool = True,
 ) -> dict[str, ClientPlan]:
     """Assigns the patients to clients, and splits each client's.
 
@@ -115,6 +116,7 @@ def plan_clients(
         fractions: Shares of validation and of test patients per client, for random splits.
         fold: k and K, if the test patients are the k-th of K parts.
         most: Patients of a client that may train and validate, see `split_patients`.
+        stratify: Whether labels are the strata of random splits.
 
     Returns:
         A plan per client, in the partition's order.
@@ -136,7 +138,7 @@ def plan_clients(
         # A client in `fixed` is already split; the data may have official splits for others.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
-            labels = {i: patients[i].label for i in ids}
+            labels = {i: patients[i].label for i in ids} if stratify else None
             ends = shares["val"], shares["test"]
             part = None if "test" in official else fold
             # The seed depends on its name: a client has the same split at its site as in a

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.console import shown
+from medfed.common.console import brief, shown
 from medfed.common.errors import ConfigError, MedfedError, first_line
 from medfed.common.streams import seeded
 from medfed.config.compose import build
@@ -193,11 +193,11 @@ def personal_part(
         )
     if rank() == 0:
         _log.info(
-            "The layers next to the output are personal: %s (%s parameters, %.2g %%); "
+            "The layers next to the output are personal: %s (%s parameters, %s %%); "
             "model.personal=[...] chooses others.",
             ", ".join(patterns),
             f"{kept:,}",
-            100 * share,
+            brief(100 * share),
         )
     return patterns
 

@@ -36,7 +36,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import Point, settled
+from medfed.functional.points import Point, common
 from medfed.sites import calls, wire
 from medfed.sites.masks import context_of, needed, unmasked
 from medfed.sites.wire import START, Answer, Asking, Facts
@@ -632,11 +632,14 @@ class Coordinator:
         for _ in range(2):
             self.readmit(list(self.away))
             ask([c for c in self.federation.ids if c not in self.away and c not in tested], {})
-        points = settled(self.points)
-        # Sites with too few validation cases are asked again, with the others' medians.
-        pooled = {c: {"point": p} for c, p in points.items() if not self.points[c] and len(p) > 1}
-        ask([c for c in pooled if c not in self.away], pooled)
-        self.points = points
+        # Sites are asked again, with what only all points together say.
+        others = common(self.points)
+        again = {
+            c: {"point": others}
+            for c, point in self.points.items()
+            if "variance" in others or (others and "threshold" not in point)
+        }
+        ask([c for c in again if c not in self.away], again)
         self._say("has finished", rounds)
         return {c: tested[c] for c in self.federation.ids if c in tested}
 

@@ -35,7 +35,7 @@ from medfed.federation.lightning.module import (
     FederatedRounds as FederatedRounds,  # users import it here
 )
 from medfed.federation.wire.ledger import DIRECTIONS
-from medfed.functional.points import Point, settled
+from medfed.functional.points import Point, common
 
 HALF = 150
 """Training samples with which a client weighs half in the mean that selects; with the usual parts
@@ -277,8 +277,12 @@ class PersonalEvaluation(pl.Callback):
         metrics = _gather(pl_module, pl_module.evaluations)
         self.test = {c: scores.failures_count(m) for c, m in metrics.items()}
         self.cases = _gather(pl_module, pl_module.cases)
-        self.points = settled(_gather(pl_module, pl_module.points))
         if pl_module.chooser is not None:
+            here = [*pl_module.points]
+            others = common(_gather(pl_module, pl_module.points))
+            for client in here:
+                pl_module.choose(client, others)
+            self.points = _gather(pl_module, pl_module.points)
             for client, point in self.points.items():
                 self.test[client] |= pl_module.chooser.apply(self.cases[client], point)
         if self.shows_all:

@@ -210,6 +210,7 @@ class FederatedModule(pl.LightningModule):
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.chooser: Chooser | None = None
         self.points: dict[str, Point] = {}  # of tested clients
+        self._chosen_on: dict[str, list[Any]] = {}  # the cases that their points rest on
         self.test_split: EvalSplit = "test"
         self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
@@ -370,8 +371,20 @@ class FederatedModule(pl.LightningModule):
         meter = self.task.measured(batches(split), test=split == "test")
         self.cases[client] = meter.cases()
         if self.chooser is not None:
-            self.points[client] = self.chooser.choose(self.task.measured(batches("val")).cases())
+            kinds: list[EvalSplit] = ["val", "train"][: 1 + self.chooser.linear]
+            self._chosen_on[client] = [self.task.measured(batches(s)).cases() for s in kinds]
+            self.choose(client)
         return meter.compute()
+
+    def choose(self, client: str, others: Mapping[str, float] | None = None) -> None:
+        """Chooses the point of a client that has been tested, by its cases and the others' points.
+
+        Args:
+            client: Its id.
+            others: See :func:`medfed.functional.points.common`.
+        """
+        assert self.chooser is not None
+        self.points[client] = self.chooser.choose(*self._chosen_on[client], others=others)
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
         """Returns the clients whose training or validation loss is far above its start.
