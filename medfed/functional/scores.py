@@ -75,7 +75,7 @@ def decided(decision: NDArray[Any], label: Ints, weights: Floats) -> dict[str, F
 
 
 def proper_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Floats]:
-    """Returns ``brier`` and ``log_loss``, see :func:`class_scores`, which the truth alone makes best.
+    """Returns ``brier`` and ``log_loss``, as :func:`class_scores` defines them.
 
     Args:
         probs: (N, K).

@@ -35,8 +35,8 @@ from medfed.federation.wire.ledger import Entry
 from medfed.federation.wire.packet import dense_bytes
 from medfed.functional.points import Chooser
 from medfed.models.classification import ClassificationTask
-from medfed.models.networks.small import LogisticRegression
 from medfed.models.networks.adapters import PATTERN, Adapters, attach
+from medfed.models.networks.small import LogisticRegression
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.run.assembly import next_to_outputs, read_data, task_for

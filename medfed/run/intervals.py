@@ -218,9 +218,8 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     known: dict[str, Any] = defaultdict(int)
     for c, values in each:
         plain[c] = tested.plainly(tested.cases[c], patients[c])
-        clients[c] = ends(
-            values, plain[c], patients[c] > 1
-        )  # every resample of a single patient is the same
+        # Every resample of a single patient is the same.
+        clients[c] = ends(values, plain[c], patients[c] > 1)
         lost = {n: np.isnan(v) for n, v in values.items()}
         undefined[c] = {n: int(where.sum()) for n, where in lost.items() if where.any()}
         for n, v in values.items():
