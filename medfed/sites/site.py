@@ -259,10 +259,8 @@ class Site:
             self.metrics = module.evaluate_client(self.name, asked.split, keep=is_test)
         point = None
         if is_test and module.chooser is not None:
-            module.choose(self.name, asked.point)
+            self.metrics |= module.decide(self.name, asked.point)
             point = _leaving(module.points[self.name])
-            cases, chosen = module.cases[self.name], module.points[self.name]
-            self.metrics |= module.chooser.apply(cases, chosen)
         self.gate.tested = self.gate.tested or is_test
         loss = self.client.training_loss if asked.trained else None
         module.losses = {} if loss is None else {self.name: loss}

@@ -274,17 +274,15 @@ class PersonalEvaluation(pl.Callback):
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keeps the test metrics, and the results of every case."""
         assert isinstance(pl_module, FederatedModule)
-        metrics = _gather(pl_module, pl_module.evaluations)
-        self.test = {c: scores.failures_count(m) for c, m in metrics.items()}
-        self.cases = _gather(pl_module, pl_module.cases)
-        if pl_module.chooser is not None:
-            here = [*pl_module.points]
-            others = common(_gather(pl_module, pl_module.points))
-            for client in here:
-                pl_module.choose(client, others)
+        here, decided = [*pl_module.points], dict[str, dict[str, float]]()
+        self.points = _gather(pl_module, pl_module.points)
+        if pl_module.chooser is not None:  # not at a coordinator, whose sites have decided
+            others = common(self.points)
+            decided = {client: pl_module.decide(client, others) for client in here}
             self.points = _gather(pl_module, pl_module.points)
-            for client, point in self.points.items():
-                self.test[client] |= pl_module.chooser.apply(self.cases[client], point)
+        metrics, decided = (_gather(pl_module, m) for m in (pl_module.evaluations, decided))
+        self.test = {c: scores.failures_count(m) | decided.get(c, {}) for c, m in metrics.items()}
+        self.cases = _gather(pl_module, pl_module.cases)
         if self.shows_all:
             self._log(pl_module, self._values(self.test, "test"), logger=None)
 

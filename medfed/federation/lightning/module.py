@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
-from medfed.federation.client import Batch
+from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
@@ -361,7 +361,12 @@ class FederatedModule(pl.LightningModule):
                 chooses, in :attr:`points`.
         """
         self.local.model.load(self.federation.personal_model(client))
-        data = self.federation.clients[client].data
+        return self.evaluate_data(client, self.federation.clients[client].data, split, keep)
+
+    def evaluate_data(
+        self, client: str, data: ClientData, split: EvalSplit, keep: bool = False
+    ) -> dict[str, float]:
+        """Returns the metrics of the loaded model on a split of some data, see above."""
 
         def batches(split: EvalSplit) -> Iterator[Batch]:
             return (to_device(b, self.device) for b in data.eval_batches(split))
@@ -373,18 +378,23 @@ class FederatedModule(pl.LightningModule):
         if self.chooser is not None:
             kinds: list[EvalSplit] = ["val", "train"][: 1 + self.chooser.linear]
             self._chosen_on[client] = [self.task.measured(batches(s)).cases() for s in kinds]
-            self.choose(client)
+            self.points[client] = self.chooser.choose(*self._chosen_on[client])
         return meter.compute()
 
-    def choose(self, client: str, others: Mapping[str, float] | None = None) -> None:
-        """Chooses the point of a client that has been tested, by its cases and the others' points.
+    def decide(self, client: str, others: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Chooses the point of a client that has been tested, and decides its test cases there.
 
         Args:
             client: Its id.
             others: See :func:`medfed.functional.points.common`.
+
+        Returns:
+            The metrics of these decisions; empty if the run chooses no points.
         """
-        assert self.chooser is not None
+        if self.chooser is None:
+            return {}
         self.points[client] = self.chooser.choose(*self._chosen_on[client], others=others)
+        return self.chooser.apply(self.cases[client], self.points[client])
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
         """Returns the clients whose training or validation loss is far above its start.
