@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the run, such as model=logistic")
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--out", type=Path, help="keeps the numbers as JSON")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     results: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
     for seed, method, stratify in itertools.product(range(given.splits), METHODS, (True, False)):
         more = [f"data.path={given.path}", f"algorithm={method}", f"seed={seed}"]
