@@ -45,12 +45,12 @@ def scores_of(overrides: list[str], linear: bool) -> dict[str, Values]:
         with together(experiment.trainer):
             experiment.trainer.fit(experiment.module)
             test_selected(experiment)
-    module, cases = experiment.module, {}
+    module, task, cases = experiment.module, experiment.task, {}
     with torch.no_grad():
         for name, client in module.federation.clients.items():
             module.local.model.load(module.federation.personal_model(name))
             cases[name] = {
-                split: module.task.measured(
+                split: task.measured(
                     to_device(batch, module.device) for batch in client.data.eval_batches(split)
                 ).cases()
                 for split in ("val", "train", "test")

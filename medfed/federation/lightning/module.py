@@ -30,7 +30,7 @@ from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.lightning.flags import check_trainer
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import Chooser, Point
+from medfed.functional.points import Chooser, Point, Rows
 
 EvalSplit = Literal["train", "val", "test"]
 
@@ -210,7 +210,7 @@ class FederatedModule(pl.LightningModule):
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.chooser: Chooser | None = None
         self.points: dict[str, Point] = {}  # of tested clients
-        self._chosen_on: dict[str, list[Any]] = {}  # the cases that their points rest on
+        self._chosen_on: dict[str, tuple[Rows, Rows]] = {}  # validation and training cases
         self.test_split: EvalSplit = "test"
         self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
@@ -376,8 +376,8 @@ class FederatedModule(pl.LightningModule):
         meter = self.task.measured(batches(split), test=split == "test")
         self.cases[client] = meter.cases()
         if self.chooser is not None:
-            kinds: list[EvalSplit] = ["val", "train"][: 1 + self.chooser.linear]
-            self._chosen_on[client] = [self.task.measured(batches(s)).cases() for s in kinds]
+            training = self.task.measured(batches("train")).cases() if self.chooser.linear else []
+            self._chosen_on[client] = self.task.measured(batches("val")).cases(), training
             self.points[client] = self.chooser.choose(*self._chosen_on[client])
         return meter.compute()
 
