@@ -333,3 +333,27 @@ def test_a_list_of_networks_are_the_models_of_methods_that_train_several(method)
     assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
     with pytest.raises(ConfigError, match="a list of networks"):
         medfed.federate(method, networks[0], loss, clients)
+
+
+def test_levels_of_hospitals_are_their_own_and_drawn_towards_zero():
+    """A common network knows no hospital: shifts of the outcomes' odds come back, shrunk."""
+    torch.manual_seed(0)
+    shifts, hospitals = {"low": -1.0, "middle": 0.0, "high": 1.0}, []
+    for name, shift in shifts.items():
+        features = torch.randn(900, 3)
+        chance = (features[:, 0] + shift).sigmoid()
+        data = torch.utils.data.TensorDataset(features, torch.bernoulli(chance).long())
+        parts = torch.utils.data.random_split(data, [300, 300, 300])
+        loaders = [torch.utils.data.DataLoader(part, 150) for part in parts]
+        hospitals.append(medfed.Hospital(name, *loaders))
+
+    def loss(network, batch):
+        return torch.nn.functional.cross_entropy(network(batch["image"]), batch["label"])
+
+    done = medfed.federate("fedavg", torch.nn.Linear(3, 2), loss, hospitals, rounds=4, lr=2.0)
+    levels = done.levels()
+    assert levels == pytest.approx(shifts, abs=0.35)
+    assert levels["low"] < -0.4 < 0.4 < levels["high"]
+    three = medfed.federate("local", torch.nn.Linear(3, 3), loss, hospitals, rounds=1)
+    with pytest.raises(ConfigError, match=r"two classes, with logits \(B, 2\), not \(150, 3\)"):
+        three.levels()

@@ -25,7 +25,7 @@ from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
-from medfed.common.console import file_names, in_markdown, say, shown, size, wide_console
+from medfed.common.console import brief, file_names, in_markdown, say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, MedfedError, few
 from medfed.common.files import digest, filled, write_json, write_text, writing
 from medfed.common.scores import LEAST_CASES
@@ -568,6 +568,7 @@ def sentences(advice: Advice) -> list[str]:
     text = filled(
         _TEMPLATES / "advice.txt",
         advice=advice,
+        brief=brief,
         again=advice.repetitions // advice.asked.folds,
         below=[c for c in advice.open if hospitals[c].mean < 0],
         tiny=[*advice.task.small],
@@ -585,7 +586,7 @@ def duration(hours: float) -> str:
         ('1.1 s', '30 min', '30 h')
     """
     if hours * 60 < 2:
-        return f"{3600 * hours:.2g} s"
+        return f"{brief(3600 * hours)} s"
     return f"{60 * hours:.0f} min" if hours < 2 else f"{hours:.0f} h"
 
 

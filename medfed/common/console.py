@@ -263,6 +263,16 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def brief(value: float) -> str:
+    """Writes a number in two digits, a larger one whole.
+
+    Example:
+        >>> brief(0.123), brief(99.4), brief(99.6), brief(1234.0)
+        ('0.12', '99', '100', '1234')
+    """
+    return f"{value:.2g}" if abs(value) < 99.5 else f"{value:.0f}"
+
+
 @contextmanager
 def levels(wanted: Mapping[str, int]) -> Iterator[None]:
     """Gives loggers other levels for a while."""

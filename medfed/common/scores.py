@@ -27,7 +27,7 @@ _BOUNDED = (
 # The worst and the best possible value of each metric; others have neither.
 _ENDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_BOUNDED, (0.0, 1.0)),
-    **dict.fromkeys(("ece", "brier"), (1.0, 0.0)),
+    "brier": (1.0, 0.0),
     **dict.fromkeys(("loss", "log_loss", "hd95", "rmse", "mae"), (math.inf, 0.0)),
     "r2": (-math.inf, 1.0),
     "pairs": (0.0, math.inf),
@@ -69,7 +69,7 @@ def worst_value(metric: str) -> float:
     """Returns the worst possible value of a metric, which a failed model gets.
 
     Example:
-        >>> worst_value("iou/whole"), worst_value("ece"), worst_value("loss"), worst_value("r2")
+        >>> worst_value("iou/whole"), worst_value("brier"), worst_value("loss"), worst_value("r2")
         (0.0, 1.0, inf, -inf)
     """
     return _ends(metric)[0]
@@ -298,7 +298,6 @@ def label_of(metric: str) -> str:
         "iou_both": "IoU with background, as pFedNet prints it",
         "dice": "Dice",
         "auroc": "AUROC",
-        "ece": "calibration error",
         "hd95": "Hausdorff distance, 95th percentile (mm)",
         "nsd": "normalised surface Dice",
         "loss": "loss (nats)",

@@ -230,7 +230,7 @@ KEYS: dict[str, Any] = {
     "evaluation.every": COUNT,
     "evaluation.patience": COUNT | None,
     "evaluation.normalization": Literal["reestimated", "kept"],
-    "evaluation.calibration": Literal["temperature", "platt"] | None,
+    "evaluation.calibration": Literal["shift", "temperature", "platt"] | None,
     "checkpoint.keep": COUNT,
     "checkpoint.every": COUNT,
     "pictures.format": Literal["png", "pdf", "svg", "none"],

@@ -144,8 +144,8 @@ class Evaluation:
         every: Rounds between evaluations on the validation split.
         patience: Evaluations without improvement before the run stops.
         operating_point: By which rule validation chooses the threshold of two classes.
-        calibration: ``temperature`` or ``platt``.
         normalization: Of the statistics of normalisation that a client's model has.
+        calibration: ``shift``, ``temperature`` or ``platt``.
     """
 
     every: int

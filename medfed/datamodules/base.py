@@ -129,6 +129,7 @@ class FederatedDataModule(ABC):
         test_fraction: Share of test patients per client, if splits are random.
         fold: k and K: the test patients are the k-th of K parts instead of a share. Over all k,
             from 0, every patient is tested once.
+        stratify: Whether random splits give each split the same share of every label.
         most_patients: At most so many patients of a client train and validate, chosen at random,
             and the others are left out, so that few patients can be tried; the test patients stay.
         batch_size: Samples per training batch.
@@ -155,6 +156,7 @@ class FederatedDataModule(ABC):
     val_fraction: float = 0.2
     test_fraction: float = 0.2
     fold: Sequence[int] | None = None
+    stratify: bool = True
     most_patients: Annotated[int, check_positive] | None = None
     batch_size: int = 32
     eval_batch_size: int = 256
@@ -184,6 +186,12 @@ class FederatedDataModule(ABC):
         self.exchanged: list[Exchanged] = []
         self._patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None
+
+    @property
+    def stratified(self) -> bool:
+        """Whether splits were drawn so that each has the same share of every label."""
+        patients = self._patients.values()
+        return self.stratify and any(p.split is None and p.label is not None for p in patients)
 
     @property
     def in_channels(self) -> int:
@@ -263,9 +271,10 @@ class FederatedDataModule(ABC):
         self.prepare_data()
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
-        fractions, most = (self.val_fraction, self.test_fraction), self.most_patients
-        rule, fold = (self.partition, self._patients, names, self.seed, fractions), self.fold
-        self.plans = plan_clients(*rule, fold, most)
+        sizes = (self.val_fraction, self.test_fraction), self.fold, self.most_patients
+        self.plans = plan_clients(
+            self.partition, self._patients, names, self.seed, *sizes, self.stratify
+        )
         check_keep_out(self.keep_out, list(self.plans))
         own = remarks(self.partition, list(self._patients.values()))
         self.remarks = [*self.data_remarks(), *own]

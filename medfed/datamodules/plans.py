@@ -97,6 +97,7 @@ def plan_clients(
     fractions: tuple[float, float],
     fold: Sequence[int] | None = None,
     most: int | None = None,
+    stratify: bool = True,
 ) -> dict[str, ClientPlan]:
     """Assigns the patients to clients, and splits each client's.
 
@@ -115,7 +116,7 @@ def plan_clients(
         # A client in `fixed` is already split; the data may have official splits for others.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
-            labels = {i: patients[i].label for i in ids}
+            labels = {i: patients[i].label for i in ids} if stratify else None
             ends = shares["val"], shares["test"]
             part = None if "test" in official else fold
             # The seed depends on its name: a client has the same split at its site as in a

@@ -44,6 +44,7 @@ from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
+from medfed.functional.points import Chooser, common
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
@@ -78,6 +79,35 @@ class Federated:
         assert fed.trainer is not None  # a federation of this module trains here
         at = {name: fed.personal_model(name) for name in fed.clients}
         return {n: fed.trainer.evaluated(fed.clients[n].data, at[n], split) for n in at}
+
+    def levels(self, split: Literal["train", "val", "test"] = "val") -> dict[str, float]:
+        """Returns what to add to each client's logit of class 1, so that its level is right.
+
+        It is fitted to the client's cases of a split, and drawn towards 0 as far as the clients
+        are alike; 0 with fewer than 10 cases.
+
+        Raises:
+            ConfigError: If the network does not answer two logits per sample.
+        """
+        chooser, cases = Chooser(2, None, "shift"), dict[str, list[dict[str, float]]]()
+        for name, client in self.federation.clients.items():
+            network, cases[name] = self.model(name), []
+            for batch in client.data.eval_batches(split):
+                with torch.no_grad():
+                    logits = network(batch["image"])
+                if logits.shape[1:] != (2,):
+                    raise ConfigError(
+                        f"Levels are of two classes, with logits (B, 2), not {tuple(logits.shape)}."
+                    )
+                pairs = zip(
+                    logits.double().softmax(1).tolist(), batch["label"].tolist(), strict=True
+                )
+                cases[name] += [
+                    {"label": y, "probability/0": p, "probability/1": q} for (p, q), y in pairs
+                ]
+        others = common({name: chooser.choose(rows) for name, rows in cases.items()})
+        points = {name: chooser.choose(rows, others=others) for name, rows in cases.items()}
+        return {name: point.get("shift", 0.0) for name, point in points.items()}
 
     def weights(self, client: str) -> Tensors:
         """Returns a client's personal model: the tensors of its state dict, by name.

@@ -4,11 +4,15 @@ A *point* holds what a hospital's model needs to decide, by name: ``threshold`` 
 of class 1; ``slope`` and ``shift`` of the calibration (Platt, "Probabilistic outputs for support
 vector machines", 1999; Guo et al., "On calibration of modern neural networks", ICML 2017): class
 k has the logit ``slope * log p_k``, class 1 plus ``shift``. The slope of temperature T is 1 / T.
+
+The shift of a hospital, its level, is drawn towards 0 as far as the hospitals' shifts are alike:
+each sends its shift and the information behind it, and gets their variance back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.scores import rounded, worst_value
-from medfed.functional.scores import PROBABILITY, Floats, Ints, accepted, class_scores, decided
+from medfed.functional.scores import PROBABILITY, Floats, Ints, accepted, decided, proper_scores
 
 FEWEST = 5
-"""Validation cases of each class from which a hospital chooses a point; of many classes twice as
-many of all."""
+"""Validation cases of each class from which a hospital chooses a threshold; it calibrates from
+twice as many of all."""
+PRIOR = 0.3
+"""The variance of hospitals' shifts and logarithms of slopes where hospitals do not say it."""
+HOSPITALS = 2
+"""How many hospitals of that variance count beside those that there are, lest few hospitals by
+chance alike give up their levels: a simulation has 2 as good as or better than 0, 1 and 4."""
+_STEPS = 500  # of EM
+_NEVER = (
+    1 + 2e-6
+)  # a threshold halfway to it lies above a probability of 1 in single precision, too
 Point = dict[str, float]
 Rows = Sequence[dict[str, Any]]
 """A meter's table of cases."""
@@ -52,50 +65,79 @@ def choose_threshold(
         at = int(np.argmax(right >= rule["sensitivity"] - 1e-9))
     else:
         at = int(np.flatnonzero(1 - wrong >= rule["specificity"] - 1e-9)[-1])
-    edges = np.concatenate([[1.0], np.unique(scores)[::-1], [0.0]])
-    return float(min((edges[at] + edges[at + 1]) / 2, 1 - 1e-7))
+    top = 1.0 if scores.max() < 1 else _NEVER
+    edges = np.concatenate([[top], np.unique(scores)[::-1], [0.0]])
+    return float(edges[at] + edges[at + 1]) / 2
 
 
-def fit_calibration(probs: Floats, label: Ints, method: str) -> Point:
-    """Fits ``temperature`` or ``platt`` by maximum likelihood, without a penalty.
+def fit_calibration(probs: Floats, label: Ints, method: str, variance: float = PRIOR) -> Point:
+    """Fits a calibration by maximum likelihood, less what it costs to leave the probabilities.
+
+    The cost of a shift a is a² / 2τ², that of a slope b is (log b)² / 2τ²: so few cases change
+    little.
 
     Args:
         probs: (N, K).
         label: (N,).
-        method: Platt's is for two classes.
+        method: ``shift``, of two classes; ``temperature``, the slope; or ``platt``, both.
+        variance: τ².
 
     Returns:
-        ``slope`` and ``shift``; empty if the best slope is infinite, as where all cases are
-        right, or not above 0.
+        ``slope`` and ``shift``; of a shift its ``information``, too: what the cases alone say of
+        it, as the inverse of a variance.
 
     Example:
-        >>> probs = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.1, 0.9]])
-        >>> point = fit_calibration(probs, np.array([0, 0, 1, 1]), "temperature")
-        >>> round(float(calibrated(probs, point)[0, 0]), 4)  # three of four are right
-        0.75
+        >>> probs = np.array([[0.5, 0.5]] * 4)
+        >>> point = fit_calibration(probs, np.array([0, 1, 1, 1]), "shift", variance=1e9)
+        >>> round(float(calibrated(probs, point)[0, 1]), 4), round(point["information"], 4)
+        (0.75, 0.75)
     """
-    from scipy.optimize import minimize  # late: few runs calibrate
+    from scipy.optimize import minimize  # late: predictions need none
+
+    free = np.array([method != "shift", method != "temperature"])
 
     def point(at: Floats) -> Point:
-        return {"slope": float(at[0]), "shift": float(at[1:].sum())}
+        log_slope, shift = (at * free).tolist()
+        return {"slope": math.exp(log_slope), "shift": shift}
 
-    def loss(at: Floats) -> float:
-        return log_loss(calibrated(probs, point(at)), label)
+    def cost(at: Floats) -> float:
+        final = proper_scores(calibrated(probs, point(at)), label, np.ones((1, len(label))))
+        return len(label) * float(final["log_loss"][0]) + float(at @ at) / (2 * variance)
 
-    start = [1.0, 0.0][: 1 + (method == "platt")]
-    found = minimize(loss, start, method="L-BFGS-B", options={"gtol": 1e-9, "ftol": 1e-15})
-    return point(found.x) if found.x[0] > 0 and found.fun > 1e-6 else {}
+    options = {"gtol": 1e-9, "ftol": 1e-15}
+    fitted = point(minimize(cost, np.zeros(2), method="L-BFGS-B", options=options).x)
+    if method == "shift":
+        fitted["information"] = float(calibrated(probs, fitted).prod(1).sum())
+    return fitted
 
 
-def log_loss(probs: Floats, label: Ints) -> float:
-    """Returns the mean of the true classes' negative log probabilities; NaN without cases.
+def variance_of_shifts(points: Iterable[Mapping[str, float]]) -> float | None:
+    """Estimates τ², the variance of hospitals' shifts around 0, by EM over two numbers of each.
+
+    Each hospital fitted its shift a with τ² = :data:`PRIOR`. Where its likelihood is about normal,
+    of information I, its own best shift is a (1 + 1 / (PRIOR I)).
+
+    Args:
+        points: ``shift`` and ``information`` of each hospital that has them.
+
+    Returns:
+        τ²; None without a hospital.
 
     Example:
-        >>> round(log_loss(np.array([[0.5, 0.5]]), np.array([0])), 4)
-        0.6931
+        >>> points = [{"shift": a, "information": 1e6} for a in (-1.0, 1.0, -1.0, 1.0)]
+        >>> variance_of_shifts(points)  # (4 + 2 * 0.3) / (4 + 2)
+        0.7667
     """
-    with np.errstate(invalid="ignore"):
-        return float(-_logs(probs)[range(len(label)), label].sum() / np.float64(len(label)))
+    pairs = [(p["shift"], p["information"]) for p in points if p.get("information")]
+    if not pairs:
+        return None
+    shift, information = np.array(pairs).T
+    own, variance = shift * (information + 1 / PRIOR), PRIOR  # own is times the information
+    for _ in range(_STEPS):
+        spread = 1 / (information + 1 / variance)
+        total = float(((spread * own) ** 2 + spread).sum())
+        variance = (total + HOSPITALS * PRIOR) / (len(pairs) + HOSPITALS)
+    return rounded(variance)
 
 
 def calibrated(probs: Floats, point: Mapping[str, float]) -> Floats:
@@ -127,51 +169,60 @@ class Chooser:
         classes: K.
         rule: See :func:`choose_threshold`, of two classes; ``None``: no threshold.
         method: See :func:`fit_calibration`; ``None``: no calibration.
-        bins: Of the calibration error.
+        linear: Whether models are linear: training cases then tell their level, too.
     """
 
     classes: int
     rule: str | Mapping[str, float] | None
     method: str | None = None
-    bins: int = 15
+    linear: bool = False
 
-    def choose(self, rows: Rows) -> Point:
-        """Returns the point of validation cases; empty if they are too few, or not usable.
+    def choose(
+        self, rows: Rows, training: Rows = (), others: Mapping[str, float] | None = None
+    ) -> Point:
+        """Returns the point of a hospital; empty if its cases are too few, or not usable.
+
+        Args:
+            rows: Validation cases.
+            training: Training cases, which calibrate, too.
+            others: What all hospitals together say, see :func:`common`.
 
         Example:
-            >>> Chooser(2, "youden").choose([])
-            {}
+            >>> Chooser(2, "youden").choose([], others={"threshold": 0.25})
+            {'threshold': 0.25, 'pooled': 1.0}
         """
-        probs, label = self._cases(rows)
-        least = np.bincount(label, minlength=2).min() if self.classes == 2 else len(label) / 2
-        if least < FEWEST or np.isnan(probs).any():
+        (probs, label), others, point = self._cases(rows), others or {}, Point()
+        fitted = self._cases([*rows, *training])
+        if np.isnan(fitted[0]).any():
             return {}
-        point = fit_calibration(probs, label, self.method) if self.method else {}
-        if self.rule and (point or not self.method):
+        if self.method and len(fitted[1]) >= 2 * FEWEST:
+            variance = others.get("variance", PRIOR)
+            point = fit_calibration(*fitted, self.method, variance) | {"variance": variance}
+        if self.rule and np.bincount(label, minlength=2).min() >= FEWEST:
             scores = calibrated(probs, point)[:, 1]
             point["threshold"] = choose_threshold(scores, label == 1, self.rule)
+        elif "threshold" in others:
+            point |= {"threshold": others["threshold"], "pooled": 1.0}
         return point
 
     def apply(self, rows: Rows, point: Point) -> dict[str, float]:
         """Adds decisions and calibrated probabilities to test cases; returns their metrics."""
         probs, label = self._cases(rows)
         final, weights = calibrated(np.nan_to_num(probs), point), np.ones((1, len(rows)))
-        metrics: dict[str, float] = {}
+        metrics: dict[str, Floats] = {}
         if self.rule:
             decision = (final[:, 1] >= point.get("threshold", 0.5)).astype(int)
             for row, made in zip(rows, decision.tolist(), strict=True):
                 row["decision"] = made
-            metrics = {n: float(v[0]) for n, v in decided(decision, label, weights).items()}
+            metrics |= decided(decision, label, weights)
         if self.method:
             for row, probabilities in zip(rows, final.tolist(), strict=True):
                 row |= {f"calibrated/{k}": p for k, p in enumerate(probabilities)}
-            after = class_scores(final, label, weights, self.bins)
-            metrics |= {f"{n}/calibrated": float(after[n][0]) for n in ("ece", "brier")}
-            losses = {"calibrated": final, "uncalibrated": probs}
-            metrics |= {f"log_loss/{n}": log_loss(p, label) for n, p in losses.items()}
-        if np.isnan(probs).any():  # the model has failed
-            return {n: v if np.isnan(v) else worst_value(n) for n, v in metrics.items()}
-        return metrics
+            after = proper_scores(final, label, weights)
+            metrics |= {f"{n}/calibrated": values for n, values in after.items()}
+        failed = np.isnan(probs).any()
+        plain = {n: float(v[0]) for n, v in metrics.items()}
+        return {n: worst_value(n) if failed and v == v else v for n, v in plain.items()}
 
     def _cases(self, rows: Rows) -> tuple[Floats, Ints]:
         names = [PROBABILITY.format(k) for k in range(self.classes)]
@@ -179,15 +230,22 @@ class Chooser:
         return probs.reshape(-1, self.classes), np.array([r["label"] for r in rows], dtype=np.int64)
 
 
-def settled(points: Mapping[str, Point]) -> dict[str, Point]:
-    """Gives clients without a point the median of the others' numbers, marked as ``pooled``.
+def common(points: Mapping[str, Point]) -> dict[str, float]:
+    """Returns what all hospitals together say, by which each then chooses its point.
+
+    Args:
+        points: What each chose alone.
+
+    Returns:
+        ``variance``, see :func:`variance_of_shifts`; ``threshold``, the median, for hospitals with
+        too few cases for one of their own. Either may be missing.
 
     Example:
-        >>> settled({"a": {"threshold": 0.25}, "b": {}})["b"]
-        {'threshold': 0.25, 'pooled': 1.0}
+        >>> common({"a": {"threshold": 0.25}, "b": {}})
+        {'threshold': 0.25}
     """
-    known = [point for point in points.values() if point]
-    names = known[0] if known else ()
-    values = {n: [rounded(point[n]) for point in known if n in point] for n in names}
-    pooled = {n: float(np.median(each)) for n, each in values.items()}
-    return {client: point or {**pooled, "pooled": 1.0} for client, point in points.items()}
+    rounds = [{n: rounded(v) for n, v in point.items()} for point in points.values()]
+    thresholds = [point["threshold"] for point in rounds if "threshold" in point]
+    variance = variance_of_shifts(rounds)
+    found = {} if variance is None else {"variance": variance}
+    return found | ({"threshold": float(np.median(thresholds))} if thresholds else {})

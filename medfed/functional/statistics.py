@@ -33,6 +33,7 @@ POWER = 0.8
 """How often a test detects the smallest difference that is called detectable."""
 RESAMPLES = 1000
 """How often the patients of a client are drawn anew."""
+_ROUNDING = 1e-9  # of a resample's metric that equals that of the patients
 
 
 def patients_anew(patients: int, seed: int, client: str) -> NDArray[np.int64]:
@@ -76,15 +77,20 @@ def draws(patients: int, resamples: int, seed: int) -> NDArray[np.int64]:
     return np.bincount(place.ravel(), minlength=resamples * patients).reshape(resamples, patients)
 
 
-def percentiles(values: Floats, level: float = 0.95) -> tuple[float, float]:
+def percentiles(
+    values: Floats, level: float = 0.95, of: float | None = None
+) -> tuple[float, float]:
     """Returns the interval that holds the middle share of resampled values.
+
+    Some statistics move when patients are drawn twice: the interval is then of another number.
 
     Args:
         values: (W,) a metric of each resample; NaN where that resample leaves it undefined.
         level: The share.
+        of: The metric of the patients themselves.
 
     Returns:
-        Its ends; NaN where no resample defines the metric.
+        Its ends; NaN where no resample defines the metric, or the ends leave out the metric.
 
     Example:
         >>> percentiles(np.array([0.0, 0.25, 0.5, 0.75, 1.0, np.nan]), 0.5)
@@ -94,6 +100,9 @@ def percentiles(values: Floats, level: float = 0.95) -> tuple[float, float]:
     if not len(known):
         return math.nan, math.nan
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    slack = _ROUNDING * max(abs(low), abs(high))
+    if of is not None and not low - slack <= of <= high + slack:
+        return math.nan, math.nan
     return float(low), float(high)
 
 

@@ -44,7 +44,6 @@ class ClassificationTask(TaskModule):
             the ``loss`` metric then has no weights, so that it is comparable between clients.
         focal_gamma: Exponent of the focal loss.
         label_smoothing: Smoothing of the cross-entropy.
-        ece_bins: Bins of the calibration error.
         more: As ``common``.
 
     Raises:
@@ -64,7 +63,6 @@ class ClassificationTask(TaskModule):
         class_weights: Sequence[float] | Literal["balanced"] | None = None,
         focal_gamma: float = 2.0,
         label_smoothing: float = 0.0,
-        ece_bins: int = 15,
         **more: Any,
     ) -> None:
         if isinstance(loss, str):
@@ -85,7 +83,6 @@ class ClassificationTask(TaskModule):
         self.num_classes = num_classes
         self.focal_gamma = focal_gamma
         self.label_smoothing = label_smoothing
-        self.ece_bins = ece_bins
         super().__init__(*common, **more)
         self.custom_loss = loss
         self._weights = None if class_weights is None else torch.tensor(list(class_weights))
@@ -150,7 +147,7 @@ class ClassificationTask(TaskModule):
 
     def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
         """See the base class."""
-        return case_class_scores(cases, weights, self.ece_bins)
+        return case_class_scores(cases, weights)
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
         """Returns the cases with the class shares of the training data as predictions."""
@@ -163,7 +160,7 @@ class ClassificationTask(TaskModule):
         return {"constant": {**kept, **predicted}}
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
-        return classification_metrics(logits.double().softmax(1), label, self.ece_bins)
+        return classification_metrics(logits.double().softmax(1), label)
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         # A plain tensor, moved once: a buffer would travel with the weights of the network, and a
@@ -248,13 +245,12 @@ def weighted_cross_entropy(
     return loss / weight.gather(1, of_class).sum()
 
 
-def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> dict[str, float]:
+def classification_metrics(probs: Tensor, label: Tensor) -> dict[str, float]:
     """Returns :func:`medfed.functional.scores.class_scores` of one split.
 
     Args:
         probs: ``(N, K)`` class probabilities.
         label: ``(N,)`` class indices.
-        n_bins: Bins of equal width for the expected calibration error.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
@@ -265,5 +261,5 @@ def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> di
     if len(label) == 0:
         return dict.fromkeys(CLASS_SCORES, math.nan)
     rows, truth = probs.double().cpu().numpy(), label.cpu().numpy()
-    scores = class_scores(rows, truth, np.ones((1, len(truth))), n_bins)
+    scores = class_scores(rows, truth, np.ones((1, len(truth))))
     return {name: float(value[0]) for name, value in scores.items()}

@@ -154,7 +154,8 @@ def shown_rows(comparison: Comparison) -> Iterator[Row]:
     for row in rows(comparison):
         name = row.metric.replace(" ", "_")
         if row.metric in comparison.others:
-            if row.place in ("mean", WITHOUT_SMALL) and "/" not in row.metric:
+            whole = "/" not in row.metric or row.metric.endswith("/calibrated")
+            if row.place in ("mean", WITHOUT_SMALL) and whole:
                 if row.cells[: len(comparison.methods)] != mean:
                     yield row
                 mean = row.cells[: len(comparison.methods)]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from medfed.common.console import size
+from medfed.common.console import brief, size
 from medfed.common.errors import few
 from medfed.common.scores import LEAST_CASES
 from medfed.federation.card import CEILINGS, REFERENCES
@@ -445,7 +445,7 @@ def _texts(name: str, shown: Sequence[Shown], count: int) -> list[str]:
     times = [sum(o.verdict.scores.sent) / o.average for o in shown if o.average > 0]
     cost = f"passes {passes}; {sent}"
     if times and name not in REFERENCES:
-        cost += f", {_range(times, float, lambda v: f'{v:.2g}')} times FedAvg's"
+        cost += f", {_range(times, float, brief)} times FedAvg's"
     worst = max(a.p for one in shown for a in one.gains.values())
     splits = _range([one.task.splits for one in shown], float, lambda v: f"{v:.0f}")
     p = "p < 0.001" if worst < 0.001 else f"p ≤ {math.ceil(worst * 1000) / 1000:.3f}"

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -430,7 +429,7 @@ def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Flo
     model = run.config.model
     module = str(model["_target_"]).rpartition(".")[0]
     if module == "medfed.models.classification":
-        return partial(case_class_scores, bins=model.get("ece_bins", 15))
+        return case_class_scores
     if module == "medfed.models.regression":
         return lambda cases, w: outcome_scores(cases["prediction"], cases["label"], w)
     if module == "medfed.models.findings":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.console import shown
+from medfed.common.console import brief, shown
 from medfed.common.errors import ConfigError, MedfedError, first_line
 from medfed.common.streams import seeded
 from medfed.config.compose import build
@@ -190,7 +190,7 @@ def personal_part(
         )
     inform(
         f"The layers next to the output are personal: {', '.join(patterns)} ({kept:,} parameters, "
-        f"{100 * share:.2g} %); model.personal=[...] chooses others."
+        f"{brief(100 * share)} %); model.personal=[...] chooses others."
     )
     return patterns
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from medfed.common.console import Table, say, shown, wide_console
+from medfed.common.console import Table, brief, say, shown, wide_console
 from medfed.common.errors import DataError, few
 from medfed.common.files import csv_text, digest
 from medfed.common.scores import mean_of_known, span
@@ -52,7 +52,7 @@ def changes_text(scanner: Scanner | None) -> str:
     """
     settings = {} if scanner is None else scanner.record()
     changes = {k: v for k, v in settings.items() if v != UNCHANGED.get(k, v)}
-    return ", ".join(f"{name} {value:.2g}" for name, value in changes.items())
+    return ", ".join(f"{name} {brief(value)}" for name, value in changes.items())
 
 
 FILE = str(Places.cohort_json)
@@ -410,7 +410,7 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     """The title of the column, and a function that writes the shares before and after."""
     names, kind = cohort.names, cohort.kind
     if kind == "boxes":
-        return "lesions per scan", lambda _, after: f"{after[0]:.2g}" if after else ""
+        return "lesions per scan", lambda _, after: brief(after[0]) if after else ""
     if kind == "outcome":
         return f"mean {shown(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
     if kind != "regions" and len(names) > _COLUMNS:

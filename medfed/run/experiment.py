@@ -36,6 +36,7 @@ from medfed.federation.wire.packet import dense_bytes
 from medfed.functional.points import Chooser
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.adapters import PATTERN, Adapters, attach
+from medfed.models.networks.small import LogisticRegression
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.run.assembly import next_to_outputs, read_data, task_for
@@ -180,19 +181,22 @@ def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
 def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | None:
     """Returns what chooses thresholds and calibration of a classification, if wanted.
 
+    A shift and youden are defaults, for two classes; other tasks go without them.
+
     Raises:
         ConfigError: If the calibration or a stated sensitivity is not for this task.
     """
     rule, method = config.evaluation.operating_point, config.evaluation.calibration
     two = isinstance(task, ClassificationTask) and task.num_classes == 2
-    if isinstance(rule, Mapping) and not two:  # youden is the default, for two classes alone
+    if isinstance(rule, Mapping) and not two:
         raise ConfigError(
             f"evaluation.operating_point={dict(rule)} needs a classification into two classes; "
             "set it to null."
         )
-    if isinstance(task, ClassificationTask) and (method != "platt" or task.num_classes == 2):
-        rule = rule if two else None
-        return Chooser(task.num_classes, rule, method, task.ece_bins) if rule or method else None
+    method = method if two or method != "shift" else None
+    if isinstance(task, ClassificationTask) and (method != "platt" or two):
+        rule, linear = (rule if two else None), isinstance(task.network, LogisticRegression)
+        return Chooser(task.num_classes, rule, method, linear) if rule or method else None
     if method:
         why = "is for classifications (platt: into two classes)"
         raise ConfigError(f"evaluation.calibration={method} {why}; set it to null.")

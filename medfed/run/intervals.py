@@ -205,15 +205,21 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     each, together = tested.resampled(seed)
     patients = {c: tested.patients(c) for c in tested.cases}
 
-    def ends(values: Values, known: bool = True) -> dict[str, list[float]]:
-        return {n: [*percentiles(v, LEVEL)] if known else [math.nan] * 2 for n, v in values.items()}
+    def ends(values: Values, of: Mapping[str, float], known: bool = True) -> dict[str, list[float]]:
+        return {
+            n: [*percentiles(v, LEVEL, of[n])] if known else [math.nan] * 2
+            for n, v in values.items()
+        }
 
     clients: dict[str, dict[str, list[float]]] = {}
+    plain: dict[str, dict[str, float]] = {}
     undefined: dict[str, dict[str, int]] = {}
     total: dict[str, Any] = defaultdict(float)
     known: dict[str, Any] = defaultdict(int)
     for c, values in each:
-        clients[c] = ends(values, patients[c] > 1)  # every resample of a single patient is the same
+        plain[c] = tested.plainly(tested.cases[c], patients[c])
+        # Every resample of a single patient is the same.
+        clients[c] = ends(values, plain[c], patients[c] > 1)
         lost = {n: np.isnan(v) for n, v in values.items()}
         undefined[c] = {n: int(where.sum()) for n, where in lost.items() if where.any()}
         for n, v in values.items():
@@ -222,18 +228,20 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     pooled = joined(list(together))
     with np.errstate(invalid="ignore"):
         means = {n: total[n] / known[n] for n in pooled}
-    several = min(patients.values()) > 1
+    several, whole = min(patients.values()) > 1, tested.pooled()
+    mean = {n: over["mean"] for n, over in over_clients(plain).items()}
     return {
-        "pooled": tested.pooled(),
+        "pooled": whole,
         "absent": tested.absent(),
+        "stratified": tested.data.stratified,
         "remarks": tested.data.test_remarks(),
         "intervals": {
             "level": LEVEL,
             "resamples": RESAMPLES,
             "patients": patients,
             "clients": clients,
-            "mean": ends(means, several),
-            "pooled": ends(pooled, several),
+            "mean": ends(means, mean, several),
+            "pooled": ends(pooled, whole, several),
             "undefined": {c: names for c, names in undefined.items() if names},
         },
         "constant": {

@@ -17,7 +17,6 @@ from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, did_you_mean
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.tensors import to_device
 from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -91,7 +90,8 @@ def onboard(
 
     A client uses its first k training patients, in an order drawn from the run's seed, and is
     evaluated on its test patients. The learning rate is that of the run's first round. Nothing is
-    selected, so its validation patients are not used.
+    selected; its validation patients choose its threshold and its level, which is drawn towards 0
+    as the run's are.
 
     Args:
         folder: The run folder.
@@ -111,7 +111,8 @@ def onboard(
     clients = find_clients(experiment, who)
     local = experiment.module.local
     local.budget = replace(local.budget, steps=steps)
-    rows, notes = [], []
+    points, rows, notes = summary.get("points", {}).values(), [], []
+    others = next(({"variance": p["variance"]} for p in points if "variance" in p), {})
     for client in clients:
         there = first_patients(client, len(client.patients["train"]), experiment.config.seed)
         if more := [k for k in counts if k > len(there.patients["train"])]:
@@ -121,7 +122,7 @@ def onboard(
             )
         for k in counts:
             few = first_patients(client, k, experiment.config.seed)
-            measured = [_measured(experiment.module, few, k, rule) for rule in RULES]
+            measured = [_measured(experiment.module, few, k, rule, others) for rule in RULES]
             rows += [row for row in measured if row]
     return Onboarding(summary, steps, tuple(rows), tuple(notes))
 
@@ -201,7 +202,9 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     return replace(next(iter(data.clients.values())), id=path.stem)
 
 
-def _measured(module: FederatedModule, data: ClientData, k: int, rule: Rule) -> Row | None:
+def _measured(
+    module: FederatedModule, data: ClientData, k: int, rule: Rule, others: Mapping[str, float]
+) -> Row | None:
     """One row; none if the client receives nothing that it could fine-tune."""
     rules, client = rules_of(module.federation.algorithm), onboarded_client(module.federation, data)
     started = time.process_time()
@@ -217,8 +220,8 @@ def _measured(module: FederatedModule, data: ClientData, k: int, rule: Rule) -> 
         model = learn(client, message)
     seconds = time.process_time() - started
     module.local.model.load(module.federation.fitted(client, model))
-    batches = (to_device(batch, module.device) for batch in data.eval_batches("test"))
-    metrics = module.task.evaluate(batches, test=True)
+    metrics = module.evaluate_data(data.id, data, "test", keep=True)
+    metrics |= module.decide(data.id, others)
     sent = {way: ledger.total(direction=way) for way in ("up", "down")}
     patients = len(data.patients["train"])
     return Row(data.id, k, patients, data.num_samples, rule, metrics, seconds, **sent)

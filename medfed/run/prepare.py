@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rich.tree import Tree
 from torch import Tensor, nn
 
-from medfed.common.console import caption, size, wide_console
+from medfed.common.console import brief, caption, size, wide_console
 from medfed.common.figures import colours, save_figures
 from medfed.common.files import write_json, write_text, writing
 from medfed.common.seeding import derive_seed, numpy_rng
@@ -237,7 +237,7 @@ def _grow(
 
 
 def _percent(part: int, whole: int) -> str:
-    return f"({100 * part / max(1, whole):.2g} %)"
+    return f"({brief(100 * part / max(1, whole))} %)"
 
 
 Pixels = NDArray[np.float32]

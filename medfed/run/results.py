@@ -264,7 +264,7 @@ def save_predictions(experiment: Experiment) -> None:
 
 _STATISTICS = ("mean", "sd", "worst")
 _SHORT: dict[str, Any] = {"sensitivity": "sens.", "specificity": "spec."}
-_SHORT["balanced_accuracy"] = Text("balanced\naccuracy")
+_SHORT |= {"balanced_accuracy": Text("balanced\naccuracy"), "log_loss": Text("log\nloss")}
 _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best and the worst
 
 
@@ -285,6 +285,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     Args:
         summary: The summary of a run or of an evaluation.
     """
+    points = summary.get("points", {})
     metric, of = summary["selection"][0], (summary["clients"], summary.get("split", "test"))
     absent: dict[tuple[str, ...], list[str]] = {}
     for client, names in summary.get("absent", {}).items():
@@ -303,7 +304,9 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         "absent": absent,
         "mean": means[0],
         "constant": best,
-        "lacking": [shown(c) for c, p in summary.get("points", {}).items() if "pooled" in p],
+        "lacking": [shown(c) for c, p in points.items() if "pooled" in p or "threshold" not in p],
+        "as_trained": [shown(c) for c, p in points.items() if "slope" not in p],
+        "variance": max((p.get("variance", math.nan) for p in points.values()), default=math.nan),
         "useless": sign * means[0] < sign * best,  # not if one of them is undefined
         **{
             function.__name__: function
@@ -358,9 +361,12 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     for client in worst:
         add(client, summary["clients"][client], intervals["clients"].get(client, {}))
     table.add_section()
+    over = summary["federation"]
     for row in _STATISTICS:
-        values = {n: over[row] for n, over in summary["federation"].items()}
+        values = {n: of[row] for n, of in over.items()}
         add(row, values, intervals["mean"] if row == "mean" else {})
+    if again := {n: over[k]["mean"] for n in names if (k := f"{n}/calibrated") in over}:
+        add("recalibrated", again, {first: intervals["mean"].get(f"{first}/calibrated")})
     if summary.get("pooled"):
         add("pooled", summary["pooled"], intervals["pooled"])
     table.add_section()

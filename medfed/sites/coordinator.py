@@ -25,7 +25,7 @@ from medfed.common.tensors import State
 from medfed.federation.federation import Round, count
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import settled
+from medfed.functional.points import common
 from medfed.sites import calls, wire
 from medfed.sites.attendance import Attendance
 from medfed.sites.masks import needed
@@ -267,11 +267,14 @@ class Coordinator:
         for _ in range(2):
             self.attendance.readmit()
             ask([c for c in self.attendance.there if c not in tested], {})
-        chosen_points, points = self.requests.points, settled(self.requests.points)
-        # Sites with too few validation cases are asked again, with the others' medians.
-        pooled = {c: {"point": p} for c, p in points.items() if not chosen_points[c] and len(p) > 1}
-        ask([c for c in pooled if c not in self.attendance.away], pooled)
-        self.requests.points = points
+        # Sites are asked again, with what only all points together say.
+        others = common(self.requests.points)
+        again = {
+            c: {"point": others}
+            for c, point in self.requests.points.items()
+            if "variance" in others or (others and "threshold" not in point)
+        }
+        ask([c for c in again if c not in self.attendance.away], again)
         self.attendance.say("has finished", rounds)
         return {c: tested[c] for c in self.federation.ids if c in tested}
 

@@ -20,14 +20,14 @@ from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteError
 from medfed.common.files import write_json, write_text
 from medfed.common.scores import label_of, number
-from medfed.common.tensors import Tensors, to_device
+from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation import algorithm, onboarding, reference
 from medfed.federation.federation import Federation
-from medfed.federation.lightning.module import FederatedModule, Measures
+from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import Run, RunFolder, with_nan
@@ -137,13 +137,9 @@ class Joining(reference.Newcomer):
         rules = onboarding.rules_of(self.federation.algorithm)
         model = self.federation.fitted(client, rules.onboard(client, self.begin(packet)))
         module.local.model.load(model)
-        batches = (to_device(batch, module.device) for batch in client.data.eval_batches("test"))
         with torch.no_grad():
-            if not isinstance(module.task, Measures):
-                return module.local.model.whole(model), module.task.evaluate(batches, test=True)
-            meter = module.task.measured(batches, test=True)
-        module.cases[client.id] = meter.cases()
-        return module.local.model.whole(model), meter.compute()
+            metrics = module.evaluate_data(client.id, client.data, "test", keep=True)
+        return module.local.model.whole(model), metrics | module.decide(client.id)
 
 
 @dataclass(frozen=True)
@@ -232,8 +228,7 @@ def join(
     answers = [answer.encode() for answer in kept.answers]
     samples, metrics, ledger = onboard(caller, federation, site, answers, job=kept.job, like=like)
     names = {name for of in run.summary["clients"].values() for name in of}
-    # Validation chooses no threshold and no calibration for a site that joins later.
-    if odd := {*metrics} ^ {n for n in names if not n.endswith(("/point", "calibrated"))}:
+    if odd := {*metrics} ^ names:
         raise SiteError(f"{shown(site)} has other metrics than the run: {shown(min(odd))}.")
     up, down = (ledger.total(direction=way) for way in ("up", "down"))
     joined = Joined(site, samples, "own", steps, metrics, up, down)

@@ -267,11 +267,8 @@ class Site:
             self.metrics = module.evaluate_client(self.name, asked.split, keep=is_test)
         point = None
         if is_test and module.chooser is not None:
-            chosen = module.points[self.name]
-            point = _leaving(chosen)
-            used = chosen or {**(asked.point or {}), "pooled": 1.0}
-            module.points[self.name] = used
-            self.metrics |= module.chooser.apply(module.cases[self.name], used)
+            self.metrics |= module.decide(self.name, asked.point)
+            point = _leaving(module.points[self.name])
         self.gate.tested = self.gate.tested or is_test
         loss = self.client.training_loss if asked.trained else None
         module.losses = {} if loss is None else {self.name: loss}

@@ -206,6 +206,7 @@ class SiteFolder:
         save_tensors(run.files("models", [self.name])[self.name], model)
         evaluation = PersonalEvaluation(*place.task.selection)
         evaluation.test, evaluation.cases = {self.name: metrics}, dict(newcomer.module.cases)
+        evaluation.points = dict(newcomer.module.points)
         federation.ledger = Ledger([*preprocessing(self._exchanged()), *newcomer.ledger.entries])
         self._hospitals = len(federation.ids) + 1
         client = newcomer.client

@@ -1,8 +1,13 @@
+import itertools
 import logging
 
+import numpy as np
 import pytest
 
 from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.partitions.base import RoundRobin
+from medfed.datamodules.plans import by_id, plan_clients
+from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
 from tests.sweeps import sweep
 
@@ -29,6 +34,24 @@ def test_strata_keep_the_label_ratio():
     parts = split_patients(list(labels), 0.2, 0.3, 0, labels)
     for split, size in (("train", 50), ("val", 20), ("test", 30)):
         assert sum(labels[i] for i in parts[split]) == 0.8 * size
+
+
+def test_without_strata_a_test_share_is_as_far_off_as_chance():
+    """The variance of the sum of a simple random sample; with strata there is none."""
+    tested = {True: [], False: []}
+    for seed, stratify in itertools.product(range(300), (True, False)):
+        patients = [Patient(f"p{i}", label=int(i < 16)) for i in range(40)]
+        fractions = (0.2, 0.5)
+        plans = plan_clients(
+            *(RoundRobin(1), by_id(patients), (["x"], ["no", "yes"]), seed, fractions),
+            stratify=stratify,
+        )
+        (plan,) = plans.values()
+        tested[stratify].append(sum(int(i[1:]) < 16 for i in plan.patients["test"]))
+    assert {*tested[True]} == {8}
+    expected = 20 * 0.4 * 0.6 * 20 / 39
+    assert np.mean(tested[False]) == pytest.approx(8, abs=0.4)
+    assert np.var(tested[False]) == pytest.approx(expected, rel=0.35)
 
 
 def test_no_test_split_where_none_is_wanted():

@@ -53,8 +53,9 @@ def pictures() -> torch.Tensor:
     return 2 * torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
 
 
-def test_the_threshold_and_calibration_of_the_run_are_in_the_bundle(tmp_path):
-    sizes = ("rounds=1", "partition.num_clients=3", "evaluation.calibration=platt")
+@pytest.mark.parametrize("method", ["shift", "platt"])
+def test_the_threshold_and_calibration_of_the_run_are_in_the_bundle(method, tmp_path):
+    sizes = ("rounds=1", "partition.num_clients=3", f"evaluation.calibration={method}")
     folder = run(tmp_path / "run", "experiment=clinical_pfednet", *sizes)
     bundle, _ = export(folder)
     point = next(iter(RunFolder(folder).summary["points"].values()))

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from medfed.functional.scores import area
+from medfed.functional.scores import area, class_scores, outcome_scores
 from medfed.functional.statistics import draws, percentiles
 
 
@@ -57,3 +57,31 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(apart):
 
 def test_what_no_resample_defines_has_no_interval():
     assert all(map(np.isnan, percentiles(np.array([np.nan, np.nan]))))
+
+
+def binned(probs: np.ndarray, label: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """A calibration error of 15 bins, which grows where patients are drawn twice."""
+    bins = np.minimum(15 * probs, 14).astype(int)
+    gaps = [np.abs((weights * (probs - label))[:, bins == b].sum(1)) for b in range(15)]
+    return sum(gaps) / weights.sum(1)
+
+
+@pytest.mark.parametrize("patients", [5, 20, 200])
+def test_an_interval_holds_its_own_value_or_there_is_none(patients):
+    """All metrics of classes and outcomes have theirs; a statistic that drawing moves has none."""
+    missing, rng = {"kept": [], "binned": []}, np.random.default_rng(patients)
+    for seed in range(20):
+        weights = draws(patients, 300, seed).astype(float)
+        weights = np.concatenate([np.ones((1, patients)), weights])
+        chance = rng.uniform(size=patients)
+        label = (rng.random(patients) < chance).astype(int)
+        probs = np.stack([1 - chance, chance], 1)
+        scores = class_scores(probs, label, weights)
+        scores |= outcome_scores(chance, label + rng.normal(size=patients), weights)
+        for name, values in [*scores.items(), ("binned", binned(chance, label, weights))]:
+            low, high = percentiles(values[1:], of=float(values[0]))
+            if not np.isnan(values[0]):
+                assert np.isnan(low) or low - 1e-9 <= values[0] <= high + 1e-9
+                missing["binned" if name == "binned" else "kept"].append(np.isnan(low))
+    assert np.mean(missing["kept"]) <= 0.02
+    assert patients < 200 or np.mean(missing["binned"]) >= 0.1

@@ -47,6 +47,7 @@ def plain_classes(probs, label):
         "specificity": recall[0],
         "f1": 2 * hits / (ones + sum(c for *_, c in rows)) if ones else NAN,
         "brier": mean((p - y) ** 2 for p, y, _ in rows),
+        "log_loss": mean(-math.log(p if y else 1 - p) for p, y, _ in rows),
     }
 
 

@@ -48,7 +48,8 @@ def test_models_that_fail_do_not_look_like_results(tmp_path, caplog, capsys, mon
     summary, _ = run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1")
     *clients, _ = summary["clients"]
     assert summary["failed"] == {"val": {c: [0] for c in clients}, "test": clients}
-    names = ("loss", *CLASS_SCORES, "sensitivity/point", "specificity/point")
+    points = ("sensitivity/point", "specificity/point", "brier/calibrated", "log_loss/calibrated")
+    names = ("loss", *CLASS_SCORES, *points)
     for metrics in (summary["clients"][client] for client in clients):
         assert metrics == {name: worst_value(name) for name in names}
         assert (metrics["loss"], metrics["auroc"], metrics["brier"]) == (math.inf, 0.0, 1.0)

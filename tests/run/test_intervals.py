@@ -40,7 +40,20 @@ def cohort_root(tmp_path_factory):
 def risk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("intervals") / "run"
     summary, experiment = run(folder, *CLINICAL, *SHORT)
+    holds_its_values(summary)
     return folder, summary, experiment
+
+
+def holds_its_values(summary) -> None:
+    """Each interval of a run, of whatever metric, holds the number beside which it is printed."""
+    ends = summary["intervals"]
+    means = {n: of["mean"] for n, of in summary["federation"].items()}
+    pairs = [(ends["mean"], means), (ends["pooled"], summary["pooled"])]
+    pairs += [(ends["clients"][c], summary["clients"][c]) for c in ends["clients"]]
+    known = [(of[n], *e) for each, of in pairs for n, e in each.items() if not math.isnan(e[0])]
+    assert known
+    for value, low, high in known:
+        assert low - 1e-9 <= value <= high + 1e-9
 
 
 def labels_and_risks(rows) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +109,7 @@ def test_the_constant_is_scikit_learns_dummy(risk):
             "balanced_accuracy": 0.5,
             "auroc": 0.5,
             "brier": sk.brier_score_loss(label, risks),
-            "ece": abs(max(risks[0], 1 - risks[0]) - sk.accuracy_score(label, predicted)),
+            "log_loss": sk.log_loss(label, risks),
         }
         found = summary["constant"]["constant"]["clients"][client]
         assert {n: found[n] for n in expected} == pytest.approx(expected)
@@ -123,6 +136,7 @@ def test_an_evaluation_repeats_them(risk, capsys):
 def test_outcomes_have_them_too(tmp_path):
     linear = ("experiment=diabetes_pfednet", *CLINICAL[1:], *SHORT)
     summary, experiment = run(tmp_path / "run", *linear)
+    holds_its_values(summary)
     for client, rows in rows_of(tmp_path / "run").items():
         true, found = (np.array([float(r[n]) for r in rows]) for n in ("label", "prediction"))
         error = sk.root_mean_squared_error(true, found)
@@ -137,6 +151,7 @@ def test_outcomes_have_them_too(tmp_path):
 def test_segmentations_are_measured_against_empty_and_full_masks(tmp_path, cohort_root):
     options = (*SHORT, "data.test_fraction=0.5")
     summary, experiment = run(tmp_path / "run", *imaging(cohort_root), *options)
+    holds_its_values(summary)
     intervals = summary["intervals"]
     for name, client in experiment.data.clients.items():
         label = [b["label"] for b in client.eval_batches("test")]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from medfed.functional import points
 from medfed.records.folder import Run
 from medfed.sites.wire import Request
 from tests.integration.runs import CLINICAL, run
@@ -51,16 +50,17 @@ def test_equal_to_the_ordinary_run(method, tmp_path: Path):
     assert splits["clients"] == {c: {} for c in names}  # no patient's name left a site
 
 
-def test_a_site_with_too_few_cases_gets_the_others_threshold(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(points, "FEWEST", 7)
+@pytest.mark.parametrize("method", ["shift", "platt"])
+def test_a_site_gets_what_the_others_say_of_levels_and_thresholds(method, tmp_path: Path):
     overrides = (
-        *(*CLINICAL, "rounds=1", "partition.num_clients=3", "evaluation.calibration=platt"),
+        *(*CLINICAL, "rounds=1", "partition=dirichlet", "partition.num_clients=4"),
+        f"evaluation.calibration={method}",
         "evaluation.operating_point={sensitivity: 0.9}",
     )
     expected, experiment = run(tmp_path / "simulation", *overrides)
     names = list(experiment.data.clients)
     pooled = [name for name in names if "pooled" in expected["points"][name]]
-    assert 0 < len(pooled) < 3
+    assert 0 < len(pooled) < 4
     transport = direct(tmp_path / "sites", names, *overrides)
     summary = across(tmp_path / "server", transport, names, *overrides)
     assert summary["points"] == as_left(expected["points"])

@@ -275,7 +275,7 @@ class Facts(Struct, kw_only=True):
     patch_size: Size | None = None
     overlap: Share | None = None
     window_batch: Above0 | None = None
-    threshold: Share | None = None
+    threshold: Annotated[float, Meta(ge=0, lt=1.01)] | None = None  # above 1: of no case
     anchors: Annotated[list[tuple[Above0, Above0, Above0]], Meta(min_length=1)] | None = None
     boxes: Above0 | None = None
     calibration: tuple[Length, float] | None = None

@@ -34,7 +34,7 @@ from medfed.federation.lightning.module import (
     FederatedRounds as FederatedRounds,  # users import it here
 )
 from medfed.federation.wire.ledger import DIRECTIONS
-from medfed.functional.points import Point, settled
+from medfed.functional.points import Point, common
 
 HALF = 150
 """Training samples with which a client weighs half in the mean that selects; with the usual parts
@@ -271,13 +271,15 @@ class PersonalEvaluation(pl.Callback):
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keeps the test metrics, and the results of every case."""
         assert isinstance(pl_module, FederatedModule)
-        metrics = _gather(pl_module, pl_module.evaluations)
-        self.test = {c: scores.failures_count(m) for c, m in metrics.items()}
+        here, decided = [*pl_module.points], dict[str, dict[str, float]]()
+        self.points = _gather(pl_module, pl_module.points)
+        if pl_module.chooser is not None:  # not at a coordinator, whose sites have decided
+            others = common(self.points)
+            decided = {client: pl_module.decide(client, others) for client in here}
+            self.points = _gather(pl_module, pl_module.points)
+        metrics, decided = (_gather(pl_module, m) for m in (pl_module.evaluations, decided))
+        self.test = {c: scores.failures_count(m) | decided.get(c, {}) for c, m in metrics.items()}
         self.cases = _gather(pl_module, pl_module.cases)
-        self.points = settled(_gather(pl_module, pl_module.points))
-        if pl_module.chooser is not None:
-            for client, point in self.points.items():
-                self.test[client] |= pl_module.chooser.apply(self.cases[client], point)
         if self.shows_all:
             self._log(pl_module, self._values(self.test, "test"), logger=None)
 

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
-from medfed.federation.client import Batch
+from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.lightning.flags import check_trainer
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import Chooser, Point
+from medfed.functional.points import Chooser, Point, Rows
 
 EvalSplit = Literal["train", "val", "test"]
 
@@ -210,6 +210,7 @@ class FederatedModule(pl.LightningModule):
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.chooser: Chooser | None = None
         self.points: dict[str, Point] = {}  # of tested clients
+        self._chosen_on: dict[str, tuple[Rows, Rows]] = {}  # validation and training cases
         self.test_split: EvalSplit = "test"
         self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
@@ -360,7 +361,12 @@ class FederatedModule(pl.LightningModule):
                 chooses, in :attr:`points`.
         """
         self.local.model.load(self.federation.personal_model(client))
-        data = self.federation.clients[client].data
+        return self.evaluate_data(client, self.federation.clients[client].data, split, keep)
+
+    def evaluate_data(
+        self, client: str, data: ClientData, split: EvalSplit, keep: bool = False
+    ) -> dict[str, float]:
+        """Returns the metrics of the loaded model on a split of some data, see above."""
 
         def batches(split: EvalSplit) -> Iterator[Batch]:
             return (to_device(b, self.device) for b in data.eval_batches(split))
@@ -370,8 +376,25 @@ class FederatedModule(pl.LightningModule):
         meter = self.task.measured(batches(split), test=split == "test")
         self.cases[client] = meter.cases()
         if self.chooser is not None:
-            self.points[client] = self.chooser.choose(self.task.measured(batches("val")).cases())
+            training = self.task.measured(batches("train")).cases() if self.chooser.linear else []
+            self._chosen_on[client] = self.task.measured(batches("val")).cases(), training
+            self.points[client] = self.chooser.choose(*self._chosen_on[client])
         return meter.compute()
+
+    def decide(self, client: str, others: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Chooses the point of a client that has been tested, and decides its test cases there.
+
+        Args:
+            client: Its id.
+            others: See :func:`medfed.functional.points.common`.
+
+        Returns:
+            The metrics of these decisions; empty if the run chooses no points.
+        """
+        if self.chooser is None:
+            return {}
+        self.points[client] = self.chooser.choose(*self._chosen_on[client], others=others)
+        return self.chooser.apply(self.cases[client], self.points[client])
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
         """Returns the clients whose training or validation loss is far above its start.
