@@ -202,6 +202,15 @@ def names(harm: Harm) -> str:
     return "; ".join(parts)
 
 
+def no_better_than_a_constant(task: Task, verdicts: Verdicts) -> list[str]:
+    """Names the methods whose mean is no better than that of the best constant prediction."""
+    name, level = floor_of(task)
+    low = [n for n, v in verdicts.items() if v.mean.mean <= level]
+    reached = f"a constant prediction ({task.raw(level):.4f})"
+    what = f"{task.name}: no better than {reached} by mean {task.metric}: {few(low, 12)}."
+    return [what] * bool(name and low)
+
+
 def short_of(task: Task) -> list[str]:
     """Names the methods that a task leaves out, in one line; its notes have the reasons.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import numpy as np
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
 from medfed.federation.card import CEILINGS, REFERENCES
+from medfed.records.folder import Run
 from medfed.reports import charts
-from medfed.reports.findings import Report
-from medfed.reports.methods import Comparison, Finding
+from medfed.reports.findings import Finding, Report
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict, Verdicts, best_of, by_mean, floor_of, in_one_place
@@ -244,26 +244,22 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, charts.Picture]:
     return pictures
 
 
-def find(comparison: Comparison) -> Finding:
-    """Draws all methods of a comparison."""
-    looks = looks_of(comparison.report)
-    caption = "Test metric of each client under each method, with its range over seeds."
-    pictures = {"clients": charts.Picture(_clients(comparison), caption)}
-    for task, verdicts in comparison.report.tasks:
-        pictures |= pictures_of(task, verdicts, looks)
-        if contours := contours_of(task, verdicts, len(comparison.clients)):
-            caption = "True and predicted contours in one test slice per client."
-            pictures["contours"] = charts.Picture(contours, caption)
-    return Finding(pictures=pictures)
+def find(report: Report) -> Finding:
+    """Draws all methods of finished runs."""
+    (task, verdicts), looks = report.tasks[0], looks_of(report)
+    clients = next(iter(report.runs.values()))[0].clients
+    label = f"test {label_of(task.metric)}"
 
-
-def _clients(comparison: Comparison) -> Figure:
-    def over_seeds(values: list[float]) -> tuple[float, float, float]:
-        known = [v for v in values if math.isfinite(v)]
+    def over_runs(runs: Sequence[Run], client: str) -> tuple[float, float, float]:
+        every = (run.summary["clients"][client].get(task.metric, math.nan) for run in runs)
+        known = [value for value in every if math.isfinite(value)]
         return (float(np.mean(known)), min(known), max(known)) if known else (math.nan,) * 3
 
-    metric, clients = comparison.metric, comparison.clients
-    of = ((m.name, [m.scores(metric, c) for c in clients]) for m in comparison.methods)
-    series = {name: [over_seeds(values) for values in known] for name, known in of}
-    looks = looks_of(comparison.report)
-    return charts.hospitals(clients, series, f"test {label_of(metric)}", looks, zero=False)
+    series = {name: [over_runs(runs, c) for c in clients] for name, runs in report.runs.items()}
+    caption = "Test metric of each client under each method, with its range over seeds."
+    figure = charts.hospitals(clients, series, label, looks, zero=False)
+    pictures = {"clients": charts.Picture(figure, caption), **pictures_of(task, verdicts, looks)}
+    if contours := contours_of(task, verdicts, len(clients)):
+        caption = "True and predicted contours in one test slice per client."
+        pictures["contours"] = charts.Picture(contours, caption)
+    return Finding(pictures=pictures)

@@ -97,7 +97,11 @@ def test_both_means_stand_beside_each_other(runs, tmp_path, capsys):
         np.mean([brier[c] for c in ("Basel", "Bern", "Chur")])
     )
     assert brier["mean"] == pytest.approx(np.mean([brier[c] for c in CLINICS]))
-    assert "mean without small" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "local, without small" in printed
+    (line,) = (line for line in printed.splitlines() if line.strip().startswith("brier"))
+    both = [f"{brier[place]:.4f}" for place in ("mean", "mean without small")]
+    assert " ".join(both) in " ".join(line.split())
 
 
 def test_a_run_says_what_its_own_split_cannot_tell(runs):
