@@ -25,7 +25,7 @@ from medfed.common.scores import label_of, over_seeds, smaller_is_better
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.sections import select
 from medfed.records.folder import Run
-from medfed.reports.charts import Picture, curves, looks_in_order, panels
+from medfed.reports.charts import Picture, curves, legend, looks_in_order, panels
 from medfed.reports.findings import Finding, Report
 from medfed.reports.runs import differences, grouped
 
@@ -244,6 +244,7 @@ def draw(
     figure, column = panels(len(titles))
     for axes, (score, title) in zip(column, titles.items(), strict=True):
         curves(lines[score], axis, title, looks, evenly=True, axes=axes)
+    legend(figure, looks, looks)
     return figure
 
 

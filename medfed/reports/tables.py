@@ -233,9 +233,8 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         [Cell(f"{part} patients"), *(number(known[c][part], 0) for c in everyone)] for part in parts
     ]
     if task.fewest:
-        least = (
-            f"{n}{what.removeprefix('test patients')}" for n, what in map(task.fewest.get, everyone)
-        )  # type: ignore[misc]
+        pairs = (task.fewest[client] for client in everyone)
+        least = (f"{count}{what.removeprefix('test patients')}" for count, what in pairs)
         rows.append([Cell("least tested, all splits"), *map(Cell, least)])
     for name in ("local", *(n for n in by_mean(verdicts) if n != "local")):
         if name not in verdicts:
