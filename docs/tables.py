@@ -157,8 +157,8 @@ def _number(value: Any, sign: str = "", digits: int = 4) -> str:
     return f"{value:{sign}.{digits}f}".replace("-", "−") if known else "–"
 
 
-def _named(task: str, title: str) -> str:
-    return f"`{task}`" + " (generated)" * ("generated" in title)
+def _named(task: str, data: str) -> str:
+    return f"`{task}` ({data})"
 
 
 def _told(task: Any, key: str, method: Any) -> Any:
@@ -171,14 +171,14 @@ def of_task(findings: Findings, name: str) -> list[str]:
     for wanted, own in list(_tasks(findings, name).items())[:1]:
         ((task, verdicts),) = judged({**findings, "tasks": {wanted: own}})
         better = "smaller" if task.falls else "larger"
-        head = f"{_named(wanted, own['title'])}, size `{findings['size']}`: {task.metric}"
+        head = f"{_named(wanted, own['data'])}, size `{findings['size']}`: {task.metric}"
         told = (
             f"{head}, {better} is better, over {task.splits} splits. "
             f"A constant reaches {_number(own['floor']['value'])}, all "
             f"patients in one place {_in_one_place(own)}. Differences are turned so that "
             "larger is better; better and worse: p < 0.05 (Holm)."
         )
-        shown = ("method", "harmed", "mean", "− local", "− FedAvg", "sent")
+        shown = ("method", "harmed", "mean", "− local", "− FedAvg", "p (Holm)", "sent")
         notes = [f"- {note}" for note in own["left_out"]]
         table = _minus(methods_table(task, verdicts).only(shown))
         return [told, "", *table, *([""] if notes else []), *notes]
@@ -337,7 +337,7 @@ def of_suites(findings: Findings, name: str) -> list[str]:
         ]
         rows.append(
             (
-                _named(where, task["title"]),
+                _named(where, task["data"]),
                 task["metric"],
                 _number(task["floor"]["value"]),
                 _in_one_place(task),
@@ -354,7 +354,7 @@ def of_suites(findings: Findings, name: str) -> list[str]:
 def of_answers(findings: Findings, name: str) -> list[str]:
     """The first sentence of a report on each task."""
     return [
-        f"- {_named(task.name, task.title)}: {answer(task, verdicts)[0].replace('-', '−')}"
+        f"- {_named(task.name, task.data)}: {answer(task, verdicts)[0].replace('-', '−')}"
         for task, verdicts in judged(findings)
     ]
 
@@ -374,6 +374,7 @@ def judged(findings: Findings) -> list[Judged]:
         suite, _, variant = where.partition("/")
         task = Task(suite, variant, own["metric"], own["smaller_is_better"], (*own["clients"],))
         task.title, task.situation, task.same = own["title"], own["situation"], own["same"]
+        task.data = own["data"]
         task.overlap, task.patients = own["overlap"], own["tested_patients"]
         task.left_out = {note.partition(" ")[0]: note for note in own["left_out"]}
         if constant := own["floor"].get("name"):
@@ -444,8 +445,8 @@ def of_card(findings: Findings, name: str) -> list[str]:
 def of_undecided(findings: Findings, name: str) -> list[str]:
     """The tasks that show no method to use, and the gains that they could have detected."""
     told = undecided(judged(findings))
-    titles = {name: task["title"] for name, task in findings["tasks"].items()}
-    return [f"- {_named(where, titles[where])}: {text}" for where, text in told.items()]
+    data = {name: task["data"] for name, task in findings["tasks"].items()}
+    return [f"- {_named(where, data[where])}: {text}" for where, text in told.items()]
 
 
 def of_evidence(findings: Findings, name: str) -> list[str]:

@@ -33,9 +33,9 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     """
     suite = progress[0].group.suite
     situation = str(suite.variants[variant].situation or suite.situation)
-    task = Task(
-        suite.name, variant, title=suite.title, situation=situation, same=suite.splits != "seed"
-    )
+    task = Task(suite.name, variant, title=suite.title, situation=situation)
+    task.data = suite.data or ("real" if suite.splits == "folds" else "generated")
+    task.same = suite.splits != "seed"
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
     tested: list[Result] = []

@@ -83,6 +83,7 @@ class Report:
                 task.name: {
                     "title": task.title,
                     "situation": task.situation,
+                    "data": task.data,
                     "same": task.same,
                     "metric": task.metric,
                     "smaller_is_better": task.falls,
@@ -163,7 +164,8 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     task = task_of_runs(named, chosen_metric(runs, metric), pictures)
     report = judged([task])
     report.title, report.runs = f"Runs of {task.suite}", named
-    report.remark = _bearing(named, task)
+    made = " The data are generated: real hospitals may differ." * (task.data == "generated")
+    report.remark = _bearing(named, task) + made
     notes = [*_lacking(named), *references, *notes_on(methods, runs[0].clients), *report.notes]
     report.notes = [*notes, *left_out, *repeated, _TUNED]
     ones = (run.overrides for of_method in methods.values() for run in of_method)

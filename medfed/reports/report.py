@@ -28,7 +28,7 @@ from medfed.reports import tables
 from medfed.reports.charts import COLOURS, Look, Picture, svg
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.runs import common_folder, find_runs, folders_with
-from medfed.reports.sentences import card, details, ends_of, undecided
+from medfed.reports.sentences import card, ends_of, undecided
 from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Against, Harm, Verdict
@@ -184,10 +184,7 @@ def markdown(
         means: Further metrics.
         finding: Further sentences, as Markdown, and the captions of pictures in the same folder.
     """
-    tasks = [
-        (task, tables.of_task(task, v), [*details(task, v), *task.notes])
-        for task, v in report.tasks
-    ]
+    tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
     words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
     words |= {"means": means, "finding": finding or Finding()}
     return filled(TEMPLATES / "report.md", **words).rstrip() + "\n"
@@ -273,7 +270,6 @@ def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]
     return {
         "task": task,
         "facts": f"{task.title}. {facts}" if task.title else facts,
-        "details": [*details(task, verdicts), *task.notes],
         "pictures": [*pictures_of(task, verdicts, looks).values(), *models_of(task, verdicts)],
         "methods": tables.methods_table(task, verdicts),
         "hospitals": tables.hospitals_table(task, verdicts),

@@ -164,8 +164,11 @@ def _share(v: Verdict) -> Cell:
 
 
 # The columns of texts and of papers; the page has all.
-BRIEF = ("method", "harmed", "mean", "with small", "worst", "decile", "− local", "− FedAvg", "sent")
-PAPER = ("method", "harmed", "mean", "worst", "− local", "− FedAvg")
+BRIEF = (
+    *("method", "harmed", "mean", "with small", "worst", "decile"),
+    *("− local", "− FedAvg", "p (Holm)", "sent"),
+)
+PAPER = ("method", "harmed", "mean", "worst", "− local", "− FedAvg", "p (Holm)")
 
 
 def methods_table(task: Task, verdicts: Verdicts) -> Table:

@@ -31,6 +31,7 @@ from medfed.reports.runs import Runs
 Floats = NDArray[np.float64]
 Result = Mapping[str, Any]
 """What a run on one split has given, as `medfed.run.cell` returns it."""
+_MADE = "medfed.datamodules.tables.mixture"  # generates what it has
 _BLOCK = 4_000_000  # weights of cases that are in memory at once
 
 
@@ -115,6 +116,7 @@ class Task:
         patients: Test patients of all splits and clients together.
         title: What it is, in a line.
         situation: In what way the hospitals differ, by which a card groups tasks; empty: by none.
+        data: ``generated``, ``real`` or other words; empty where that is unknown.
         same: Whether a client's name means the same hospital in all splits.
         counts: By hospital its patients in each part, mean over splits, also of small ones.
         fewest: By hospital on how few test patients of all splits its scores rest, and on which.
@@ -135,6 +137,7 @@ class Task:
     patients: int = 0
     title: str = ""
     situation: str = ""
+    data: str = ""
     same: bool = True
     counts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     fewest: Mapping[str, tuple[int, str]] = field(default_factory=dict)
@@ -298,7 +301,9 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     splits = splits_of(first)
     task = Task(str(first[0].config.name), "", metric, scores.smaller_is_better(metric))
     ones = [first[split[0]] for split in splits]
-    task.overlap = _overlap(ones)
+    task.overlap, data = _overlap(ones), first[0].config.data
+    made = data.get("generated") or str(data["_target_"]).startswith(_MADE)
+    task.data = "generated" if made and data.get("path") is None else ""
     budget = max(max(r.summary["gradient_passes"].values()) for r in methods.get("fedavg", first))
     for name, runs in methods.items():
         results = [result_of(run, metric, pictures) for run in runs]
