@@ -14,7 +14,6 @@ keeps its ``findings.json`` in ``docs/benchmark``.
 ``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         a constant, all patients in one place, and what is better, by suite
 ``card``           the decision card
-``undecided``      the gains that tasks which show no method could have detected
 ``answers``        what can be said of each task, in words
 ``kept NAME``      a table that benchmarks/evidence/memberships.py has left
 ``evidence``       what benchmarks/evidence/evidence.py prints
@@ -53,7 +52,7 @@ from medfed.functional.statistics import Difference
 from medfed.reports.findings import Judged, Report
 from medfed.reports.report import page as report_page
 from medfed.reports.report import table_csv
-from medfed.reports.sentences import answer, card, short_of, undecided
+from medfed.reports.sentences import answer, card, short_of
 from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Against, Gain, Harm, Verdict
@@ -442,13 +441,6 @@ def of_card(findings: Findings, name: str) -> list[str]:
     return _minus(card(judged(findings)))
 
 
-def of_undecided(findings: Findings, name: str) -> list[str]:
-    """The tasks that show no method to use, and the gains that they could have detected."""
-    told = undecided(judged(findings))
-    data = {name: task["data"] for name, task in findings["tasks"].items()}
-    return [f"- {_named(where, data[where])}: {text}" for where, text in told.items()]
-
-
 def of_evidence(findings: Findings, name: str) -> list[str]:
     """All tables of real hospitals."""
     return list(_script("evidence")["pages"](_stored("evidence")))
@@ -523,7 +515,6 @@ def _stored(name: str) -> Any:
 
 KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "card": of_card,
-    "undecided": of_undecided,
     "task": of_task,
     "dial": of_dial,
     "claim": of_claim,

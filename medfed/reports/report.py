@@ -28,7 +28,7 @@ from medfed.reports import tables
 from medfed.reports.charts import COLOURS, Look, Picture, svg
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.runs import common_folder, find_runs, folders_with
-from medfed.reports.sentences import card, ends_of, undecided
+from medfed.reports.sentences import card, ends_of
 from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Against, Harm, Verdict
@@ -227,7 +227,7 @@ def page(report: Report) -> str:
     for task, verdicts in report.tasks:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
     words: dict[str, Any] = {"suites": suites, "card": card(report.tasks)}
-    words |= {"undecided": undecided(report.tasks), "dials": dial_pictures(report, looks)}
+    words |= {"dials": dial_pictures(report, looks)}
     settings = tables.settings_table(report.tasks)
     return rendered("report.html", report=report, settings=settings, **words)
 

