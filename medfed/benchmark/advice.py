@@ -284,8 +284,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 ALONE = "local"
 LEAST = 3
 """The least repetitions for an interval."""
-METHODS = ("method", "mean", "better than alone by", "", "sent in a run", "CPU time of a run")
-HOSPITALS = ("hospital", "patients", "better than alone by", "")
+METHODS = ("method", "mean", "better than alone by", "verdict", "sent in a run", "CPU of a run")
+HOSPITALS = ("hospital", "patients", "better than alone by", "verdict")
 VERDICT = {"better": "gains", "worse": "stays alone", "cannot tell": "cannot tell"}
 
 

@@ -226,6 +226,8 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
     }
 
 
+WITHOUT_SMALL = "mean without small"
+"""The mean of the hospitals with at least `LEAST_CASES` test patients, and so on."""
 LEAST_CASES = 10
 """The least test patients of a hospital for a verdict that names it or that it decides, and the
 least of its rarer class, or with an event."""

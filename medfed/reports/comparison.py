@@ -15,7 +15,13 @@ from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
-from medfed.common.scores import federation_statistics, number, over_seeds, smaller_is_better
+from medfed.common.scores import (
+    WITHOUT_SMALL,
+    federation_statistics,
+    number,
+    over_seeds,
+    smaller_is_better,
+)
 from medfed.reports import subsets, sweeps, task_pictures
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.report import markdown, print_tables
@@ -24,8 +30,6 @@ from medfed.reports.tables import Table
 
 # Modules with a function ``find`` from a report to a Finding, in the order of the text.
 FINDINGS = (task_pictures, sweeps, subsets)
-WITHOUT_SMALL = "mean without small"
-"""The mean of the hospitals that decide."""
 _TITLE = "Comparison"
 _SPENT = ("steps", "gradient_passes", "forward_passes")
 _HEAD = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "best", "low", "high")

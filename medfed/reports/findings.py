@@ -135,6 +135,9 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
     return report
 
 
+_UNCOUNTED = (
+    "The runs do not say how many patients a hospital has tested, so small ones decide like others."
+)
 _TUNED = (
     "The settings are those of the runs; the report cannot know whether all methods were tuned "
     "alike."
@@ -167,7 +170,7 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     made = " The data are generated: real hospitals may differ." * (task.data == "generated")
     report.remark = _bearing(named, task) + made
     notes = [*_lacking(named), *references, *notes_on(methods, runs[0].clients), *report.notes]
-    report.notes = [*notes, *left_out, *repeated, _TUNED]
+    report.notes = [*notes, *left_out, *repeated, *[_UNCOUNTED] * (not task.fewest), _TUNED]
     ones = (run.overrides for of_method in methods.values() for run in of_method)
     report.commands = [shlex.join(["medfed", "train", *typed]) for typed in ones if typed]
     versions = runs[0].versions

@@ -349,12 +349,13 @@ def label_notes(run: Run, clients: Sequence[str]) -> Iterator[str]:
 
 
 def improving_notes(methods: Runs) -> Iterator[str]:
-    """Names the methods whose validation was still improving when a run ended."""
-    rising = [n for n, runs in methods.items() if any(r.summary.get("improving") for r in runs)]
-    if rising:
+    """Says of how many runs of a method validation was still improving at the end."""
+    counts = {n: sum(bool(r.summary.get("improving")) for r in runs) for n, runs in methods.items()}
+    listed = [f"{n} in {k} of {len(methods[n])} runs" for n, k in counts.items() if k]
+    if listed:
         yield (
-            f"Validation was still improving when runs of {few(rising)} ended: with more rounds "
-            "the methods may differ in another way."
+            f"Validation was still improving at the end with {few(listed)}: with more rounds the "
+            "methods may differ in another way."
         )
 
 

@@ -52,11 +52,13 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
 
 def small_of(task: Task) -> list[str]:
     """Names the hospitals that are too small to decide, in a sentence."""
-    if not task.small:
-        return []
-    has = few([f"{client} ({what})" for client, what in task.small.items()], 8)
     least = f"{LEAST_CASES} test patients over all splits, and as many of each class or with events"
-    return [f"Too small to decide or to have a verdict: {has}; it takes {least}."]
+    if task.small:
+        has = few([f"{client} ({what})" for client, what in task.small.items()], 8)
+        return [f"Too small to decide or to have a verdict: {has}; it takes {least}."]
+    if any(count < LEAST_CASES for count, _ in task.fewest.values()):
+        return [f"Fewer than two hospitals have {least}; so all decide, and no answer is sure."]
+    return []
 
 
 def _which(task: Task, verdicts: Verdicts, best: str) -> str:

@@ -120,7 +120,7 @@ class Table:
         """Returns the table for a terminal."""
         table = Printed(box=SIMPLE_HEAD, title=shown(title, _WORDS), title_justify="left")
         for i, column in enumerate(self.head):
-            title = shown(column, _WORDS)
+            title = shown(column, _WORDS) if column else ""
             table.add_column(title, justify="left" if i in self.prose else "right")
         for row in self.rows:
             table.add_row(*(shown(cell.brief, _WORDS) if cell.brief else "" for cell in row))

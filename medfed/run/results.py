@@ -361,6 +361,10 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     for row in _STATISTICS:
         values = {n: over[row] for n, over in summary["federation"].items()}
         add(row, values, intervals["mean"] if row == "mean" else {})
+        kept = [m for c, m in summary["clients"].items() if c not in summary.get("small", {})]
+        if row == "mean" and 1 < len(kept) < len(summary["clients"]):
+            means = {n: scores.federation_statistics([m[n] for m in kept])["mean"] for n in names}
+            add(scores.WITHOUT_SMALL, means, {})
     if summary.get("pooled"):
         add("pooled", summary["pooled"], intervals["pooled"])
     table.add_section()
