@@ -14,7 +14,6 @@ keeps its ``findings.json`` in ``docs/benchmark``.
 ``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         a constant, all patients in one place, and what is better, by suite
 ``card``           the decision card
-``undecided``      the gains that tasks which show no method could have detected
 ``answers``        what can be said of each task, in words
 ``kept NAME``      a table that benchmarks/evidence/memberships.py has left
 ``evidence``       what benchmarks/evidence/evidence.py prints
@@ -53,7 +52,7 @@ from medfed.functional.statistics import Difference
 from medfed.reports.findings import Judged, Report
 from medfed.reports.report import page as report_page
 from medfed.reports.report import table_csv
-from medfed.reports.sentences import answer, card, short_of, undecided
+from medfed.reports.sentences import answer, card, short_of
 from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Against, Gain, Harm, Verdict
@@ -157,8 +156,8 @@ def _number(value: Any, sign: str = "", digits: int = 4) -> str:
     return f"{value:{sign}.{digits}f}".replace("-", "−") if known else "–"
 
 
-def _named(task: str, title: str) -> str:
-    return f"`{task}`" + " (generated)" * ("generated" in title)
+def _named(task: str, data: str) -> str:
+    return f"`{task}` ({data})"
 
 
 def _told(task: Any, key: str, method: Any) -> Any:
@@ -171,14 +170,14 @@ def of_task(findings: Findings, name: str) -> list[str]:
     for wanted, own in list(_tasks(findings, name).items())[:1]:
         ((task, verdicts),) = judged({**findings, "tasks": {wanted: own}})
         better = "smaller" if task.falls else "larger"
-        head = f"{_named(wanted, own['title'])}, size `{findings['size']}`: {task.metric}"
+        head = f"{_named(wanted, own['data'])}, size `{findings['size']}`: {task.metric}"
         told = (
             f"{head}, {better} is better, over {task.splits} splits. "
             f"A constant reaches {_number(own['floor']['value'])}, all "
             f"patients in one place {_in_one_place(own)}. Differences are turned so that "
             "larger is better; better and worse: p < 0.05 (Holm)."
         )
-        shown = ("method", "harmed", "mean", "− local", "− FedAvg", "sent")
+        shown = ("method", "harmed", "mean", "− local", "− FedAvg", "p (Holm)", "sent")
         notes = [f"- {note}" for note in own["left_out"]]
         table = _minus(methods_table(task, verdicts).only(shown))
         return [told, "", *table, *([""] if notes else []), *notes]
@@ -337,7 +336,7 @@ def of_suites(findings: Findings, name: str) -> list[str]:
         ]
         rows.append(
             (
-                _named(where, task["title"]),
+                _named(where, task["data"]),
                 task["metric"],
                 _number(task["floor"]["value"]),
                 _in_one_place(task),
@@ -354,7 +353,7 @@ def of_suites(findings: Findings, name: str) -> list[str]:
 def of_answers(findings: Findings, name: str) -> list[str]:
     """The first sentence of a report on each task."""
     return [
-        f"- {_named(task.name, task.title)}: {answer(task, verdicts)[0].replace('-', '−')}"
+        f"- {_named(task.name, task.data)}: {answer(task, verdicts)[0].replace('-', '−')}"
         for task, verdicts in judged(findings)
     ]
 
@@ -374,6 +373,7 @@ def judged(findings: Findings) -> list[Judged]:
         suite, _, variant = where.partition("/")
         task = Task(suite, variant, own["metric"], own["smaller_is_better"], (*own["clients"],))
         task.title, task.situation, task.same = own["title"], own["situation"], own["same"]
+        task.data = own["data"]
         task.overlap, task.patients = own["overlap"], own["tested_patients"]
         task.left_out = {note.partition(" ")[0]: note for note in own["left_out"]}
         if constant := own["floor"].get("name"):
@@ -439,13 +439,6 @@ def _harm(one: dict[str, Any]) -> Harm:
 def of_card(findings: Findings, name: str) -> list[str]:
     """The decision card of all tasks."""
     return _minus(card(judged(findings)))
-
-
-def of_undecided(findings: Findings, name: str) -> list[str]:
-    """The tasks that show no method to use, and the gains that they could have detected."""
-    told = undecided(judged(findings))
-    titles = {name: task["title"] for name, task in findings["tasks"].items()}
-    return [f"- {_named(where, titles[where])}: {text}" for where, text in told.items()]
 
 
 def of_evidence(findings: Findings, name: str) -> list[str]:
@@ -522,7 +515,6 @@ def _stored(name: str) -> Any:
 
 KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "card": of_card,
-    "undecided": of_undecided,
     "task": of_task,
     "dial": of_dial,
     "claim": of_claim,

@@ -34,12 +34,13 @@ from numpy.typing import NDArray
 from medfed.benchmark.plan import groups
 from medfed.benchmark.runner import Progress, found_groups
 from medfed.benchmark.suite import SIZES, read_yaml, wanted_of
-from medfed.benchmark.tasks import number, overlap_of, values_of
+from medfed.benchmark.tasks import overlap_of
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import filled, write_json
 from medfed.common.schemas import fit_keys
 from medfed.common.scores import mean_of_known
 from medfed.functional.statistics import LEVEL, difference, holm
+from medfed.reports.tasks import values_of
 
 KINDS = {
     "better": {"than", "by"},
@@ -244,7 +245,7 @@ class Results:
         """Returns (S,) values of a key of the memberships."""
         memberships = [r.get("memberships") for r in self.of(question, name)]
         key = question.given["what"]
-        known = [number(m[key]) for m in memberships if m is not None and m.get(key) is not None]
+        known = [float(m[key]) for m in memberships if m is not None and m.get(key) is not None]
         if not known:
             raise KeyError(f"{key} of the memberships of {name}")
         return np.array(known, dtype=float)

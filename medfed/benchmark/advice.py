@@ -36,9 +36,9 @@ from medfed.config.description import RunDescription, written
 from medfed.config.spelling import key_of
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import Split, split_patients
-from medfed.functional.statistics import Difference, Floats, splits_needed
+from medfed.functional.statistics import Difference, Floats
 from medfed.records.cells import Cell, Stage, cell_key
-from medfed.reports.sentences import about, signed
+from medfed.reports.sentences import signed, takes_to_show
 from medfed.reports.tables import Table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
@@ -238,10 +238,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 ALONE = "local"
 LEAST = 3
 """The least repetitions for an interval."""
-MOST = 100
-"""The most repetitions, and times as many patients, that the advice asks for."""
-METHODS = ("method", "mean", "better than alone by", "", "sent in a run", "CPU time of a run")
-HOSPITALS = ("hospital", "patients", "better than alone by", "")
+METHODS = ("method", "mean", "better than alone by", "verdict", "sent in a run", "CPU of a run")
+HOSPITALS = ("hospital", "patients", "better than alone by", "verdict")
 VERDICT = {"better": "gains", "worse": "stays alone", "cannot tell": "cannot tell"}
 
 
@@ -258,9 +256,6 @@ class Gain:
         why: Why the pilot cannot tell, and what a verdict would take; empty with a verdict.
         repetitions: The repetitions that define the metric.
         patients: The number of test patients.
-        times: How many times as many patients would show a difference as large as the observed one;
-            NaN if that is unknown, or more than `MOST`.
-        repeats: How many repetitions would show it with the same patients; 0: none.
     """
 
     mean: float
@@ -271,8 +266,6 @@ class Gain:
     why: str
     repetitions: int
     patients: int
-    times: float = math.nan
-    repeats: int = 0
 
     @property
     def text(self) -> str:
@@ -281,27 +274,26 @@ class Gain:
 
 
 def gain_of(
+    task: Task,
     difference: Difference,
     verdict: str,
     repetitions: int,
     patients: int,
-    overlap: float,
     comparisons: int = 1,
 ) -> Gain:
     """Judges a difference by the repetitions of a pilot.
 
     Example:
         >>> from medfed.functional.statistics import difference
-        >>> found = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3)
-        >>> gain_of(found, "better", 4, 40, 0.3).says, gain_of(found, "better", 4, 5, 0.3).why
+        >>> found, task = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3), Task("pilot", "")
+        >>> gain_of(task, found, "better", 4, 40).says, gain_of(task, found, "better", 4, 5).why
         ('better', '5 patients are too few; a verdict takes 10 or more')
     """
-    known = (*difference[:3], difference.detectable)
-    why, times, repeats = "", math.nan, 0
+    why, least = "", f"a verdict takes {LEAST_CASES} or more"
     if not repetitions:
         why = "the metric is undefined on its patients"
     elif patients < LEAST_CASES:
-        why = f"{patients} patients are too few; a verdict takes {LEAST_CASES} or more"
+        why = f"{patients} patients are too few; {least}"
     elif repetitions < LEAST:
         why = f"only {repetitions} repetitions define the metric; a verdict takes {LEAST} or more"
     elif not math.isfinite(difference.error):
@@ -309,46 +301,13 @@ def gain_of(
     elif difference.error == 0:
         equal = difference.mean == 0
         why = "there is no difference" if equal else "all repetitions give the same"
-    elif verdict != UNDECIDED:
-        return Gain(*known, verdict, "", repetitions, patients)
-    else:
-        times, repeats = needed(difference, repetitions, overlap, comparisons)
-        why = _what_would_tell(difference, patients, times, repeats, repetitions)
-    return Gain(*known, "cannot tell", why, repetitions, patients, times, repeats)
-
-
-def needed(
-    difference: Difference, count: int, overlap: float, comparisons: int = 1
-) -> tuple[float, int]:
-    """Returns how large a pilot must be to show the observed difference.
-
-    Returns:
-        Times as many patients, as the variance falls with their number, NaN if more than `MOST`;
-        and repetitions of the present ones, 0 if more than `MOST`.
-
-    Example:
-        >>> from medfed.functional.statistics import difference
-        >>> times, repeats = needed(difference([0.1, -0.1, 0.2, 0.1]), 4, 0.0)
-        >>> round(times, 1), repeats
-        (12.7, 25)
-    """
-    if difference.mean == 0:
-        return math.nan, 0
-    times = max(1.0, (difference.detectable / difference.mean) ** 2)
-    repeats = splits_needed(abs(difference.mean), difference, count, overlap, comparisons, MOST)
-    return (times if times <= MOST else math.nan), repeats
-
-
-def _what_would_tell(
-    difference: Difference, patients: int, times: float, repeats: int, count: int
-) -> str:
-    least = f"the pilot detects differences of {difference.detectable:.2g} or more"
-    if math.isnan(times):
-        return f"{least}; no pilot of a sensible size would show one as small as in the pilot"
-    how = f"about {about(times * patients):,} patients instead of {patients:,}"
-    if repeats:
-        how += f", or {repeats} repetitions instead of {count}"
-    return f"{least}; to show one as large as in the pilot takes {how}"
+    elif verdict == UNDECIDED:
+        why = f"the pilot detects differences of {difference.detectable:.2g} or more"
+        if seen := abs(difference.mean):
+            takes = takes_to_show(task, difference, seen, comparisons)
+            why += f"; to show one as large as in the pilot takes {takes}"
+    says = "cannot tell" if why else verdict
+    return Gain(*difference[:3], difference.detectable, says, why, repetitions, patients)
 
 
 @dataclass(frozen=True)
@@ -506,10 +465,11 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
 
 def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[str, Gain]:
     """Methods against one, mean over hospitals."""
-    means, rest = task.scores[other].means, (patients, task.overlap, len(names))
+    means, gains = task.scores[other].means, against(task, other, names)
+    known = {name: _defined(task.scores[name].means - means) for name in gains}
     return {
-        name: gain_of(a.difference, a.verdict, _defined(task.scores[name].means - means), *rest)
-        for name, a in against(task, other, names).items()
+        name: gain_of(task, a.difference, a.verdict, known[name], patients, len(names))
+        for name, a in gains.items()
     }
 
 
@@ -520,13 +480,15 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
     defined = map(_defined, (verdict.scores.values - task.scores[ALONE].values).T)
     gains, count = verdict.harm.gains, len(task.clients)
     known = {
-        client: gain_of(*gains[client], known, len(asked.patients[client]), task.overlap, count)
+        client: gain_of(task, *gains[client], known, len(asked.patients[client]), count)
         for client, known in zip(task.clients, defined, strict=True)
     }
-    takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", [math.nan] * 4
-    for c, has in task.small.items():
-        known[c] = Gain(*unknown, "cannot tell", f"{has} {takes}", 0, len(asked.patients[c]))
-    return {client: known[client] for client in asked.patients}
+    why = f"are too few; a verdict takes {LEAST_CASES} or more"
+    small = {
+        c: Gain(*[math.nan] * 4, "cannot tell", f"{has} {why}", 0, len(asked.patients[c]))
+        for c, has in task.small.items()
+    }
+    return {client: {**known, **small}[client] for client in asked.patients}
 
 
 def _defined(values: Floats) -> int:

@@ -174,6 +174,8 @@ class Suite:
         dial: The meaning of the dial; empty: none.
         situation: In what way its hospitals differ, in a few words; the decision card groups tasks
             by it.
+        data: What the data are; empty: ``real`` where patients are dealt into folds, else
+            ``generated``.
         path: Whether it needs real data, by ``paths.NAME=FOLDER``.
         passes: Gradient passes that a method may take, as a multiple of the budget.
         bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
@@ -194,6 +196,7 @@ class Suite:
     folds: int = 5
     dial: str = ""
     situation: str = ""
+    data: str = ""
     path: bool = False
     passes: float = 1.05
     bytes: float | None = None

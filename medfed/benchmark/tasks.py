@@ -11,27 +11,23 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from medfed.benchmark.runner import Progress
 from medfed.common.errors import CheckpointError, few
-from medfed.common.scores import smaller_is_better, worst_value
 from medfed.federation.card import REFERENCES
 from medfed.records.cells import libraries
 from medfed.reports.findings import Judged, Report, judged
 from medfed.reports.sentences import between
-from medfed.reports.tasks import Moment, Scores, Task, mean_course, rise_of
-
-Floats = NDArray[np.float64]
-Result = Mapping[str, Any]
+from medfed.reports.tasks import Result, Task, rise_of
 
 
 def task_of(progress: Sequence[Progress], variant: str) -> Task:
     """Reads a task."""
     suite = progress[0].group.suite
     situation = str(suite.variants[variant].situation or suite.situation)
-    same = suite.splits != "seed"
-    task = Task(suite.name, variant, title=suite.title, situation=situation, same=same)
+    task = Task(suite.name, variant, title=suite.title, situation=situation)
+    task.data = suite.data or ("real" if suite.splits == "folds" else "generated")
+    task.same = suite.splits != "seed"
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
     tested: list[Result] = []
@@ -75,15 +71,11 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
     whole = [r for r in results if "clients" in r]
     if not whole:
         return str(results[0].get("failed", ""))
-    metric, mode = whole[0]["metric"]
     if not task.clients:
-        task.metric, task.falls = metric, mode == "min"
-        task.clients = tuple(whole[0]["clients"])
-        task.patients = sum(c["test"] for r in whole for c in r["patients"].values())
-        of_each = {c: [r["patients"][c]["test"] for r in whole] for c in task.clients}
-        task.tested = {c: float(np.mean(counts)) for c, counts in of_each.items()}
+        task.metric, mode = whole[0]["metric"]
+        task.falls = mode == "min"
+        task.begin(whole)
         task.overlap = overlap_of(whole) if group.suite.splits == "folds" else 0.0
-    sign = -1 if task.falls else 1
     spent = max(max(r["passes"].values()) for r in whole) / group.budget
     beyond = "it cannot keep the budget of {}, of which it {} {:.2f} times as many."
     if not group.is_ceiling and spent > group.suite.passes:
@@ -93,32 +85,21 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
     sent = sum(fedavg.sent) if fedavg and limit is not None and not group.is_ceiling else 0
     if sent and (times := (up + down) / sent) > limit:
         return beyond.format(f"{limit:g} times FedAvg's bytes", "sent", times)
-    worst, courses = worst_value(metric), [r.get("course", ()) for r in whole]
-    task.scores[name] = Scores(
+    courses = [
+        [math.nan if m["score"] is None else m["score"] for m in r.get("course", ())] for r in whole
+    ]
+    task.add(
         name,
-        values_of(results, metric, task.clients),
-        sign * _resampled(results, task.clients, worst),
-        (up, down),
-        spent,
-        len(results) - len(whole),
-        group.settings[one.trial or 0],
-        _course(whole),
+        [[result] for result in results],
+        group.budget,
+        setting=group.settings[one.trial or 0],
         keys=keys,
-        rise=rise_of([[number(at["score"]) for at in course] for course in courses], task.overlap),
+        rise=rise_of(courses, task.overlap),
         trials=_trials(one) if task.variant == group.suite.base else (),
     )
-    for constant in whole[0].get("constant", {}) if name == "local" else ():
-        values = [[number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
-        task.floor[constant] = sign * np.array(values, dtype=float)
+    if name == "local":
+        task.add_constants(whole)
     return ""
-
-
-def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) -> Floats:
-    """Returns (S, C) test scores, larger is better; the worst possible where a model has failed."""
-    worst, measured = worst_value(metric), [r.get("clients") for r in results]
-    rows = [[number(of[c].get(metric)) if of else worst for c in clients] for of in measured]
-    values: Floats = (-1 if smaller_is_better(metric) else 1) * np.array(rows, dtype=float)
-    return values
 
 
 def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
@@ -150,34 +131,6 @@ def overlap_of(results: Sequence[Result]) -> float:
 def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:
     scores = ((one.group.settings[n], one.tuning[n].get("score")) for n in sorted(one.tuning))
     return tuple((s, v if v is not None and math.isfinite(v) else None) for s, v in scores)
-
-
-def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
-    """The mean over splits of how a method went, at the rounds that all splits have."""
-    courses = []
-    for of in results:
-        passes, kept = max(of["passes"].values()), of.get("course", ())
-        course = ((m["round"], number(m["score"]), m["bytes"], m["passes"] * passes) for m in kept)
-        courses.append([Moment(*moment) for moment in course])
-    return mean_course(courses)
-
-
-def _resampled(results: Sequence[Result], clients: Sequence[str], worst: float) -> Floats:
-    """(S, W, C) scores on resampled patients."""
-    width = min((len(v) for r in results for v in r.get("resampled", {}).values()), default=0)
-
-    def scores(result: Result, client: str) -> list[float]:
-        if client in result.get("resampled", {}):
-            return [number(v) for v in result["resampled"][client][:width]]
-        return [worst if "clients" not in result else math.nan] * width
-
-    rows = [[scores(r, c) for c in clients] for r in results]
-    return np.array(rows, dtype=float).transpose(0, 2, 1)
-
-
-def number(value: float | None) -> float:
-    """Returns a number of a cell, NaN where it has none."""
-    return math.nan if value is None else float(value)
 
 
 def tasks_of(progress: Sequence[Progress]) -> list[Task]:

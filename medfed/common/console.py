@@ -117,14 +117,14 @@ def in_latex(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in visible(text))
 
 
-def caption(name: str) -> str:
+def caption(name: str, most: int = _DRAWN) -> str:
     r"""Returns a name for a figure, with its dollar signs escaped, as these begin a formula.
 
     Example:
         >>> caption("hospital_0"), caption("a$b$")
         ('hospital_0', 'a\\$b\\$')
     """
-    text = shown(name, _DRAWN).replace("$", r"\$")
+    text = shown(name, most).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text  # legends omit names with _
 
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
+
 from medfed.common.files import refuse_links, replacing
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 
@@ -45,6 +48,25 @@ def save_figures(
             with replacing(folder / f"{name}.{ending}") as partial, rc_context(style):
                 figure.savefig(partial, format=ending, dpi=130, metadata=FORMATS[ending])
     return paths
+
+
+def legend_below(figure: Figure, lines: Sequence[Artist], size: float = 10.0, **style: Any) -> None:
+    """Names lines below a figure, in as many columns as fit, and makes room for them.
+
+    Args:
+        figure: The figure, of a constrained layout.
+        lines: Lines, bars and the like, each with its label.
+        size: The size of the letters in points.
+        style: Further properties of the legend.
+    """
+    longest = max((cell_len(str(line.get_label())) for line in lines), default=0)
+    width = (0.62 * longest + 3.5) * size / 72
+    figure.set_figwidth(max(width, figure.get_figwidth()))
+    columns = min(int(figure.get_figwidth() // width), max(len(lines), 1))
+    rows = -(-len(lines) // columns)
+    figure.set_figheight(figure.get_figheight() + (1.4 * rows + 1) * size / 72)
+    style = {"loc": "outside lower center", "frameon": False, **style}
+    figure.legend(handles=lines, ncols=columns, fontsize=size, labelspacing=0.3, **style)
 
 
 def colours(count: int, few: Sequence[str], end: float = 1.0) -> list[str]:

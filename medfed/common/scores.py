@@ -207,6 +207,8 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
     }
 
 
+WITHOUT_SMALL = "mean without small"
+"""The mean of the hospitals with at least `LEAST_CASES` test patients, and so on."""
 LEAST_CASES = 10
 """The least test patients of a hospital for a verdict that names it or that it decides, and the
 least of its rarer class, or with an event."""
@@ -250,6 +252,22 @@ def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     count = (~unknown).sum(axis)
     total = np.where(unknown, 0.0, table).sum(axis)
     return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
+    """Returns the mean of one value per seed, and the sample standard deviation of several.
+
+    What the data of a seed leave undefined is no part of it; a run that has failed (infinite) is.
+
+    Example:
+        >>> over_seeds([0.5, 1.0, 1.5]), over_seeds([2.0]), over_seeds([0.5, math.inf])
+        ((1.0, 0.5), (2.0, None), (inf, None))
+    """
+    known = [v for v in values if not math.isnan(v)]
+    if not known:
+        return math.nan, None
+    spread = len(known) > 1 and all(map(math.isfinite, known))
+    return float(np.mean(known)), float(np.std(known, ddof=1)) if spread else None
 
 
 def span(counts: Iterable[int]) -> str:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from medfed.common.console import caption
+from medfed.common.figures import legend_below
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts
 from medfed.standalone.inference import margins
 
@@ -170,11 +171,13 @@ def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:
 
 def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
     lines = [Line2D([], [], color=_TRUE, linestyle="--", label="true")] * true
-    pairs = zip(region_colours(len(regions)), regions, strict=True)
-    lines += [Line2D([], [], color=colour, label=f"predicted {name}") for colour, name in pairs]
+    lines += [
+        Line2D([], [], color=colour, label=f"predicted {caption(name)}")
+        for colour, name in zip(region_colours(len(regions)), regions, strict=True)
+    ]
     # Green and yellow lines must be seen.
-    style: dict[str, Any] = {"fontsize": 9, "facecolor": "0.35", "labelcolor": "white"}
-    figure.legend(handles=lines, loc="outside lower center", ncols=min(len(lines), 4), **style)
+    dark = {"frameon": True, "facecolor": "0.35", "labelcolor": "white"}
+    legend_below(figure, lines, 9, **dark)
 
 
 def _first_channel(image: Tensor) -> int:

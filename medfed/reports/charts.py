@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from medfed.common.console import caption, size, visible
+from medfed.common.figures import legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 WIDTH = 400  # points, as wide as a phone, so that words stay readable there
 _STEP = 17  # from row to row
-_NAMED = 16  # names that a legend has room for
 # Colours in the light and in the dark; those of lines are Okabe and Ito's, apart from each other
 # for colour-blind readers too.
 COLOURS = {
@@ -80,8 +80,7 @@ class Picture(NamedTuple):
 
 INK, SOFT, LINE = Look("ink"), Look("soft"), Look("line")
 _SMALL: dict[str, Any] = {"color": SOFT.paper, "fontsize": 10}
-_KEY: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": "linecolor"}
-_KEY |= {"handlelength": 0.6, "handletextpad": 0.5}
+_KEY: dict[str, Any] = {"labelcolor": "linecolor", "handlelength": 0.6, "handletextpad": 0.5}
 _ABOVE: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
 _DASHES = (0, (3, 3))
 
@@ -147,13 +146,16 @@ def panels(count: int = 1, height: float = 270) -> tuple[Figure, list[Axes]]:
     return figure, column
 
 
-def _dot(
-    axes: Axes, x: float, y: float, look: Look, hover: str, radius: float = 4, name: str = ""
-) -> None:
-    """Draws a marker; with a name, the legend has it."""
+def _dot(axes: Axes, x: float, y: float, look: Look, hover: str, radius: float = 4) -> None:
+    """Draws a marker."""
     style: dict[str, Any] = {"color": look.paper, "ms": 2 * radius, "mew": 0, "clip_on": False}
-    label = caption(name) if name else None
-    axes.plot([x], [y], look.shape, gid=f"hover {visible(hover)}", label=label, **style)
+    axes.plot([x], [y], look.shape, gid=f"hover {visible(hover)}", **style)
+
+
+def arrows(figure: Figure) -> str:
+    """Explains the arrows of a picture with intervals; empty where it has none."""
+    markers = {line.get_marker() for axes in figure.axes for line in axes.lines}
+    return " Arrows: the interval goes on beyond the axis." * bool(markers & {"<", ">"})
 
 
 def _words(axes: Axes, below: str, above: str = "") -> None:
@@ -162,12 +164,21 @@ def _words(axes: Axes, below: str, above: str = "") -> None:
     axes.set_title("\n".join(wrap(above.replace("$", r"\$"), 60)), loc="left", **_SMALL)
 
 
-def _legend(axes: Axes) -> None:
-    """Names the markers in their colours, from top to bottom."""
-    named: Any = zip(*axes.get_legend_handles_labels(), strict=True)
-    ordered = sorted(named, key=lambda one: -one[0].get_ydata()[0])[:_NAMED]
-    handles, names = zip(*ordered, strict=True) if ordered else ((), ())
-    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), **_KEY)
+def legend(figure: Figure, names: Iterable[str], looks: Mapping[str, Look]) -> None:
+    """Names the markers of methods below a picture, in their colours."""
+    from matplotlib.lines import Line2D
+
+    each = {name: looks.get(name, SOFT) for name in names}
+    lines = [
+        Line2D([], [], color=look.paper, marker=look.shape, ls="", mew=0, label=caption(name, 60))
+        for name, look in each.items()
+    ]
+    legend_below(figure, lines, **_KEY)
+
+
+def _no_value(axes: Axes, y: float) -> None:
+    """Says that a row has nothing to draw."""
+    axes.text(0.01, y, "no value", va="center", transform=axes.get_yaxis_transform(), **_SMALL)
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
@@ -181,8 +192,8 @@ def _around(values: Sequence[float]) -> tuple[float, float]:
 def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
     """Returns the values that the axis of a forest must show.
 
-    With few splits an interval may be far wider than all values together, and one method may be far
-    worse than all others. The axis cuts both, so that the other rows stay legible.
+    With few splits one interval may be far wider than the others, and one method may be far worse
+    than all others. The axis cuts both, so that the other rows stay legible.
 
     Args:
         rows: Its rows.
@@ -200,7 +211,8 @@ def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
     far = 5 * (high - low) if high > low else math.inf
     values = [v for v in values if low - far <= v <= high + far]
     shown = [*values, *(v for v in always if math.isfinite(v))]
-    room = max(shown) - min(shown)
+    halves = sorted((r.high - r.low) / 2 for r in rows if math.isfinite(r.high - r.low))
+    room = max([max(shown) - min(shown), *(1.2 * h for h in halves[(len(halves) - 1) // 2 :][:1])])
     ends = (end for row in rows for end in (row.low, row.high) if math.isfinite(end))
     return [*shown, *(min(max(end, min(shown) - room), max(shown) + room) for end in ends)]
 
@@ -238,6 +250,8 @@ def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Figur
         axes.annotate(text, (at, 1), above, ha=align, **_ABOVE, **_SMALL)
     for n, row in enumerate(rows):
         row.draw(axes, n)
+        if not math.isfinite(row.value):
+            _no_value(axes, n)
         if row.word:
             arrow, look = ("▲", "good") if row.word == "better" else ("▼", "bad")
             place = axes.get_yaxis_transform()
@@ -261,7 +275,7 @@ def hospitals(
         looks: By method.
         zero: Whether the values are differences, so that a line marks 0.
     """
-    height = (7 * len(series) + 8) * len(names) + 14 * len(series) + 50
+    height = (7 * len(series) + 8) * len(names) + 50
     figure, (axes,) = panels(height=height)
     rows = [Row("", *value) for values in series.values() for value in values]
     known = [0.0] * zero + [row.value for row in rows if math.isfinite(row.value)]
@@ -272,11 +286,13 @@ def hospitals(
         axes.axvline(0, color=INK.paper, lw=1, clip_on=False)
     for k, (method, values) in enumerate(series.items()):
         look, down = looks.get(method, SOFT), (k + 1) / (len(series) + 1) - 0.5
-        axes.plot([], [], look.shape, color=look.paper, label=caption(method))
         for n, value in enumerate(values):
             row = Row(f"{names[n]}, {method}", *value, look)
             row.draw(axes, n + 0.8 * down, "+" if zero else "", 3.2)
-    figure.legend(loc="outside upper left", **_KEY)
+    for n, of in enumerate(zip(*series.values(), strict=True)):
+        if not any(math.isfinite(value) for value, *_ in of):
+            _no_value(axes, n)
+    legend(figure, series, looks)
     return figure
 
 
@@ -313,40 +329,41 @@ def curves(
         looks: By method.
         log: Whether the first axis is logarithmic; it leaves out points at 0.
         evenly: Whether equal steps separate the values of the first number.
-        axes: A panel to draw in; ``None``: a new picture.
+        axes: A panel to draw in, without a legend; ``None``: a new picture.
     """
-    axes = panels()[1][0] if axes is None else axes
+    whole, axes = axes is None, axes or panels()[1][0]
     places = sorted({x for points in lines.values() for x, _ in points if not log or x > 0})
 
     def spread(x: float) -> float:
         return float(np.interp(x, places, range(len(places)))) if evenly else x
 
-    for name, points in lines.items():
-        look = looks.get(name, SOFT)
+    for k, (name, points) in enumerate(lines.items()):
+        look, width = looks.get(name, SOFT), 4 - 2.4 * k / len(lines)  # so that none hides another
         seen = [(x, y) for x, y in points if math.isfinite(y) and (not log or x > 0)]
         at = [[spread(x) for x, _ in seen], [y for _, y in seen]]
         dashes = "-" if look.shape == "o" else _DASHES
-        style: dict[str, Any] = {"color": look.paper, "lw": 2, "ls": dashes, "clip_on": False}
+        style: dict[str, Any] = {"color": look.paper, "lw": width, "ls": dashes, "clip_on": False}
         axes.plot(*at, gid=f"hover {visible(name)}", **style)
-        for n, (x, y) in enumerate(seen, start=1):
+        for x, y in seen:
             hover = f"{name}: {y:.4f} at {size(round(x)) if log else f'{x:g}'}"
-            _dot(axes, spread(x), y, look, hover, 3, name * (n == len(seen)))
+            _dot(axes, spread(x), y, look, hover, 3)
     if evenly:
         axes.set_xticks(range(len(places)), [f"{v:g}" for v in places])
     elif log:
         _log_ticks(axes, places[0], places[-1])
     else:
-        axes.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
+        whole_numbers = all(float(x).is_integer() for x in places)
+        axes.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10], integer=whole_numbers)
     _words(axes, x_label, y_label)
-    _legend(axes)
     figure = axes.get_figure(root=True)
     assert figure is not None
+    if whole:
+        legend(figure, lines, looks)
     return figure
 
 
 def scatter(
     points: Mapping[str, Point],
-    named: Sequence[str],
     front: Sequence[str],
     y_label: str,
     looks: Mapping[str, Look],
@@ -355,7 +372,6 @@ def scatter(
 
     Args:
         points: By method, bytes first; methods that send nothing are at the left end.
-        named: The methods that the legend names; the other markers show theirs on hovering.
         front: Methods in the order in which a line joins them.
         y_label: Of the second number.
         looks: By method.
@@ -373,12 +389,11 @@ def scatter(
     if joined := [at[n] for n in front if n in at]:
         x, y = zip(*joined, strict=True)
         axes.step(x, y, where="post", color=SOFT.paper, lw=1, ls=_DASHES, clip_on=False)
-    for name in sorted(at, key=lambda n: n in named):
+    for name in sorted(at, key=lambda n: n in front):
         hover = f"{name}: {size(round(points[name][0]))}, {points[name][1]:.4f}"
-        look = looks.get(name, SOFT)
-        _dot(axes, *at[name], look, hover, *((4.5, name) if name in named else (3.2,)))
+        _dot(axes, *at[name], looks.get(name, SOFT), hover, 4.5 if name in front else 3.2)
     _words(axes, "bytes sent by all, up and down", y_label)
-    _legend(axes)
+    legend(figure, at, looks)
     return figure
 
 

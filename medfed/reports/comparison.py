@@ -1,76 +1,40 @@
-"""``medfed compare``: finished runs in one table, with the verdicts and pictures of a report.
+"""``medfed compare``: what ``medfed report`` knows of finished runs, with all metrics and pictures.
 
-A method is a column and a metric of a client a line. `FINDINGS` names the modules that add
-sentences, tables and pictures about how the runs differ.
+`FINDINGS` names the modules that add sentences, tables and pictures about how the runs differ.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.console import Console
-
-from medfed.common.console import in_markdown, say, shown, size, wide_console
+from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
-from medfed.common.files import csv_text, filled, write_text, writing
-from medfed.common.scores import interval, number, smaller_is_better
+from medfed.common.files import csv_text, write_text, writing
+from medfed.common.scores import (
+    WITHOUT_SMALL,
+    federation_statistics,
+    number,
+    over_seeds,
+    smaller_is_better,
+)
 from medfed.reports import subsets, sweeps, task_pictures
-from medfed.reports.methods import Cell, Comparison, Finding, compare
-from medfed.reports.report import TEMPLATES, print_tables
+from medfed.reports.findings import Finding, Report, report_on
+from medfed.reports.report import markdown, print_tables
 from medfed.reports.runs import common_folder, find_runs
 from medfed.reports.tables import Table
 
-# Modules with a function ``find`` from the comparison to a Finding, in the order of the report.
+# Modules with a function ``find`` from a report to a Finding, in the order of the text.
 FINDINGS = (task_pictures, sweeps, subsets)
-STATISTICS = ("mean", "sd", "worst")
-WITHOUT_SMALL = "mean without small"
-"""The mean of the hospitals that decide."""
-_HEAD = "# Comparison"  # the first line of a report
-_COLUMNS = 6  # methods that fit into the width of a terminal
+_TITLE = "Comparison"
 _SPENT = ("steps", "gradient_passes", "forward_passes")
-_TITLE = "Test metrics of the rounds that validation selected (* best number of a line)"
-
-
-class Row(NamedTuple):
-    """One line of the table: a cell per method.
-
-    Attributes:
-        metric: ``iou``, ``bytes up``, ``steps`` and the like.
-        place: A client, or ``mean``, ``sd``, ``worst`` or ``total`` over the clients.
-        cells: One per method, then one per constant predictor.
-        best: The positions of the best cells; empty where no cell is better than another.
-        ends: The interval of each method with one seed; None where it is unknown.
-        brackets: Whether people see the intervals instead of the numbers.
-    """
-
-    metric: str
-    place: str
-    cells: tuple[Cell, ...]
-    best: frozenset[int] = frozenset()
-    ends: tuple[tuple[float, float] | None, ...] = ()
-    brackets: bool = False
-
-    def texts(self, best: str) -> list[str]:
-        """Returns the cells in their unit; `best` is the format of the best ones."""
-        values = [value for value, _ in self.cells]
-        if self.brackets:
-            texts = [interval(ends) for ends in self.ends]
-        elif self.metric.startswith("bytes"):
-            texts = [size(round(value)) for value in values]
-        elif self.metric.startswith(("steps", "gradient", "forward", "selected")):
-            texts = ["–" if math.isnan(v) else f"{v:.1f}".removesuffix(".0") for v in values]
-        else:
-            several = any(sd is not None for _, sd in self.cells)
-            spreads = [number(math.nan if sd is None else sd) for _, sd in self.cells]
-            pairs = zip(values, spreads, strict=True)
-            texts = [number(value) + f" ± {spread}" * several for value, spread in pairs]
-        return [best.format(text) if i in self.best else text for i, text in enumerate(texts)]
+_HEAD = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "best", "low", "high")
+Values = Mapping[str, Sequence[float]]
+"""By method, one value for each of its runs."""
 
 
 def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
@@ -94,141 +58,116 @@ def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
     return frozenset(i for i, v in enumerate(values) if v == target)
 
 
-def rows(comparison: Comparison) -> Iterator[Row]:
-    """Yields the table: metrics of clients, mean, sd and worst; then bytes, steps and passes."""
-    methods = comparison.methods
-    for metric in (*comparison.metrics, *comparison.others):
-        for place in (*comparison.clients, *STATISTICS):
-            cells = tuple(m.score(metric, place) for m in methods)
-            best = best_of([c.value for c in cells], smaller_is_better(metric))
-            constants = tuple(methods[0].constant(n, metric, place) for n in comparison.constants)
-            ends = tuple(m.ends(metric, place) for m in methods)
-            best = frozenset[int]() if place == "sd" else best
-            yield Row(metric, place, cells + constants, best, ends)
-            if place == "mean" and len(comparison.deciding) < len(comparison.clients):
-                cells = tuple(m.mean_of(metric, comparison.deciding) for m in methods)
-                best = best_of([c.value for c in cells], smaller_is_better(metric))
-                yield Row(metric, WITHOUT_SMALL, cells, best)
-    for way in ("up", "down"):
-        cells = tuple(m.over_seeds(lambda s, w=way: s["bytes"][w]) for m in methods)  # type: ignore[misc]
-        yield Row(f"bytes {way}", "total", cells)
-    for name in _SPENT:
-        for client in comparison.clients:
-            cells = tuple(m.over_seeds(partial(_spent, name, (client,))) for m in methods)
-            yield Row(name.replace("_", " "), client, cells)
-    selected = tuple(m.over_seeds(lambda s: (s["selected_round"] or 0) + 1) for m in methods)
-    yield Row("selected round", "total", selected)
+def metrics_of(report: Report) -> list[str]:
+    """Returns the metrics that all runs have, the one of the verdicts first."""
+    runs = chain.from_iterable(report.runs.values())
+    known = [next(iter(run.summary["clients"].values())) for run in runs]
+    first = report.tasks[0][0].metric
+    return [first, *(n for n in known[0] if n != first and all(n in one for one in known))]
 
 
-def _spent(name: str, clients: Sequence[str], summary: Mapping[str, Any]) -> float:
-    """Returns the mean over clients."""
-    return math.fsum(summary[name][c] for c in clients) / len(clients)
-
-
-def to_csv(comparison: Comparison) -> str:
-    """Returns the table as CSV, a line per metric, place and method or constant predictor."""
-    seeds = len(comparison.methods[0].runs)
-    names = _names(comparison)
-    lines = []
-    for row in rows(comparison):
-        ends = (*row.ends, *(None for _ in row.cells))
-        for i, (name, (value, sd)) in enumerate(zip(names, row.cells, strict=False)):
-            best = int(i in row.best)
-            lines.append([*row[:2], name, seeds, value, sd, best, *(ends[i] or (None, None))])
-    head = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "best", "low", "high")
-    return csv_text(head, lines)
-
-
-def _names(comparison: Comparison) -> list[str]:
-    return [*(m.name for m in comparison.methods), *comparison.constants]
-
-
-def shown_rows(comparison: Comparison) -> Iterator[Row]:
-    """Yields the rows for people.
-
-    They list the clients for the most important metrics only; the other metrics, steps and passes
-    get one line each. The intervals follow the mean of the first metric.
-    """
-    mean: tuple[Cell, ...] = ()
-    steps: tuple[Cell, ...] = ()
-    for row in rows(comparison):
-        name = row.metric.replace(" ", "_")
-        if row.metric in comparison.others:
-            whole = "/" not in row.metric or row.metric.endswith("/calibrated")
-            if row.place in ("mean", WITHOUT_SMALL) and whole:
-                if row.cells[: len(comparison.methods)] != mean:
-                    yield row
-                mean = row.cells[: len(comparison.methods)]
-        elif name not in _SPENT:
-            yield row
-            if row.place == "mean" and row.metric == comparison.metric and any(row.ends):
-                yield row._replace(place="95% interval", best=frozenset(), brackets=True)
-        elif row.place == comparison.clients[0]:
-            read = partial(_spent, name, comparison.clients)
-            cells = tuple(m.over_seeds(read) for m in comparison.methods)
-            steps = cells if name == "steps" else steps
-            if name == "steps" or any(
-                c.value > 0 and c != s for c, s in zip(cells, steps, strict=True)
-            ):  # passes where they are not the steps
-                yield Row(f"{row.metric} per client", "total", cells)
-
-
-def said(comparison: Comparison) -> list[str]:
-    """Returns the verdict, as a report on the same runs has it, and the notes on it."""
-    report, metric, methods = comparison.report, comparison.metric, comparison.methods
-    sentences = [sentence for answer in report.answers.values() for sentence in answer]
-    sign = -1 if smaller_is_better(metric) else 1
-    for name in comparison.constants:
-        level = methods[0].constant(name, metric).value
-        low = [m.name for m in methods if sign * m.score(metric).value <= sign * level]
-        if low:
-            sentences.append(
-                f"No better than {name} ({level:.4f}) by mean {metric}: {', '.join(low)}."
+def values_of(report: Report) -> Iterator[tuple[str, str, Values]]:
+    """Yields metric, place and values: of clients, statistics over them, then what runs cost."""
+    task = report.tasks[0][0]
+    summaries = {name: [run.summary for run in runs] for name, runs in report.runs.items()}
+    first = next(iter(summaries.values()))
+    every = list(chain.from_iterable(summaries.values()))
+    known = [
+        n for n in first[0].get("constant", {}) if all(n in s.get("constant", {}) for s in every)
+    ]
+    scored = {**summaries, **{name: [s["constant"][name] for s in first] for name in known}}
+    smaller = [WITHOUT_SMALL] * bool(task.small)
+    for metric in metrics_of(report):
+        for place in (*first[0]["clients"], "mean", *smaller, "sd", "worst"):
+            yield (
+                metric,
+                place,
+                {n: [_at(s, metric, place, task.clients) for s in of] for n, of in scored.items()},
             )
-    return [*sentences, report.remark, *report.notes]
+    for way in ("up", "down"):
+        yield (
+            f"bytes {way}",
+            "total",
+            {n: [s["bytes"][way] for s in of] for n, of in summaries.items()},
+        )
+    for name in _SPENT:
+        for client in first[0]["clients"]:
+            yield (
+                name.replace("_", " "),
+                client,
+                {n: [s[name][client] for s in of] for n, of in summaries.items()},
+            )
+    yield (
+        "selected round",
+        "total",
+        {n: [(s["selected_round"] or 0) + 1 for s in of] for n, of in summaries.items()},
+    )
 
 
-def print_table(comparison: Comparison, console: Console | None = None) -> None:
-    """Prints the table, with a mark at the best number of each line, and the verdict.
+def _at(content: Mapping[str, Any], metric: str, place: str, deciding: Sequence[str]) -> float:
+    """A metric of a client, or a statistic over clients; NaN where there is none."""
+    clients = content["clients"]
+    if place == WITHOUT_SMALL:
+        return federation_statistics([clients[c].get(metric, math.nan) for c in deciding])["mean"]
+    if place in clients:
+        return float(clients[place].get(metric, math.nan))
+    return float(content["federation"].get(metric, {}).get(place, math.nan))
 
-    Of many methods it prints the table of a report, with a line for each; the files have all.
+
+def to_csv(report: Report) -> str:
+    """Returns a line per metric, place and method or constant predictor.
+
+    The spread is the sample standard deviation over seeds; one seed has the interval of its run.
     """
-    console = console or wide_console()
-    if len(comparison.methods) > _COLUMNS:
-        print_tables(comparison.report, console)
-    else:
-        console.print(_table(comparison, "* {}").printed(_TITLE))
-    say(console, *said(comparison))
+    rows = []
+    for metric, place, values in values_of(report):
+        means = {name: over_seeds(of) for name, of in values.items()}
+        ranked = place not in ("sd", "total") and metric in metrics_of(report)
+        among = [means[name][0] for name in report.runs]
+        best = best_of(among, smaller_is_better(metric)) if ranked else ()
+        for i, (name, of) in enumerate(values.items()):
+            ends = _ends(report, name, metric, place)
+            rows.append([metric, place, name, len(of), *means[name], int(i in best), *ends])
+    return csv_text(_HEAD, rows)
 
 
-def _table(comparison: Comparison, best: str) -> Table:
-    """A column per method and constant; `best` is the format of the best number of a line."""
-    names, lines = _names(comparison), []
-    for row in shown_rows(comparison):
-        texts = row.texts(best)
-        place = "" if row.place == "total" else shown(row.place)
-        lines.append([row.metric, place, *texts, *[""] * (len(names) - len(texts))])
-    return Table.of(("metric", "client", *names), lines, prose=(0, 1))
+def _ends(report: Report, name: str, metric: str, place: str) -> Sequence[float | None]:
+    """The interval that a method's only run has of a client's metric, or of the mean."""
+    one, *others = report.runs.get(name, [None, None])
+    intervals = None if one is None or others else one.summary.get("intervals")
+    of = {"mean": intervals["mean"], **intervals["clients"]} if intervals else {}
+    ends = of.get(place, {}).get(metric) or (math.nan,) * 2
+    return (None, None) if any(map(math.isnan, ends)) else ends
 
 
-def to_markdown(comparison: Comparison, finding: Finding) -> str:
-    """Returns the report; the pictures are files in the same folder.
+def means_table(report: Report) -> Table:
+    """Returns the means of all metrics, by method and constant predictor.
 
-    Args:
-        comparison: The methods and their numbers.
-        finding: The content that findings add.
+    Where some hospitals are too small to decide, the means without them stand beside.
     """
-    captions = {name: in_markdown(p.caption) for name, p in finding.pictures.items()}
-    words: dict[str, Any] = {"head": _HEAD, "comparison": comparison, "captions": captions}
-    words |= {"table": _table(comparison, "**{}**").markdown(), "markdown": in_markdown}
-    words |= {"said": in_markdown(said(comparison)), "sentences": in_markdown(finding.sentences)}
-    return filled(TEMPLATES / "comparison.md", **words)
+    metrics = [metric for metric in metrics_of(report) if "/" not in metric]
+    rows: dict[str, dict[str, list[str]]] = {}
+    for metric, place, values in values_of(report):
+        for name, of in values.items():
+            means, mean = rows.setdefault(name, {}), over_seeds(of)[0]
+            if metric in metrics and place in ("mean", WITHOUT_SMALL):
+                means.setdefault(place, []).append(number(mean))
+            elif metric == "selected round":
+                means["mean"].append(f"{mean:.4g}")
+    lines = [
+        [name + place.removeprefix("mean").replace(" w", ", w"), *texts, *[""] * (place != "mean")]
+        for name, means in rows.items()
+        for place, texts in means.items()
+    ]
+    head = ("method", *(metric.replace("_", " ") for metric in metrics), "round")
+    whole = [[*line, *[""] * (len(head) - len(line))] for line in lines]
+    return Table.of(head, whole, prose=(0,)).upright("metric")
 
 
 def compare_runs(
     runs: str | Sequence[str], out: Path | None = None, metric: str | None = None, kind: str = "png"
-) -> Comparison:
-    """Compares runs, prints the table and writes ``comparison.csv``, ``.md`` and pictures.
+) -> Report:
+    """Compares runs, prints the tables and writes ``comparison.csv``, ``.md`` and pictures.
 
     Args:
         runs: Run folders, or folders that hold runs.
@@ -237,40 +176,44 @@ def compare_runs(
         kind: The format of pictures; see :func:`medfed.common.figures.save_figures`.
 
     Returns:
-        The comparison.
+        The report on the runs.
 
     Raises:
         MedfedError: If the runs cannot be read or compared, or ``out`` cannot be written, or holds
             files of these names that no comparison wrote.
     """
     folders = find_runs(runs)
-    comparison = compare(folders, metric, pictures=kind != "none")
+    report = report_on(folders, metric, pictures=kind != "none")
+    report.title = _TITLE
     folder = common_folder(folders) if out is None else out.expanduser()
-    finding = Finding(tables={"comparison": to_csv(comparison)})
-    for module in FINDINGS:
-        finding += module.find(comparison)
-    if kind == "none":
-        finding = replace(finding, pictures={})
-    _refuse_others_files(folder, (*finding.tables, *finding.pictures, "comparison"))
+    found = [module.find(report) for module in FINDINGS]
+    sentences = [sentence for one in found for sentence in one.sentences]
+    tables = {
+        "comparison": to_csv(report),
+        **{n: t for one in found for n, t in one.tables.items()},
+    }
+    pictures = {n: p for one in found for n, p in one.pictures.items() if kind != "none"}
+    means = means_table(report)
+    _refuse_others_files(folder, (*tables, *pictures))
     with writing(folder, "choose another out=FOLDER"):
-        # The report comes first: it identifies the folder when a killed comparison is repeated.
-        write_text(folder / "comparison.md", to_markdown(comparison, finding))
-        for name, text in finding.tables.items():
+        # The text comes first: it identifies the folder when a killed comparison is repeated.
+        text = markdown(report, means, Finding(in_markdown(sentences), {}, pictures))
+        write_text(folder / "comparison.md", text)
+        for name, text in tables.items():
             write_text(folder / f"{name}.csv", text)
-        save_figures(folder, {n: p.figure for n, p in finding.pictures.items()}, kind)
+        save_figures(folder, {n: p.figure for n, p in pictures.items()}, kind)
     console = wide_console()
-    print_table(comparison, console)
-    say(console, *finding.sentences, f"Report and pictures: {folder}")
-    return comparison
+    print_tables(report, console)
+    console.print(means.printed("Means of the test metrics, over hospitals and seeds"))
+    say(console, *report.sentences, *sentences, f"Tables and pictures: {folder}")
+    return report
 
 
 def _refuse_others_files(folder: Path, names: Iterable[str]) -> None:
     """Lets a comparison replace the files of an earlier comparison, and no others."""
-    report = folder / "comparison.md"
-    if report.is_file():
-        with report.open("rb") as file:
-            if file.read(len(_HEAD) + 1) == f"{_HEAD}\n".encode():
-                return
+    text, head = folder / "comparison.md", f"# {_TITLE}\n".encode()
+    if text.is_file() and text.read_bytes()[: len(head)] == head:
+        return
     for name in names:
         for path in (folder / f"{name}.{ending}" for ending in ("md", "csv", *FORMATS)):
             if path.exists():

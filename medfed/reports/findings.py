@@ -1,4 +1,4 @@
-"""Findings: tasks with the verdicts of their methods, and the sentences about them.
+"""Reports: tasks with the verdicts of their methods, and the sentences about them.
 
 One chain leads to what ``medfed compare``, ``report`` and ``benchmark`` say: scores
 (:mod:`medfed.reports.tasks`), intervals, verdicts, sentences, and then tables and the page.
@@ -6,13 +6,32 @@ One chain leads to what ``medfed compare``, ``report`` and ``benchmark`` say: sc
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from medfed.federation.card import CEILINGS
-from medfed.reports.runs import Runs, notes_on, with_references
-from medfed.reports.sentences import LABELS, answer, budget_of, short_of, splits_of_target
+from medfed.records.folder import Run
+from medfed.reports.charts import Picture
+from medfed.reports.runs import (
+    Runs,
+    check_same_patients,
+    chosen_metric,
+    notes_on,
+    pool,
+    with_references,
+    without_repeats,
+)
+from medfed.reports.sentences import (
+    LABELS,
+    answer,
+    budget_of,
+    no_better_than_a_constant,
+    short_of,
+    splits_of_target,
+)
 from medfed.reports.tasks import Task, splits_of, task_of_runs
 from medfed.reports.verdicts import Verdict, floor_of, in_one_place, judge, plain
 
@@ -33,6 +52,7 @@ class Report:
         libraries: Versions, by name.
         title: The title of the page.
         remark: A sentence that holds for all others.
+        runs: The runs of each method; empty for a benchmark.
     """
 
     size: str = ""
@@ -44,6 +64,7 @@ class Report:
     libraries: Mapping[str, str] = field(default_factory=dict)
     title: str = "Benchmark"
     remark: str = ""
+    runs: Runs = field(default_factory=dict)
 
     @property
     def sentences(self) -> list[str]:
@@ -62,6 +83,7 @@ class Report:
                 task.name: {
                     "title": task.title,
                     "situation": task.situation,
+                    "data": task.data,
                     "same": task.same,
                     "metric": task.metric,
                     "smaller_is_better": task.falls,
@@ -107,31 +129,52 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
         report.answers[task.name] = answer(task, verdicts)
-        report.notes += [*short_of(task), *budget_of(task)]
+        report.notes += [*no_better_than_a_constant(task, verdicts), *short_of(task)]
+        report.notes += budget_of(task)
         report.notes += splits_of_target(task, verdicts)
     return report
 
 
-def report_on(methods: Runs, metric: str, pictures: bool = False) -> Report:
+_UNCOUNTED = (
+    "The runs do not say how many patients a hospital has tested, so small ones decide like others."
+)
+_TUNED = (
+    "The settings are those of the runs; the report cannot know whether all methods were tuned "
+    "alike."
+)
+
+
+def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool = True) -> Report:
     """Judges finished runs.
 
     Args:
-        methods: The runs by the method's name.
-        metric: What they are judged by.
+        folders: Run folders.
+        metric: The metric of the verdicts; None: the one that selected the rounds.
         pictures: Whether to read what pictures show of runs, too.
 
     Returns:
         A report on one task.
 
     Raises:
-        CheckpointError: If a file of a run is missing or torn.
+        CheckpointError: If a run is unfinished, or runs are of other patients, data, metrics or
+            clients than others; one is named.
+        ConfigError: If the metric is unknown.
     """
-    named, notes = with_references(methods)
-    task = task_of_runs(named, metric, pictures)
+    runs, repeated = without_repeats([Run(folder) for folder in folders])
+    check_same_patients(runs)
+    methods, left_out = pool(runs)
+    named, references = with_references(methods)
+    task = task_of_runs(named, chosen_metric(runs, metric), pictures)
     report = judged([task])
-    report.title = f"Runs of {task.suite}"
-    report.remark = _bearing(named, task)
-    report.notes = [*_lacking(named), *notes, *notes_on(methods, task.clients), *report.notes]
+    report.title, report.runs = f"Runs of {task.suite}", named
+    made = " The data are generated: real hospitals may differ." * (task.data == "generated")
+    report.remark = _bearing(named, task) + made
+    notes = [*_lacking(named), *references, *notes_on(methods, runs[0].clients), *report.notes]
+    report.notes = [*notes, *left_out, *repeated, *[_UNCOUNTED] * (not task.fewest), _TUNED]
+    ones = (run.overrides for of_method in methods.values() for run in of_method)
+    report.commands = [shlex.join(["medfed", "train", *typed]) for typed in ones if typed]
+    versions = runs[0].versions
+    report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
 
 
@@ -160,3 +203,17 @@ def _lacking(methods: Runs) -> list[str]:
         for name, what in consequences.items()
         if name not in methods
     ]
+
+
+class Finding(NamedTuple):
+    """What a module of ``medfed compare`` adds to a report; empty if it does not apply to the runs.
+
+    Attributes:
+        sentences: For the terminal and the text.
+        tables: CSV texts by the names of their files.
+        pictures: By the names of their files, in order.
+    """
+
+    sentences: Sequence[str] = ()
+    tables: Mapping[str, str] = {}
+    pictures: Mapping[str, Picture] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,62 +23,18 @@ from medfed.common.files import csv_text, filled, write_json, write_text, writin
 from medfed.common.scores import label_of
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
-from medfed.records.folder import Run, RunFolder
+from medfed.records.folder import RunFolder
 from medfed.reports import tables
 from medfed.reports.charts import COLOURS, Look, Picture, svg
-from medfed.reports.findings import Report, report_on
-from medfed.reports.runs import (
-    check_same_patients,
-    chosen_metric,
-    common_folder,
-    find_runs,
-    folders_with,
-    pool,
-    without_repeats,
-)
-from medfed.reports.sentences import card, details, ends_of, undecided
+from medfed.reports.findings import Finding, Report, report_on
+from medfed.reports.runs import common_folder, find_runs, folders_with
+from medfed.reports.sentences import card, ends_of
 from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Against, Harm, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-_TUNED = (
-    "The settings are those of the runs; the report cannot know whether all methods were tuned "
-    "alike."
-)
-
-
-def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
-    """Judges finished runs.
-
-    Args:
-        folders: Run folders.
-        metric: The metric of the verdicts; None: the one that selected the rounds.
-
-    Raises:
-        CheckpointError: If a run is unfinished, or runs are of other patients, data, metrics or
-            clients than others; one is named.
-        ConfigError: If the metric is unknown.
-    """
-    runs, notes = without_repeats([Run(folder) for folder in folders])
-    check_same_patients(runs, data=True)
-    methods, more = pool(runs)
-    report = report_on(methods, chosen_metric(runs, metric), pictures=True)
-    report.notes += [*more, *notes, _TUNED]
-    report.commands = [
-        c for of_method in methods.values() for run in of_method if (c := _command(run))
-    ]
-    versions = runs[0].versions
-    report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
-    return report
-
-
-def _command(run: Run) -> str:
-    """The command that started a run, where it is known."""
-    return shlex.join(["medfed", "train", *run.overrides]) if run.overrides else ""
 
 
 def report_runs(
@@ -112,7 +67,7 @@ def report_runs(
         raise ConfigError(
             f"{html} is there and no report has written it; choose another out=FOLDER."
         )
-    report = own_report(folders, metric)
+    report = report_on(folders, metric)
     report.notes += _unfinished(runs, folders)
     with writing(folder, "choose another out=FOLDER"):
         write(folder, report, figures)
@@ -219,17 +174,19 @@ def _cell(value: object) -> object:
     return value
 
 
-def markdown(report: Report) -> str:
-    """Returns the report: the decision card, verdicts in words, then a table for each task.
+def markdown(
+    report: Report, means: tables.Table | None = None, finding: Finding | None = None
+) -> str:
+    """Returns the report: the decision card, verdicts in words, then the tables of each task.
 
     Args:
         report: The report.
+        means: Further metrics.
+        finding: Further sentences, as Markdown, and the captions of pictures in the same folder.
     """
-    tasks = [
-        (task, tables.methods_table(task, v).only(tables.BRIEF), [*details(task, v), *task.notes])
-        for task, v in report.tasks
-    ]
+    tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
     words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
+    words |= {"means": means, "finding": finding or Finding()}
     return filled(TEMPLATES / "report.md", **words).rstrip() + "\n"
 
 
@@ -245,11 +202,11 @@ def latex(report: Report) -> str:
 
 
 def print_tables(report: Report, console: Console | None = None) -> None:
-    """Prints a table for each task."""
+    """Prints the tables of each task: its methods, and its hospitals where they are few."""
     console = console or wide_console()
     for task, verdicts in report.tasks:
-        table = tables.methods_table(task, verdicts).only(tables.BRIEF)
-        console.print(table.printed(f"{task.name}: {task.metric}"))
+        for title, table in tables.of_task(task, verdicts).items():
+            console.print(table.printed(title))
         say(console, *task.left_out.values())
 
 
@@ -270,7 +227,7 @@ def page(report: Report) -> str:
     for task, verdicts in report.tasks:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
     words: dict[str, Any] = {"suites": suites, "card": card(report.tasks)}
-    words |= {"undecided": undecided(report.tasks), "dials": dial_pictures(report, looks)}
+    words |= {"dials": dial_pictures(report, looks)}
     settings = tables.settings_table(report.tasks)
     return rendered("report.html", report=report, settings=settings, **words)
 
@@ -313,7 +270,6 @@ def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]
     return {
         "task": task,
         "facts": f"{task.title}. {facts}" if task.title else facts,
-        "details": [*details(task, verdicts), *task.notes],
         "pictures": [*pictures_of(task, verdicts, looks).values(), *models_of(task, verdicts)],
         "methods": tables.methods_table(task, verdicts),
         "hospitals": tables.hospitals_table(task, verdicts),

@@ -127,12 +127,11 @@ def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
     return groups
 
 
-def check_same_patients(runs: Sequence[Run], data: bool = False) -> None:
-    """Checks that runs at one place have the same patients in every split of every client.
+def check_same_patients(runs: Sequence[Run]) -> None:
+    """Checks that runs at one place have the same data, and patients in every client's splits.
 
     Args:
         runs: The runs.
-        data: Whether equal names of files must be equal files there, too.
 
     Raises:
         CheckpointError: If not, or if the clients themselves or the selection metric differ.
@@ -157,7 +156,7 @@ def check_same_patients(runs: Sequence[Run], data: bool = False) -> None:
                     f"The patients of {client} in {run.folder} are not those in {twin.folder}; "
                     "only runs on the same splits can be compared."
                 )
-        files, others = (r.splits["files"] if data else {} for r in (run, twin))
+        files, others = (r.splits["files"] for r in (run, twin))
         for name in files.keys() | others.keys():
             if files.get(name) != others.get(name):
                 raise CheckpointError(
@@ -225,14 +224,6 @@ def pool(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
     ]
     kept = [[by_place[at] for at in common] for by_place in places]
     return dict(zip(names, kept, strict=True)), notes
-
-
-def seed_note(methods: Runs) -> str:
-    """Says over which seeds a deviation is."""
-    runs = next(iter(methods.values()))
-    if len(runs) > 1:
-        return f"Mean ± sample standard deviation (n - 1) over the seeds {_listed(runs)}."
-    return f"One seed ({_listed(runs)}): no deviation over seeds (–)."
 
 
 def _natural_place(at: Place) -> tuple[int, str]:
@@ -358,12 +349,13 @@ def label_notes(run: Run, clients: Sequence[str]) -> Iterator[str]:
 
 
 def improving_notes(methods: Runs) -> Iterator[str]:
-    """Names the methods whose validation was still improving when a run ended."""
-    rising = [n for n, runs in methods.items() if any(r.summary.get("improving") for r in runs)]
-    if rising:
+    """Says of how many runs of a method validation was still improving at the end."""
+    counts = {n: sum(bool(r.summary.get("improving")) for r in runs) for n, runs in methods.items()}
+    listed = [f"{n} in {k} of {len(methods[n])} runs" for n, k in counts.items() if k]
+    if listed:
         yield (
-            f"Validation was still improving when runs of {few(rising)} ended: with more rounds "
-            "the methods may differ in another way."
+            f"Validation was still improving at the end with {few(listed)}: with more rounds the "
+            "methods may differ in another way."
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from medfed.common.console import brief, size
@@ -51,11 +52,13 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
 
 def small_of(task: Task) -> list[str]:
     """Names the hospitals that are too small to decide, in a sentence."""
-    if not task.small:
-        return []
-    has = few([f"{client} ({what})" for client, what in task.small.items()], 8)
     least = f"{LEAST_CASES} test patients over all splits, and as many of each class or with events"
-    return [f"Too small to decide or to have a verdict: {has}; it takes {least}."]
+    if task.small:
+        has = few([f"{client} ({what})" for client, what in task.small.items()], 8)
+        return [f"Too small to decide or to have a verdict: {has}; it takes {least}."]
+    if any(count < LEAST_CASES for count, _ in task.fewest.values()):
+        return [f"Fewer than two hospitals have {least}; so all decide, and no answer is sure."]
+    return []
 
 
 def _which(task: Task, verdicts: Verdicts, best: str) -> str:
@@ -137,8 +140,13 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     if (seen := gaps[name].mean) > 0:
         start = f"The largest gain{over} is that of {name}, {seen:+.4f}."
         wanted = {"one as large": seen, **wanted}
-    takes = [f"{what} {_takes(task, gaps[name], gain, len(gaps))}" for what, gain in wanted.items()]
-    return f"{start} To show {', '.join(takes)}." if takes else start
+    takes = {
+        what: takes_to_show(task, gaps[name], gain, len(gaps)) for what, gain in wanted.items()
+    }
+    limit = "; more splits of the same patients will not"
+    patients = any("patients" in of for of in takes.values()) and not task.single
+    listed = ", ".join(f"{what} takes {of}" for what, of in takes.items())
+    return f"{start} To show {listed}{limit * patients}." if takes else start
 
 
 def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
@@ -147,16 +155,22 @@ def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
     return task.target or 0.02 * usual
 
 
-def _takes(task: Task, now: Difference, gain: float, comparisons: int) -> str:
-    """How many splits, or else patients, show a gain in 8 of 10 cases."""
+def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) -> str:
+    """Says how many splits, or else patients, show a gain in 8 of 10 cases.
+
+    Args:
+        task: The task.
+        now: The difference over its splits.
+        gain: The gain.
+        comparisons: The number of such differences.
+    """
     if now.detectable <= gain:
-        return "takes no more than there is"
+        return "no more than there is"
     if not task.single and (
         splits := splits_needed(gain, now, task.splits, task.overlap, comparisons)
     ):
-        return f"takes about {about(splits)} splits instead of {task.splits}"
-    times = f"takes about {about((now.detectable / gain) ** 2):,} times as many patients"
-    return times if task.single else f"{times}, more splits of the same ones will not"
+        return f"about {about(splits)} splits instead of {task.splits}"
+    return f"about {about((now.detectable / gain) ** 2):,} times as many patients"
 
 
 def about(count: float) -> int:
@@ -200,6 +214,15 @@ def names(harm: Harm) -> str:
     parts = [f"surely {few(harm.surely, 8)}"] * bool(harm.surely)
     parts += [f"perhaps {few(perhaps, 8)}"] * bool(perhaps)
     return "; ".join(parts)
+
+
+def no_better_than_a_constant(task: Task, verdicts: Verdicts) -> list[str]:
+    """Names the methods whose mean is no better than that of the best constant prediction."""
+    name, level = floor_of(task)
+    low = [n for n, v in verdicts.items() if v.mean.mean <= level]
+    reached = f"a constant prediction ({task.raw(level):.4f})"
+    what = f"{task.name}: no better than {reached} by mean {task.metric}: {few(low, 12)}."
+    return [what] * bool(name and low)
 
 
 def short_of(task: Task) -> list[str]:
@@ -285,31 +308,8 @@ def _pooled(task: Task, verdicts: Verdicts) -> str:
     return reached * bool(name)
 
 
-def details(task: Task, verdicts: Verdicts) -> list[str]:
-    """Returns the long lists: which methods are better, worse or undecided.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
-    sentences = []
-    for reference in REFERENCES:
-        against = {n: v.against[reference] for n, v in verdicts.items() if reference in v.against}
-        for word, link in (("better", "than"), ("worse", "than"), (UNDECIDED, "against")):
-            if names := [n for n, a in against.items() if a.verdict == word]:
-                head = f"{word.capitalize()} {link} {LABELS[reference]}"
-                sentences.append(f"{head}: {', '.join(names)}.")
-        limits = sorted(a.difference.detectable for a in against.values())
-        if limits := [v for v in limits if math.isfinite(v)]:
-            sentences.append(
-                f"Against {LABELS[reference]}, the smallest detectable differences are "
-                f"{limits[0]:.4f} to {limits[-1]:.4f}, by method (80 % power)."
-            )
-    return sentences
-
-
 HEAD = (
-    *("situation", "best shown", "over local training", "over FedAvg"),
+    *("situation", "data", "best shown", "over local training", "over FedAvg"),
     *("harms", "cost of a run", "how sure"),
 )
 SCARCE = "bytes are scarce"
@@ -390,29 +390,38 @@ def _turned(against: Against) -> Against:
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
     """Returns the decision card: lines for each situation, by how many tasks show the method.
 
+    Generated and real data are situations of their own.
+
     Args:
         tasks: Each with the verdicts of its methods.
     """
-    judged = list(tasks)
-    situations: dict[str, list[tuple[Task, Verdicts]]] = {}
-    for task, verdicts in judged:
-        situations.setdefault(task.situation or task.name, []).append((task, verdicts))
-    shown = {s: [shown_by(*one) for one in ones] for s, ones in situations.items()}
-    surest = sorted(shown, key=lambda s: -sum(map(bool, shown[s])) / len(shown[s]))
-    rows = [row for s in surest for row in _rows(s, situations[s], shown[s])]
-    saving = [one for judged_task in judged if (one := _saving(*judged_task))]
-    if saving:
-        rows += _rows(SCARCE, judged, saving)[:1]
+    situations: dict[tuple[str, str], list[tuple[Task, Verdicts]]] = {}
+    kinds: dict[str, list[tuple[Task, Verdicts]]] = {}
+    for task, verdicts in tasks:
+        at = (task.situation or task.name, task.data)
+        situations.setdefault(at, []).append((task, verdicts))
+        kinds.setdefault(task.data, []).append((task, verdicts))
+    shown = {at: [shown_by(*one) for one in ones] for at, ones in situations.items()}
+    surest = sorted(shown, key=lambda at: -sum(map(bool, shown[at])) / len(shown[at]))
+    rows = [row for at in surest for row in _rows(*at, situations[at], shown[at])]
+    for data, judged in kinds.items():
+        if saving := [one for judged_task in judged if (one := _saving(*judged_task))]:
+            rows += _rows(SCARCE, data, judged, saving)[:1]
     note = (
         "Gains: differences of test scores with 95 % intervals, larger is better; for several "
         "tasks the smallest and the largest. Harms: hospitals that would be better off alone. "
         "Cost: gradient passes as a share of the budget, and bytes of all hospitals."
     )
-    return Table(HEAD, rows, prose=range(len(HEAD)), kind="card", note=note)
+    table = Table(HEAD, rows, prose=range(len(HEAD)), kind="card", note=note)
+    filled = [n for n, title in enumerate(HEAD) if any(row[n].text for row in rows)]
+    return replace(table.only([HEAD[n] for n in filled]), kind="card", note=note)
 
 
 def _rows(
-    situation: str, judged: Sequence[tuple[Task, Verdicts]], ones: Sequence[Shown | None]
+    situation: str,
+    data: str,
+    judged: Sequence[tuple[Task, Verdicts]],
+    ones: Sequence[Shown | None],
 ) -> list[list[Cell]]:
     """The lines of a situation: one for each method that some task shows."""
     by_method: dict[str, list[Shown]] = {}
@@ -421,14 +430,27 @@ def _rows(
             by_method.setdefault(one.name, []).append(one)
     if not by_method:
         harms = _harms_of([(t, v["fedavg"]) for t, v in judged if "fedavg" in v])
-        texts = ["none", "", "", f"FedAvg: {harms}" * bool(harms)]
-        why = room_of(*judged[0]) if len(judged) == 1 else f"none of {len(judged)} tasks shows one"
-        return [[Cell(text) for text in (situation, *texts, "", why)]]
+        texts = [situation, data, "none", "", "", f"FedAvg: {harms}" * bool(harms), ""]
+        why = room_of(*judged[0]) if len(judged) == 1 else _unseen(judged)
+        return [[Cell(text) for text in (*texts, why)]]
     order = sorted(by_method.items(), key=lambda item: (-len(item[1]), -_least(item[1])))
     return [
-        [Cell(text) for text in (situation * (n == 0), *_texts(name, shown, len(judged)))]
-        for n, (name, shown) in enumerate(order)
+        [Cell(text) for text in (situation, data, *_texts(name, shown, len(judged)))]
+        for name, shown in order
     ]
+
+
+def _unseen(judged: Sequence[tuple[Task, Verdicts]]) -> str:
+    """Says which gains tasks that show no method would have missed."""
+    missed: dict[str, list[float]] = {}
+    for task, verdicts in judged:
+        best = best_of(verdicts)
+        gaps = (v.against[best].difference for v in verdicts.values() if best in v.against)
+        if known := [gap.detectable for gap in gaps if math.isfinite(gap.detectable)]:
+            missed.setdefault(task.metric, []).append(max(known))
+    sizes = (f"{_range(of, float, '{:.2g}'.format)} of {name}" for name, of in missed.items())
+    unseen = f"; gains below {', '.join(sizes)} may go unseen" * bool(missed)
+    return f"none of {len(judged)} tasks shows a method{unseen}"
 
 
 def _least(shown: Sequence[Shown]) -> float:
@@ -480,12 +502,3 @@ def _range(values: Sequence[Any], key: Callable[[Any], float], text: Callable[[A
 def room_of(task: Task, verdicts: Verdicts) -> str:
     """Says what a task that shows no method to use could have shown."""
     return room(task, verdicts, best_of(verdicts)) or "it compares no method with local training"
-
-
-def undecided(tasks: Iterable[tuple[Task, Verdicts]]) -> dict[str, str]:
-    """Returns what the tasks that show no method to use could have shown, by task.
-
-    Args:
-        tasks: Each with the verdicts of its methods.
-    """
-    return {t.name: room_of(t, v) for t, v in tasks if shown_by(t, v) is None}

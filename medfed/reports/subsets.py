@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,11 +14,11 @@ from numpy.typing import NDArray
 
 from medfed.common.console import caption
 from medfed.common.files import csv_text
-from medfed.common.scores import label_of, number, smaller_is_better
+from medfed.common.scores import label_of, mean_of_known, number, over_seeds, smaller_is_better
 from medfed.common.untrusted import read_rows, reading
 from medfed.records.folder import Run
 from medfed.reports.charts import Picture
-from medfed.reports.methods import Cell, Comparison, Finding
+from medfed.reports.findings import Finding, Report
 
 
 def heat_map(
@@ -82,85 +81,66 @@ _CAPTION = (
 )
 
 
-class Line(NamedTuple):
-    """What a client's model was worth on a subset.
-
-    Attributes:
-        channels: Those of the subset, joined by ``+``.
-        lost: How many more the client has.
-        value: The metric.
-    """
-
-    channels: str
-    lost: int
-    value: float
-
-
-def find(comparison: Comparison) -> Finding:
+def find(report: Report) -> Finding:
     """Finds tables and a heat map of methods against subsets, where all runs were measured."""
-    runs = [run for method in comparison.methods for run in method.runs]
-    if not all((run.subsets_csv("test")).is_file() for run in runs):
+    runs = [run for of in report.runs.values() for run in of]
+    if not all(run.subsets_csv("test").is_file() for run in runs):
         return Finding()
-    tables = [read_rows(run.subsets_csv("test"), ("channels", "missing")) for run in runs]
-    metrics = ("dice", *comparison.metrics, "loss")
-    metric = next((m for m in metrics if all(t and m in t[0] for t in tables)), None)
+    every = [read_rows(run.subsets_csv("test"), ("channels", "missing")) for run in runs]
+    metrics = ("dice", report.tasks[0][0].metric, "loss")
+    metric = next((m for m in metrics if all(rows and m in rows[0] for rows in every)), None)
     if metric is None:
         return Finding()
-    lines = {m.name: [read_lines(run, metric) for run in m.runs] for m in comparison.methods}
-    every = [line for seeds in lines.values() for seed in seeds for line in seed]
     channels = next(iter(runs[0].preprocessing.values()))["channels"]
+    by_method = {n: [means_of(run, metric) for run in of] for n, of in report.runs.items()}
+    keys = {key for seeds in by_method.values() for seed in seeds for key in seed}
     with reading(runs[0].subsets_csv("test")):
-        places = {s: [channels.index(c) for c in s.split("+")] for s in {x.channels for x in every}}
-        subsets = sorted(places, key=lambda s: (len(places[s]), places[s]))
-    lost = sorted({x.lost for x in every})
-    fields: dict[str, list[Any]] = {"lost": lost, "channels": subsets}
+        places = {k: [channels.index(c) for c in k.split("+")] for k in keys if isinstance(k, str)}
+    subsets = sorted(places, key=lambda s: (len(places[s]), places[s]))
+    lost = sorted(key for key in keys if isinstance(key, int))
     pooled = {
-        name: {m: [_pooled(s, name, v) for v in values] for m, s in lines.items()}
-        for name, values in fields.items()
+        method: {key: over_seeds([seed.get(key, math.nan) for seed in seeds]) for key in keys}
+        for method, seeds in by_method.items()
     }
     table = [
-        [method, kind, name, metric, cell.value, cell.sd]
-        for kind, cells in pooled.items()
-        for method, row in cells.items()
-        for name, cell in zip(fields[kind], row, strict=True)
+        [method, kind, key, metric, *cells[key]]
+        for kind, of in (("lost", lost), ("channels", subsets))
+        for method, cells in pooled.items()
+        for key in of
     ]
-    values = np.array([[cell.value for cell in row] for row in pooled["channels"].values()])
-    names = [name.replace(" ", "\n") for name in pooled["channels"]]
+    values = np.array([[cells[key][0] for key in subsets] for cells in pooled.values()])
     title = f"test {label_of(metric)} with some channels, mean over clients and seeds"
-    sets, falls = [s.split("+") for s in subsets], smaller_is_better(metric)
-    figure = heat_map(values, names, sets, channels, title, falls=falls)
+    names, sets = [n.replace(" ", "\n") for n in pooled], [s.split("+") for s in subsets]
+    figure = heat_map(values, names, sets, channels, title, falls=smaller_is_better(metric))
     return Finding(
-        [_sentence(method, lost, row, metric) for method, row in pooled["lost"].items()],
+        [
+            _sentence(method, [(k, *cells[k]) for k in lost], metric)
+            for method, cells in pooled.items()
+        ],
         {"missing_channels": csv_text(("method", "by", "name", "metric", "value", "sd"), table)},
         {"missing_channels": Picture(figure, _CAPTION)},
     )
 
 
-def read_lines(run: Run, metric: str) -> list[Line]:
-    """Reads the metric of a run on all subsets.
+def means_of(run: Run, metric: str) -> dict[int | str, float]:
+    """Returns means over clients, by the number of channels that they lack and by subset.
 
     Raises:
         CheckpointError: If the file is torn.
     """
     path = run.subsets_csv("test")
-    rows = read_rows(path, ("channels", "missing", metric))
+    rows, values = read_rows(path, ("channels", "missing", metric)), dict[int | str, list[float]]()
     with reading(path):
-        return [Line(row["channels"], int(row["missing"]), float(row[metric])) for row in rows]
+        for row in rows:
+            for key in (int(row["missing"]), row["channels"]):
+                values.setdefault(key, []).append(float(row[metric]))
+    return {key: float(mean_of_known(np.array(of), axis=0)) for key, of in values.items()}
 
 
-def _pooled(seeds: Sequence[Sequence[Line]], name: str, wanted: object) -> Cell:
-    """Returns the mean over seeds of the mean over the lines of each with a value of a field."""
-    values = [
-        [x.value for x in s if getattr(x, name) == wanted and not math.isnan(x.value)]
-        for s in seeds
-    ]
-    return Cell.of([math.fsum(v) / len(v) if v else math.nan for v in values])
-
-
-def _sentence(method: str, lost: Sequence[int], row: Sequence[Cell], metric: str) -> str:
+def _sentence(method: str, lost: Sequence[tuple[object, float, float | None]], metric: str) -> str:
     texts = [
-        f"{number(c.value)}{'' if c.sd is None else f' ± {number(c.sd)}'} "
-        + (f"without {k}" if k else "with all")
-        for k, c in zip(lost, row, strict=True)
+        f"{number(mean)}{'' if sd is None else f' ± {number(sd)}'} "
+        + (f"without {channels}" if channels else "with all")
+        for channels, mean, sd in lost
     ]
     return f"Test {label_of(metric)} of {method} by its clients' channels: {', '.join(texts)}."

@@ -9,6 +9,7 @@ bytes are those of the median round.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from matplotlib.figure import Figure
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import csv_text
-from medfed.common.scores import label_of, smaller_is_better
+from medfed.common.scores import label_of, over_seeds, smaller_is_better
 from medfed.common.untrusted import read_checkpoint, reading
+from medfed.config.sections import select
 from medfed.records.folder import Run
-from medfed.reports.charts import Picture, curves, looks_in_order, panels
-from medfed.reports.methods import Comparison, Finding, Method
+from medfed.reports.charts import Picture, curves, legend, looks_in_order, panels
+from medfed.reports.findings import Finding, Report
 from medfed.reports.runs import differences, grouped
 
 DELIVERY = "deliver"  # of the result, once, after the last round
@@ -115,48 +117,53 @@ def shown(paths: Sequence[Path]) -> list[str]:
     ]
 
 
-def paths_of(comparison: Comparison) -> dict[str, list[Path]]:
+def paths_of(report: Report) -> dict[str, list[Path]]:
     """Reads, by the key of each number in which alone some methods differ, their paths."""
+    first, metric = {n: runs[0] for n, runs in report.runs.items()}, report.tasks[0][0].metric
     numbers = {
-        frozenset((one.name, other.name)): number_of(one, other)
-        for one, other in combinations(comparison.methods, 2)
-        if one.algorithm == other.algorithm
+        frozenset(pair): number_of(*(first[name] for name in pair))
+        for pair in combinations(first, 2)
+        if len({first[name].summary["algorithm"] for name in pair}) == 1
     }
     paths = {}
     for key in sorted(filter(None, {*numbers.values()})):
-        having = [m for m in comparison.methods if m.setting(key) is not None]
-        alike = grouped(having, lambda a, b, k=key: numbers.get(frozenset((a.name, b.name))) == k)  # type: ignore[misc]
+        having = [name for name, run in first.items() if select(run.config, key) is not None]
+        alike = grouped(having, lambda a, b, k=key: numbers.get(frozenset((a, b))) == k)  # type: ignore[misc]
         groups = sorted((g for g in alike if len(g) > 1), key=len, reverse=True)
         # The words that all names of a group have.
-        words = [[m.name.split() for m in g] for g in groups]
+        words = [[name.split() for name in g] for g in groups]
         names = [" ".join(w for w in of[0] if all(w in name for name in of)) for of in words]
         paths[key] = [
-            _path(name if names.count(name) == 1 else f"{name} {i + 1}", key, g, comparison.metric)
+            _path(
+                name if names.count(name) == 1 else f"{name} {i + 1}",
+                key,
+                [run for method in g for run in report.runs[method]],
+                metric,
+            )
             for i, (name, g) in enumerate(zip(names, groups, strict=True))
         ]
     return paths
 
 
-def number_of(one: Method, other: Method) -> str:
-    """Returns the key of the only number in which two methods differ; empty if there is none.
+def number_of(one: Run, other: Run) -> str:
+    """Returns the key of the only number in which two runs differ; empty if there is none.
 
     Keys with equal values, such as those of both directions of a channel, are one number.
     """
-    keys = differences(one.runs[0], other.runs[0])
-    pairs = [(one.setting(key), other.setting(key)) for key in keys]
+    keys = differences(one, other)
+    pairs = [(select(one.config, key), select(other.config, key)) for key in keys]
     numbers = all(type(value) in (int, float) for pair in pairs for value in pair)
     return keys[-1] if numbers and len({*pairs}) == 1 else ""
 
 
-def _path(name: str, key: str, methods: Sequence[Method], metric: str) -> Path:
+def _path(name: str, key: str, runs: Sequence[Run], metric: str) -> Path:
     points, planted = [], None
-    for method in sorted(methods, key=lambda m: float(m.setting(key))):
-        for place, run in enumerate(method.runs):
-            known = measured(run)
-            planted = known.get("planted_groups")
-            scores: dict[str, Any] = {score: known.get(score) for score in MEASURED}
-            scores |= {s: method.scores(metric, s)[place] for s in ("mean", "worst")}
-            points.append(Point(float(method.setting(key)), run.seed, scores))
+    for run in sorted(runs, key=lambda run: float(select(run.config, key))):
+        known = measured(run)
+        planted = known.get("planted_groups")
+        scores: dict[str, Any] = {score: known.get(score) for score in MEASURED}
+        scores |= _ends(run, metric)
+        points.append(Point(float(select(run.config, key)), run.seed, scores))
     return Path(name, metric, tuple(points), planted)
 
 
@@ -237,17 +244,30 @@ def draw(
     figure, column = panels(len(titles))
     for axes, (score, title) in zip(column, titles.items(), strict=True):
         curves(lines[score], axis, title, looks, evenly=True, axes=axes)
+    legend(figure, looks, looks)
     return figure
 
 
-def find(comparison: Comparison) -> Finding:
+def find(report: Report) -> Finding:
     """Finds what every number changes in which alone some methods differ."""
-    finding = Finding()
-    for key, paths in paths_of(comparison).items():
-        metric, rest = comparison.metric, [m for m in comparison.methods if m.setting(key) is None]
-        others = {m.name: [m.score(metric, s).value for s in ("mean", "worst")] for m in rest}
+    sentences, tables, pictures = list[str](), dict[str, str](), dict[str, Picture]()
+    for key, paths in paths_of(report).items():
+        path = paths[0]
+        others = {
+            name: [
+                over_seeds([_ends(r, path.metric)[s] for r in runs])[0] for s in ("mean", "worst")
+            ]
+            for name, runs in report.runs.items()
+            if select(runs[0].config, key) is None
+        }
         name, caption = key.replace(".", "_"), f"Test metric against {key}, mean over seeds."
-        picture = Picture(draw(key, paths, others), caption)
-        sentences = [path.describe(key) for path in paths]
-        finding += Finding(sentences, {name: to_csv(key, paths)}, {name: picture})
-    return finding
+        sentences += [path.describe(key) for path in paths]
+        tables[name] = to_csv(key, paths)
+        pictures[name] = Picture(draw(key, paths, others), caption)
+    return Finding(sentences, tables, pictures)
+
+
+def _ends(run: Run, metric: str) -> dict[str, float]:
+    """Mean and worst client of a run."""
+    over = run.summary["federation"].get(metric, {})
+    return {s: float(over.get(s, math.nan)) for s in ("mean", "worst")}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -85,6 +85,22 @@ class Table:
         prose = [n for n, i in enumerate(kept) if i in self.prose]
         return Table([self.head[i] for i in kept], rows, prose)
 
+    def upright(self, name: str) -> Table:
+        """Returns the table with its longer side downwards.
+
+        Args:
+            name: The title of the first column if lines become columns.
+
+        Example:
+            >>> Table.of(["a", "b", "c"], [["x", "1", "2"]]).upright("letter").markdown()
+            ['| letter | x |', '|---:|---:|', '| b | 1 |', '| c | 2 |']
+        """
+        if len(self.rows) >= len(self.head) - 1:
+            return self
+        head, *rows = zip(map(Cell, self.head), *self.rows, strict=True)
+        titles = [name, *(cell.text for cell in head[1:])]
+        return replace(self, head=titles, rows=rows)
+
     def markdown(self) -> list[str]:
         r"""Returns the lines of the table in Markdown.
 
@@ -104,7 +120,7 @@ class Table:
         """Returns the table for a terminal."""
         table = Printed(box=SIMPLE_HEAD, title=shown(title, _WORDS), title_justify="left")
         for i, column in enumerate(self.head):
-            title = shown(column, _WORDS)
+            title = shown(column, _WORDS) if column else ""
             table.add_column(title, justify="left" if i in self.prose else "right")
         for row in self.rows:
             table.add_row(*(shown(cell.brief, _WORDS) if cell.brief else "" for cell in row))
@@ -148,8 +164,11 @@ def _share(v: Verdict) -> Cell:
 
 
 # The columns of texts and of papers; the page has all.
-BRIEF = ("method", "harmed", "mean", "with small", "worst", "decile", "− local", "− FedAvg", "sent")
-PAPER = ("method", "harmed", "mean", "worst", "− local", "− FedAvg")
+BRIEF = (
+    *("method", "harmed", "mean", "with small", "worst", "decile"),
+    *("− local", "− FedAvg", "p (Holm)", "sent"),
+)
+PAPER = ("method", "harmed", "mean", "worst", "− local", "− FedAvg", "p (Holm)")
 
 
 def methods_table(task: Task, verdicts: Verdicts) -> Table:
@@ -198,39 +217,64 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
 
 
 def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
-    """Returns the score of each hospital alone, and its gain with each method.
+    """Returns the patients of each hospital, its score alone, and its gain with each method.
+
+    Without local training it has the scores of all methods. The longer of hospitals and lines runs
+    downwards.
 
     Args:
         task: The task.
         verdicts: By method.
     """
-    local = verdicts.get("local")
-    if local is None or not task.clients:
+    if not task.clients:
         return None
     if not task.same:
         return Table((), (), note="Each split has other hospitals, so the table cannot name them.")
-    alone = mean_of_known(local.scores.values, axis=0)
-    tested = [number(task.tested.get(c, math.nan), 0) for c in task.clients]
-    rows = [[Cell("test patients"), *tested]]
-    rows.append([Cell("local"), *(number(task.raw(float(v)), 3) for v in alone)])
-    for name in by_mean(verdicts):
-        if (harm := verdicts[name].harm) is None:
+    everyone, known = (*task.clients, *task.small), task.counts
+    parts = next(iter(known.values()), {})
+    rows = [
+        [Cell(f"{part} patients"), *(number(known[c][part], 0) for c in everyone)] for part in parts
+    ]
+    if task.fewest:
+        pairs = (task.fewest[client] for client in everyone)
+        least = (f"{count}{what.removeprefix('test patients')}" for count, what in pairs)
+        rows.append([Cell("least tested, all splits"), *map(Cell, least)])
+    for name in ("local", *(n for n in by_mean(verdicts) if n != "local")):
+        if name not in verdicts:
             continue
-        cells = [Cell(name)]
-        for client in task.clients:
-            gain = harm.gains[client]
-            word = "" if gain.verdict == UNDECIDED else gain.verdict
-            cells.append(number(gain.difference.mean, 3, "+", word))
-        rows.append(cells)
-    return Table(
-        ("method", *task.clients),
-        rows,
-        prose=(0,),
-        kind="cells",
-        note=f"First lines: test patients of a split, and {task.metric} of local training. "
-        "Other lines: the gain over it, in colour where Holm's p among the hospitals is below "
-        "0.05.",
+        harm, values = verdicts[name].harm, mean_of_known(verdicts[name].scores.values, axis=0)
+        if harm is None:
+            cells = [number(task.raw(float(value)), 3) for value in values]
+        else:
+            gains = [harm.gains[client] for client in task.clients]
+            words = ("" if gain.verdict == UNDECIDED else gain.verdict for gain in gains)
+            means = (gain.difference.mean for gain in gains)
+            cells = [number(mean, 3, "+", word) for mean, word in zip(means, words, strict=True)]
+        rows.append([Cell(name), *cells, *[Cell("too small")] * len(task.small)])
+    gains_of = f"{task.metric} of local training, and the gain over it" * ("local" in verdicts)
+    note = (
+        "Patients of a split; on how few test patients of all splits a score rests; "
+        f"{gains_of or task.metric} with each method, in colour where Holm's p among the hospitals "
+        "is below 0.05."
     )
+    return Table(("method", *everyone), rows, (0,), "cells", note).upright("hospital")
+
+
+_HOSPITALS = 24  # lines that a terminal and a text have room for
+
+
+def of_task(task: Task, verdicts: Verdicts) -> dict[str, Table]:
+    """Returns the tables of terminals and texts, by title.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+    """
+    tables = {f"{task.name}: {task.metric}": methods_table(task, verdicts).only(BRIEF)}
+    hospitals = hospitals_table(task, verdicts)
+    if hospitals is not None and hospitals.rows and len(hospitals.rows) <= _HOSPITALS:
+        tables[f"{task.name}, by hospital"] = hospitals.only(hospitals.head)
+    return tables
 
 
 def settings_table(tasks: Iterable[tuple[Task, Mapping[str, Verdict]]]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import numpy as np
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
 from medfed.federation.card import CEILINGS, REFERENCES
+from medfed.records.folder import Run
 from medfed.reports import charts
-from medfed.reports.findings import Report
-from medfed.reports.methods import Comparison, Finding
+from medfed.reports.findings import Finding, Report
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict, Verdicts, best_of, by_mean, floor_of, in_one_place
@@ -44,7 +44,7 @@ def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, chart
     best = best_of(verdicts)
     pictures = {
         "forest": _forest(task, verdicts, looks),
-        "bytes": _bytes(task, verdicts, best, looks),
+        "bytes": _bytes(task, verdicts, looks),
     }
     if picture := _gains(task, verdicts, best, looks):
         pictures["gains"] = picture
@@ -63,25 +63,35 @@ def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
         low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
         look = looks.get(name, charts.SOFT)
         rows.append(charts.Row(name, task.raw(mean.mean), low, high, look, _word(verdicts[name])))
-    lines = {"a constant": task.raw(floor_of(task)[1])}
-    lines["in one place"] = task.raw(in_one_place(verdicts)[1].mean)
+    levels = {
+        "a constant": (floor_of(task)[1], "the best constant prediction"),
+        "in one place": (in_one_place(verdicts)[1].mean, "training on all patients in one place"),
+    }
+    levels = {name: level for name, level in levels.items() if math.isfinite(level[0])}
+    lines = {name: task.raw(value) for name, (value, _) in levels.items()}
+    figure = charts.forest(rows, lines, label_of(task.metric))
     over = "resampled patients" if task.single else "splits"
-    return charts.Picture(
-        charts.forest(rows, lines, label_of(task.metric)),
-        f"Mean over hospitals with its 95 % interval over {over}. ▲: better than local "
-        "training or FedAvg, and worse than neither; ▼: worse than one of them. "
-        "The lines show the best constant prediction and training on all patients in one place.",
+    above, arrows = (
+        " and of ".join(what for _, what in levels.values()),
+        {
+            "better": " ▲: better than local training or FedAvg, and worse than neither.",
+            "worse": " ▼: worse than local training or FedAvg.",
+        },
     )
+    text = f"Mean over hospitals with its 95 % interval over {over}."
+    text += "".join(of for word, of in arrows.items() if any(word == row.word for row in rows))
+    text += f" On top: the level of {above}." * bool(above)
+    return charts.Picture(figure, text + charts.arrows(figure))
 
 
-def _bytes(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Picture:
+def _bytes(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
     points = _points(task, verdicts)
     front = _front(task, points)
-    named = [n for n in dict.fromkeys((*front, best, *REFERENCES)) if n in points]
     return charts.Picture(
-        charts.scatter(points, named, front, label_of(task.metric), looks),
-        "Mean on test patients against the bytes of the whole run. The line joins the methods that "
-        "no other method beats with as few bytes.",
+        charts.scatter(points, front, label_of(task.metric), looks),
+        "Mean on test patients against the bytes of the whole run."
+        + " The line joins the methods that no other method beats with as few bytes."
+        * (len(front) > 1),
     )
 
 
@@ -114,10 +124,11 @@ def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Pi
     order = sorted(task.clients, key=lambda c: 0.0 if math.isnan(means[c]) else -means[c])
     series = {n: [h.gains[c].difference[:3] for c in order] for n, h in harms.items()}
     label = f"gain of {label_of(task.metric)} over training alone"
+    figure = charts.hospitals(order, series, label, looks)
     return charts.Picture(
-        charts.hospitals(order, series, label, looks),
+        figure,
         "The gain of each hospital over training alone, with its 95 % interval. Left of the line, "
-        "the hospital would be better off alone.",
+        f"the hospital would be better off alone.{charts.arrows(figure)}",
     )
 
 
@@ -244,26 +255,26 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, charts.Picture]:
     return pictures
 
 
-def find(comparison: Comparison) -> Finding:
-    """Draws all methods of a comparison."""
-    looks = looks_of(comparison.report)
-    caption = "Test metric of each client under each method, with its range over seeds."
-    pictures = {"clients": charts.Picture(_clients(comparison), caption)}
-    for task, verdicts in comparison.report.tasks:
-        pictures |= pictures_of(task, verdicts, looks)
-        if contours := contours_of(task, verdicts, len(comparison.clients)):
-            caption = "True and predicted contours in one test slice per client."
-            pictures["contours"] = charts.Picture(contours, caption)
-    return Finding(pictures=pictures)
+def find(report: Report) -> Finding:
+    """Draws all methods of finished runs."""
+    (task, verdicts), looks = report.tasks[0], looks_of(report)
+    clients = next(iter(report.runs.values()))[0].clients
+    label = f"test {label_of(task.metric)}"
 
-
-def _clients(comparison: Comparison) -> Figure:
-    def over_seeds(values: list[float]) -> tuple[float, float, float]:
-        known = [v for v in values if math.isfinite(v)]
+    def over_runs(runs: Sequence[Run], client: str) -> tuple[float, float, float]:
+        every = (run.summary["clients"][client].get(task.metric, math.nan) for run in runs)
+        known = [value for value in every if math.isfinite(value)]
         return (float(np.mean(known)), min(known), max(known)) if known else (math.nan,) * 3
 
-    metric, clients = comparison.metric, comparison.clients
-    of = ((m.name, [m.scores(metric, c) for c in clients]) for m in comparison.methods)
-    series = {name: [over_seeds(values) for values in known] for name, known in of}
-    looks = looks_of(comparison.report)
-    return charts.hospitals(clients, series, f"test {label_of(metric)}", looks, zero=False)
+    series = {name: [over_runs(runs, c) for c in clients] for name, runs in report.runs.items()}
+    figure = charts.hospitals(clients, series, label, looks, zero=False)
+    caption = "Test metric of each hospital with each method"
+    caption += (
+        ", with its range over seeds." if len(max(report.runs.values(), key=len)) > 1 else "."
+    )
+    caption += charts.arrows(figure)
+    pictures = {"clients": charts.Picture(figure, caption), **pictures_of(task, verdicts, looks)}
+    if contours := contours_of(task, verdicts, len(clients)):
+        caption = "True and predicted contours in one test slice per client."
+        pictures["contours"] = charts.Picture(contours, caption)
+    return Finding(pictures=pictures)

@@ -28,6 +28,9 @@ from medfed.records.folder import Run, read_predictions
 from medfed.reports.runs import Runs
 
 Floats = NDArray[np.float64]
+Result = Mapping[str, Any]
+"""What a run on one split has given, as `medfed.run.cell` returns it."""
+_MADE = "medfed.datamodules.tables.mixture"  # generates what it has
 _BLOCK = 4_000_000  # weights of cases that are in memory at once
 
 
@@ -74,8 +77,8 @@ class Scores:
     resampled: Floats
     sent: tuple[float, float]
     passes: float
-    failed: int
-    setting: Mapping[str, float]
+    failed: int = 0
+    setting: Mapping[str, float] = field(default_factory=dict)
     course: tuple[Moment, ...] = ()
     slices: Mapping[str, Any] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
@@ -112,8 +115,10 @@ class Task:
         patients: Test patients of all splits and clients together.
         title: What it is, in a line.
         situation: In what way the hospitals differ, by which a card groups tasks; empty: by none.
+        data: ``generated``, ``real`` or other words; empty where that is unknown.
         same: Whether a client's name means the same hospital in all splits.
-        tested: The test patients of each, mean over splits.
+        counts: By hospital its patients in each part, mean over splits, also of small ones.
+        fewest: By hospital on how few test patients of all splits its scores rest, and on which.
         small: The hospitals that decide nothing and have no verdict, each with what it has.
         target: The smallest gain worth knowing; None: 0.02, or 2 % of a metric without limits.
     """
@@ -131,10 +136,80 @@ class Task:
     patients: int = 0
     title: str = ""
     situation: str = ""
+    data: str = ""
     same: bool = True
-    tested: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    fewest: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     small: Mapping[str, str] = field(default_factory=dict)
     target: float | None = None
+
+    def begin(self, results: Sequence[Result]) -> None:
+        """Reads the hospitals, and their patients, from the results of a method."""
+        self.clients = tuple(results[0]["clients"])
+        counted = [r["patients"] for r in results]
+        self.patients = sum(of["test"] for one in counted for of in one.values())
+        parts = counted[0][self.clients[0]]
+        self.counts = (
+            {
+                c: {part: float(np.mean([one[c][part] for one in counted])) for part in parts}
+                for c in self.clients
+            }
+            if self.patients
+            else {}
+        )
+
+    def add(self, name: str, splits: Sequence[Sequence[Result]], budget: float, **own: Any) -> None:
+        """Adds the scores of a method.
+
+        Args:
+            name: Its name.
+            splits: The results on each split; those of several seeds are averaged.
+            budget: Gradient passes that a client may take; 0: unknown.
+            own: Further fields of its `Scores`.
+        """
+        sign, worst = -1 if self.falls else 1, scores.worst_value(self.metric)
+        every = [result for split in splits for result in split]
+        whole = [result for result in every if "clients" in result]
+        sizes = [max(map(len, r.get("resampled", {}).values()), default=0) for r in whole]
+        width = min(sizes, default=0)
+
+        def resampled(result: Result) -> Floats:
+            known, lost = (
+                result.get("resampled", {}),
+                worst if "clients" not in result else math.nan,
+            )
+            rows = [known[c][:width] if c in known else [lost] * width for c in self.clients]
+            return sign * np.array(rows, dtype=float).T
+
+        def over(of: Iterable[Floats]) -> Floats:
+            return np.stack([scores.mean_of_known(one, axis=0) for one in of])
+
+        passes = [max(r["passes"].values()) for r in whole]
+        courses = [
+            [
+                Moment(m["round"], _number(m["score"]), m["bytes"], m["passes"] * taken)
+                for m in r.get("course", ())
+            ]
+            for r, taken in zip(whole, passes, strict=True)
+        ]
+        self.scores[name] = Scores(
+            name,
+            over(values_of(split, self.metric, self.clients) for split in splits),
+            over(np.stack([*map(resampled, split)]) for split in splits),
+            tuple(float(np.mean([r["bytes"][way] for r in whole])) for way in ("up", "down")),  # type: ignore[arg-type]
+            max(passes) / budget if budget else math.nan,
+            len(every) - len(whole),
+            course=mean_course(courses),
+            **own,
+        )
+
+    def add_constants(self, results: Sequence[Result]) -> None:
+        """Adds what constant predictors reach, one result for each split."""
+        sign = -1 if self.falls else 1
+        for name in results[0].get("constant", {}):
+            known = [r.get("constant", {}).get(name, {}) for r in results]
+            rows = [[of.get(c) for c in self.clients] for of in known]
+            self.floor[name] = sign * np.array(rows, dtype=float)
 
     def leave_out_small(self, tested: Mapping[str, tuple[int, str]]) -> None:
         """Leaves hospitals with few test patients out of all that is judged.
@@ -142,9 +217,9 @@ class Task:
         They stay where fewer than two hospitals would decide, as then all are small.
 
         Args:
-            tested: By client on how few patients of all splits its scores rest, see
-                :func:`medfed.common.scores.fewest`.
+            tested: See `fewest`, and :func:`medfed.common.scores.fewest`.
         """
+        self.fewest = tested
         few_of = {c: f"{n} {what}" for c, (n, what) in tested.items() if n < scores.LEAST_CASES}
         kept = [i for i, client in enumerate(self.clients) if client not in few_of]
         if len(kept) < 2 or not few_of:
@@ -199,6 +274,14 @@ class Task:
         return -value if self.falls else value
 
 
+def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) -> Floats:
+    """Returns (S, C) test scores, larger is better; the worst possible where a model has failed."""
+    lost = {metric: scores.worst_value(metric)}
+    rows = [[r["clients"][c] if "clients" in r else lost for c in clients] for r in results]
+    values = np.array([[of.get(metric) for of in row] for row in rows], dtype=float)
+    return -values if scores.smaller_is_better(metric) else values
+
+
 def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     """Reads the scores of finished runs.
 
@@ -213,30 +296,23 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     Raises:
         CheckpointError: If a file of a run is missing or torn.
     """
-    splits = splits_of(next(iter(methods.values())))
     first = next(iter(methods.values()))
-    task = Task(
-        str(first[0].config.name), "", metric, scores.smaller_is_better(metric), first[0].clients
-    )
+    splits = splits_of(first)
+    task = Task(str(first[0].config.name), "", metric, scores.smaller_is_better(metric))
     ones = [first[split[0]] for split in splits]
-    task.patients = sum(len(p["test"]) for run in ones for p in run.patients.values())
-    of_each = {c: [len(run.patients[c]["test"]) for run in ones] for c in task.clients}
-    task.tested = {c: float(np.mean(counts)) for c, counts in of_each.items() if task.patients}
-    task.overlap = _overlap(ones)
-    budget = max(_passes(run) for run in methods.get("fedavg", first))
+    task.overlap, data = _overlap(ones), first[0].config.data
+    made = data.get("generated") or str(data["_target_"]).startswith(_MADE)
+    task.data = "generated" if made and data.get("path") is None else ""
+    budget = max(max(r.summary["gradient_passes"].values()) for r in methods.get("fedavg", first))
     for name, runs in methods.items():
-        task.scores[name] = _scores(task, name, runs, splits, budget, pictures)
-    sign = -1 if task.falls else 1
-    for constant in first[0].summary.get("constant", {}):
-        rows = [
-            [
-                run.summary.get("constant", {}).get(constant, {"clients": {}})["clients"]
-                .get(c, {}).get(metric, math.nan)
-                for c in task.clients
-            ]
-            for run in ones
-        ]  # fmt: skip
-        task.floor[constant] = sign * np.array(rows, dtype=float)
+        results = [result_of(run, metric, pictures) for run in runs]
+        grouped = [[results[i] for i in split] for split in splits]
+        if not task.scores:
+            task.begin([of[0] for of in grouped])
+            task.add_constants([of[0] for of in grouped])
+        slices = slices_of(runs[0], name, first[0].clients) if pictures else {}
+        keys = tuple(str(run.folder) for run in runs)
+        task.add(name, grouped, budget, slices=slices, keys=keys)
     tested: dict[str, list[dict[str, str]]] = {client: [] for client in task.clients}
     for run in ones:
         for row in run.cases() if run.cases_csv.is_file() else ():
@@ -244,6 +320,26 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     if any(tested.values()):
         task.leave_out_small({c: scores.fewest(rows) for c, rows in tested.items()})
     return task
+
+
+def result_of(run: Run, metric: str, pictures: bool = False) -> Result:
+    """Returns what a finished run has given, as a cell of a benchmark holds it."""
+    summary, anew = run.summary, resampled_of(run, metric, run.clients)
+    found: dict[str, Any] = {
+        "clients": summary["clients"],
+        "patients": {c: {n: len(ids) for n, ids in of.items()} for c, of in run.patients.items()},
+        "bytes": summary["bytes"],
+        "passes": summary["gradient_passes"],
+        "resampled": dict(zip(run.clients, anew.T, strict=True)),
+        "constant": {
+            name: {c: of.get(metric) for c, of in constant["clients"].items()}
+            for name, constant in summary.get("constant", {}).items()
+        },
+    }
+    if pictures:
+        moments = course(run.history(), run.ledger, summary["selection"], summary["rounds"])
+        found["course"] = [moment._asdict() for moment in moments]
+    return found
 
 
 def splits_of(runs: Sequence[Run]) -> list[list[int]]:
@@ -271,55 +367,11 @@ def _overlap(runs: Sequence[Run]) -> float:
     return float(ratio) if again else 0.0
 
 
-def _scores(
-    task: Task,
-    name: str,
-    runs: Sequence[Run],
-    splits: Sequence[Sequence[int]],
-    budget: float,
-    pictures: bool,
-) -> Scores:
-    """A method's scores, means over the runs of each split."""
-    sign = -1 if task.falls else 1
-
-    def values(run: Run) -> Floats:
-        return np.array([run.summary["clients"][c][task.metric] for c in task.clients])
-
-    def over(found: Sequence[Floats]) -> Floats:
-        return scores.mean_of_known(np.stack(found), axis=0)
-
-    resampled = [resampled_of(run, task.metric, task.clients) for run in runs]
-    width = min(len(one) for one in resampled)
-    return Scores(
-        name,
-        sign * np.stack([over([values(runs[i]) for i in split]) for split in splits]),
-        sign * np.stack([over([resampled[i][:width] for i in split]) for split in splits]),
-        tuple(float(np.mean([r.summary["bytes"][way] for r in runs])) for way in ("up", "down")),  # type: ignore[arg-type]
-        max(_passes(run) for run in runs) / budget if budget else math.nan,
-        0,
-        {},
-        _course(runs) if pictures else (),
-        slices_of(runs[0], name, task.clients) if pictures else {},
-        tuple(str(run.folder) for run in runs),
-    )
-
-
-def _passes(run: Run) -> float:
-    return float(max(run.summary["gradient_passes"].values()))
-
-
-def _course(runs: Sequence[Run]) -> tuple[Moment, ...]:
-    """The mean over runs of how validation went, at the rounds that all of them have."""
-    kept = ((r, r.summary["selection"], r.summary["rounds"], _passes(r)) for r in runs)
-    return mean_course([course(run.history(), run.ledger, *of) for run, *of in kept])
-
-
 def course(
     history: Iterable[scores.Record],
     ledger: Ledger,
     selection: Sequence[str],
     rounds: int,
-    passes: float = 1.0,
 ) -> Iterator[Moment]:
     """Yields the evaluated rounds of a run.
 
@@ -327,8 +379,7 @@ def course(
         history: Validation metrics.
         ledger: Every byte that travelled.
         selection: The metric, and ``max`` or ``min``.
-        rounds: The number of all rounds.
-        passes: Gradient passes of a client in all of them.
+        rounds: The number of all rounds; passes are a share of those in all of them.
     """
     metric, mode = selection
     by_round: dict[int, list[float]] = {}
@@ -339,7 +390,11 @@ def course(
         mean = float(scores.mean_of_known(np.array(values), 0))
         mean = mean if math.isfinite(mean) else math.nan
         sent = sum(entry.bytes for entry in ledger.entries if entry.round <= at)
-        yield Moment(at + 1, mean if mode == "max" else -mean, sent, passes * (at + 1) / rounds)
+        yield Moment(at + 1, mean if mode == "max" else -mean, sent, (at + 1) / rounds)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def mean_course(courses: Sequence[Iterable[Moment]]) -> tuple[Moment, ...]:

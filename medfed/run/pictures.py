@@ -18,6 +18,7 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
 from medfed.common.console import caption
+from medfed.common.figures import legend_below
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.detection import ALARM, HIT, SCAN, lesion_curve
@@ -28,8 +29,7 @@ from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import Examined, joined
 from medfed.run.memberships import Memberships, leaf_order, matched
 
-_RIGHT: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-_RIGHT |= {"frameon": False, "fontsize": 8}
+_EACH = "a line per client"
 _MANY = 8  # number of clients from which on their lines are grey
 
 
@@ -63,10 +63,10 @@ def froc_curves(tested: Examined) -> Figure | None:
         return None
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
-    for name, (curve, points) in lines.items():
+    for n, (name, (curve, points)) in enumerate(lines.items()):
         style: dict[str, Any] = {"lw": 1.2, "label": f"{caption(name)} ({points.mean():.3f})"}
         if len(lines) > _MANY:
-            style = {"lw": 0.8, "color": "0.65"}
+            style = {"lw": 0.8, "color": "0.65", "label": _EACH if n == 0 else None}
         if name == "pooled":
             style = {"lw": 2.4, "color": "black", "label": f"all together ({points.mean():.3f})"}
         (line,) = axes.plot(grid, curve, **style)
@@ -74,9 +74,9 @@ def froc_curves(tested: Examined) -> Figure | None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ALARMS, ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
     axes.set(xlabel=f"false positives per scan{among[0]}", ylim=(0, 1.02))
-    axes.set_ylabel(f"sensitivity to {among[1]}")
+    axes.set_ylabel(f"sensitivity to {among[1]}".replace(", ", ",\n"))
     axes.grid(alpha=0.3)
-    axes.legend(title="mean sensitivity (CPM)", **_RIGHT)
+    legend_below(figure, axes.get_legend_handles_labels()[0], 8, title="mean sensitivity (CPM)")
     return figure
 
 
@@ -207,10 +207,10 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     x = np.array(rounds) + 1
     if crowd:
         _bands(axes, x, table)
-    for client, line in zip(clients, table.T, strict=True) if not crowd else ():
-        style: dict[str, Any] = (
-            {"color": "0.6", "lw": 0.8} if many else {"lw": 1.4, "label": caption(client)}
-        )
+    for n, (client, line) in enumerate(zip(clients, () if crowd else table.T, strict=False)):
+        style: dict[str, Any] = {"lw": 1.4, "label": caption(client)}
+        if many:
+            style = {"color": "0.6", "lw": 0.8, "label": _EACH if n == 0 else None}
         axes.plot(x, line, marker="." if len(rounds) < 30 else None, **style)
     mean = mean_of_known(table, 1)
     axes.plot(x, mean, color="black", lw=2.2, ls="--", label="mean")
@@ -219,7 +219,7 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     axes.set(xlabel="round", ylabel=f"validation {metric}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(**_RIGHT)
+    legend_below(figure, axes.get_legend_handles_labels()[0], 8)
     return figure
 
 
@@ -249,8 +249,7 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     note = f"\nthe {_MOST} of {len(clients):,} clients with most bytes; " if crowd else ""
     note += f"the others down to {min(left) / power:.2g}" if crowd else ""
     axes.set(xlabel=f"{unit} in the whole run{note}")
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
-    axes.legend(fontsize=8, ncols=2, frameon=False, **above)
+    legend_below(figure, axes.get_legend_handles_labels()[0], 8)
     return figure
 
 

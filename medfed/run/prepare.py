@@ -24,7 +24,7 @@ from rich.tree import Tree
 from torch import Tensor, nn
 
 from medfed.common.console import brief, caption, size, wide_console
-from medfed.common.figures import colours, save_figures
+from medfed.common.figures import colours, legend_below, save_figures
 from medfed.common.files import write_json, write_text, writing
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.config.compose import CONFIG_DIR, build
@@ -474,7 +474,7 @@ def _legend(figure: Figure, data: FederatedDataModule) -> None:
         return
     palette = region_colours if len(regions) > 1 else class_colours
     lines = [
-        Line2D([], [], color=colour, lw=2.5, label=name)
+        Line2D([], [], color=colour, lw=2.5, label=caption(name))
         for colour, name in zip(palette(len(data.class_names)), data.class_names, strict=True)
     ]
-    figure.legend(handles=lines, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
+    legend_below(figure, lines, 9)

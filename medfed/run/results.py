@@ -365,6 +365,10 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     for row in _STATISTICS:
         values = {n: of[row] for n, of in over.items()}
         add(row, values, intervals["mean"] if row == "mean" else {})
+        kept = [m for c, m in summary["clients"].items() if c not in summary.get("small", {})]
+        if row == "mean" and 1 < len(kept) < len(summary["clients"]):
+            means = {n: scores.federation_statistics([m[n] for m in kept])["mean"] for n in names}
+            add(scores.WITHOUT_SMALL, means, {})
     if again := {n: over[k]["mean"] for n in names if (k := f"{n}/calibrated") in over}:
         add("recalibrated", again, {first: intervals["mean"].get(f"{first}/calibrated")})
     if summary.get("pooled"):

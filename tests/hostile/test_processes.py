@@ -175,7 +175,7 @@ SCANS = ("hospitals=2", "patients=4", "shape=[48,48,24]", "lookalikes=8")
 STOPPED = {
     "prepare": "medfed.datamodules.cache.store.write_json",
     "export": "medfed.delivery.bundle.metadata.monai_metadata",
-    "compare": "medfed.reports.comparison.to_markdown",
+    "compare": "medfed.reports.comparison.markdown",
 }
 
 

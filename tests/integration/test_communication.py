@@ -10,7 +10,7 @@ import pytest
 
 from medfed.common.errors import CheckpointError
 from medfed.reports.comparison import compare_runs
-from medfed.reports.methods import compare
+from medfed.reports.findings import report_on
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import paths_of
 from tests.integration.runs import imaging, run
@@ -68,7 +68,7 @@ def test_the_columns_are_those_of_the_median_round(sweep, report):
 
 
 def test_the_report_says_what_cer_saves(sweep, report):
-    (key, paths), *others = paths_of(compare(find_runs(str(sweep)))).items()
+    (key, paths), *others = paths_of(report_on(find_runs(str(sweep)))).items()
     assert (key, others) == ("channel.up.cer.gamma", [])
     text = (report / "comparison.md").read_text()
     assert len(paths) == 2
@@ -92,6 +92,6 @@ def test_a_torn_ledger_is_named(sweep, tmp_path):
     ledger.write_text(whole.replace("dense", "other"))
     try:
         with pytest.raises(CheckpointError, match=r"stc_0/ledger.csv cannot be read"):
-            paths_of(compare(find_runs(str(sweep))))
+            paths_of(report_on(find_runs(str(sweep))))
     finally:
         ledger.write_text(whole)

@@ -14,7 +14,7 @@ import torch
 
 from medfed.common.console import wide_console
 from medfed.common.errors import CheckpointError, ConfigError
-from medfed.reports.methods import Finding, compare
+from medfed.reports.findings import Finding, report_on
 from medfed.reports.subsets import find, heat_map
 from medfed.run.evaluation import (
     Subsets,
@@ -123,13 +123,13 @@ def test_methods_compared_by_the_channels_that_are_lost(scans, measured, cohort_
     other = measure_subsets(tmp_path / "other", "all")
     assert other.metrics != measured.metrics
     write_subsets(measured, scans)
-    both = compare([scans, tmp_path / "other"])
+    both = report_on([scans, tmp_path / "other"])
     assert find(both) == Finding()
     write_subsets(other, tmp_path / "other")
     found = find(both)
     rows = list(csv.DictReader(found.tables["missing_channels"].splitlines()))
     values = {(r["method"], r["by"], r["name"]): float(r["value"]) for r in rows if r["value"]}
-    for method, one in zip(both.methods, (measured, other), strict=True):
+    for method, one in zip(both.runs, (measured, other), strict=True):
         for lost in range(3):
             chosen = [
                 metrics["dice"]
@@ -137,12 +137,12 @@ def test_methods_compared_by_the_channels_that_are_lost(scans, measured, cohort_
                 for subset, metrics in by_subset.items()
                 if len(subset) == 3 - lost
             ]
-            assert values[method.name, "lost", str(lost)] == pytest.approx(np.mean(chosen))
+            assert values[method, "lost", str(lost)] == pytest.approx(np.mean(chosen))
         for subset in one.subsets:
             chosen = [m[subset]["dice"] for m in one.metrics.values() if subset in m]
             if chosen:
                 name = "+".join(subset)
-                assert values[method.name, "channels", name] == pytest.approx(np.mean(chosen))
+                assert values[method, "channels", name] == pytest.approx(np.mean(chosen))
     assert len(found.sentences) == 2
     assert "with all, " in found.sentences[0]
     assert list(found.pictures) == ["missing_channels"]

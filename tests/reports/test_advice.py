@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import runpy
 from dataclasses import replace
 
@@ -17,11 +18,9 @@ from medfed.benchmark import advice as choice
 from medfed.benchmark import advice as written
 from medfed.benchmark import runner
 from medfed.benchmark.advice import (
-    MOST,
     advise,
     gain_of,
     markdown,
-    needed,
     pilot_data,
     pilots,
     sentences,
@@ -32,7 +31,8 @@ from medfed.commands import advise as door
 from medfed.common.errors import DataError
 from medfed.common.scores import LEAST_CASES
 from medfed.functional.statistics import difference
-from medfed.reports.tasks import Scores
+from medfed.reports.sentences import takes_to_show
+from medfed.reports.tasks import Scores, Task
 from tests.pages import ROOT
 from tests.sites.test_reading import words_of
 
@@ -290,12 +290,17 @@ def test_the_command_hands_over_what_train_would_get(folder, done, monkeypatch, 
     assert not (folder / "x").exists()
 
 
+def pilot(splits, overlap=0.0):
+    one = Scores("fedavg", np.zeros((splits, 1)), None, (0, 0), 1)
+    return Task("pilot", "", overlap=overlap, scores={"fedavg": one})
+
+
 def test_as_many_repetitions_as_are_said_to_be_needed_find_the_difference():
     """By brute force: tests of as many draws find it in 8 of 10."""
     values = [0.3, -0.2, 0.1, 0.25, -0.1]
     found = difference(values)
-    times, repeats = needed(found, 5, 0.0)
-    assert 5 < repeats < MOST
+    why = gain_of(pilot(5), found, "undecided", 5, 50).why
+    repeats = int(re.search(r"takes about (\d+) splits instead of 5", why)[1])
     rng = np.random.default_rng(0)
     spread = np.std(values, ddof=1)
     draws = rng.normal(found.mean, spread, (20_000, repeats))
@@ -303,6 +308,8 @@ def test_as_many_repetitions_as_are_said_to_be_needed_find_the_difference():
     fewer = draws[:, :-1]
     assert (ttest_1samp(fewer, 0, axis=1).pvalue < 0.05).mean() < 0.8
     # With so many times as many patients each repetition varies less.
+    takes = takes_to_show(pilot(1), found, found.mean, 1)
+    times = int(re.search(r"about (\d+) times as many patients", takes)[1])
     draws = rng.normal(found.mean, spread / math.sqrt(times), (20_000, 5))
     assert (ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.02)
 
@@ -316,11 +323,11 @@ def test_as_many_repetitions_as_are_said_to_be_needed_find_the_difference():
         ([0.5, 0.5, 0.5], 50, "all repetitions give the same"),
         ([0.0, 0.0, 0.0], 50, "there is no difference"),
         ([0.5, 0.5, -math.inf], 50, "a model has failed"),
-        ([0.01, -0.3, 0.3], 50, "no pilot of a sensible size would show"),
+        ([0.01, -0.3, 0.3], 50, "takes about 160,000 times as many patients"),
     ],
 )
 def test_what_cannot_be_told_says_why(values, patients, why):
-    measured = difference(values, overlap=0.25)
-    found = gain_of(measured, "undecided", int(np.sum(~np.isnan(values))), patients, 0.25)
+    measured, task = difference(values, overlap=0.25), pilot(len(values), 0.25)
+    found = gain_of(task, measured, "undecided", int(np.sum(~np.isnan(values))), patients)
     assert found.says == "cannot tell"
     assert why in found.why

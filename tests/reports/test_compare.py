@@ -18,8 +18,8 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.scores import worst_value
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.reports.comparison import compare_runs
-from medfed.reports.methods import compare
+from medfed.reports.comparison import compare_runs, metrics_of
+from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import paths_of
@@ -122,19 +122,21 @@ def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, cap
             expected = over[place] if place in over else constant["clients"][place][metric]
             assert float(table[metric, place, "constant"]["value"]) == expected
     told = capsys.readouterr().out
-    assert f"[{low:.3f}, {high:.3f}]" in told
-    assert max(map(len, told.split("On the test patients")[0].splitlines())) <= 100
-    for metric in ("sensitivity", "specificity", "f1", "brier", "log_loss", "balanced_accuracy"):
+    assert f"[{low:.4f}, {high:.4f}]" in told
+    for metric in ("sensitivity", "specificity", "f1", "brier", "balanced accuracy"):
         assert f" {metric} " in told
     report = (tmp_path / "comparison.md").read_text()
-    assert "| metric | client | fedavg | local | constant |" in report
-    assert "| auroc | 95% interval | [" in report
+    assert "| metric | fedavg | local | constant |" in report
+    for name in ("auroc", "accuracy", "brier"):
+        contents = (summary_of(runs / "fedavg_0"), summary, constant)
+        means = (f"{content['federation'][name]['mean']:.4f}" for content in contents)
+        assert f"| {name} | {' | '.join(means)} |" in report
 
 
 def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
     """The same intervals and verdict; no method is called best without a shown difference."""
     folders = [str(runs / "fedavg_0"), str(runs / "local_0")]
-    compared = compare_runs(folders, tmp_path / "compare", kind="none").report
+    compared = compare_runs(folders, tmp_path / "compare", kind="none")
     printed = capsys.readouterr().out
     reported = report_runs(folders, tmp_path / "report", figures=False, quiet=True)
     assert compared.answers == reported.answers
@@ -151,17 +153,17 @@ def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
     assert ("No method is shown to be better than local training" in printed) != better
     assert "Best by" not in printed
     written = (tmp_path / "compare" / "comparison.md").read_text()
-    for sentence in reported.answers["clinical"]:
-        assert f"- {sentence}\n" in written
+    alone = (tmp_path / "report" / "report.md").read_text().split("\n", 1)[1]
+    assert alone.split("## Runs")[0] in written
 
 
 def test_what_is_no_better_than_a_constant_is_told(runs, tmp_path, capsys):
-    summary = summary_of(runs / "local_0")
-    federation = summary["federation"]
-    federation["auroc"]["mean"] = 0.5
-    changed(runs / "local_0", tmp_path / "local", federation=federation)
+    clients = summary_of(runs / "local_0")["clients"]
+    for metrics in clients.values():
+        metrics["auroc"] = 0.5
+    changed(runs / "local_0", tmp_path / "local", clients=clients)
     compare_runs([str(runs / "fedavg_0"), str(tmp_path / "local")], tmp_path / "out", kind="none")
-    told = "No better than constant (0.5000) by mean auroc: local."
+    told = "no better than a constant prediction (0.5000) by mean auroc: local."
     assert told in capsys.readouterr().out
     assert told in (tmp_path / "out" / "comparison.md").read_text()
 
@@ -177,9 +179,9 @@ def test_runs_of_before_compare_without_them(runs, tmp_path):
             del values[metric]
     (old / "summary.json").write_text(json.dumps(summary))
     comparison = compare_runs([str(runs / "fedavg_0"), str(old)], tmp_path / "out", kind="none")
-    assert comparison.constants == ()
-    assert "brier" not in comparison.others
+    assert "brier" not in metrics_of(comparison)
     table = read_csv(tmp_path / "out" / "comparison.csv")
+    assert {method for _, _, method in table} == {"fedavg", "local"}  # no constant
     assert table["auroc", "mean", "fedavg"]["low"]
     assert not table["auroc", "mean", "local"]["low"]
 
@@ -206,25 +208,25 @@ def test_other_patients_are_refused(runs, tmp_path):
     shutil.copytree(runs / "local_0", tmp_path / "other")
     edit_splits(tmp_path / "other", "hospital_1")
     with pytest.raises(CheckpointError, match=r"hospital_1 in .*other are not those in .*fedavg_0"):
-        compare([runs / "fedavg_0", tmp_path / "other"])
+        report_on([runs / "fedavg_0", tmp_path / "other"])
 
 
 def test_methods_without_a_common_seed_are_refused(runs):
     with pytest.raises(CheckpointError, match="No seed was run with every method"):
-        compare([runs / "fedavg_0", runs / "local_1"])
+        report_on([runs / "fedavg_0", runs / "local_1"])
 
 
 def test_a_seed_that_a_method_lacks_is_left_out_and_told(runs):
-    comparison = compare([runs / "fedavg_0", runs / "fedavg_1", runs / "local_0"])
-    assert [len(m.runs) for m in comparison.methods] == [1, 1]
-    assert any("Seeds 1 of fedavg are left out" in note for note in comparison.report.notes)
+    comparison = report_on([runs / "fedavg_0", runs / "fedavg_1", runs / "local_0"])
+    assert [len(runs) for runs in comparison.runs.values()] == [1, 1]
+    assert any("Seeds 1 of fedavg are left out" in note for note in comparison.notes)
 
 
 def test_a_repeated_run_counts_once(runs, tmp_path):
     shutil.copytree(runs / "local_0", tmp_path / "again")
-    comparison = compare([runs / "fedavg_0", runs / "local_0", tmp_path / "again"])
-    assert len(comparison.methods) == 2
-    assert any(" repeats " in note for note in comparison.report.notes)
+    comparison = report_on([runs / "fedavg_0", runs / "local_0", tmp_path / "again"])
+    assert len(comparison.runs) == 2
+    assert any(" repeats " in note for note in comparison.notes)
 
 
 def test_differing_budgets_and_settings_are_told(runs, tmp_path):
@@ -235,9 +237,12 @@ def test_differing_budgets_and_settings_are_told(runs, tmp_path):
     config = OmegaConf.load(tmp_path / "longer" / "config.yaml")
     config.local.steps = 7
     OmegaConf.save(config, tmp_path / "longer" / "config.yaml")
-    comparison = compare([runs / "fedavg_0", runs / "local_0", tmp_path / "longer"])
-    assert [m.name for m in comparison.methods] == ["fedavg", "local steps=2", "local steps=7"]
-    notes = " ".join(comparison.report.notes)
+    comparison = report_on([runs / "fedavg_0", runs / "local_0", tmp_path / "longer"])
+    assert [*comparison.runs] == ["fedavg", "local", "local steps=7"]
+    assert (
+        "local stands for local steps=2, the best of 2 settings on validation." in comparison.notes
+    )
+    notes = " ".join(comparison.notes)
     assert "Gradient steps per client differ: fedavg 2, local steps=2 2, local steps=7 7" in notes
     assert "Settings besides the algorithm differ between methods: local.steps" in notes
 
@@ -264,12 +269,11 @@ def test_a_failed_client_is_in_the_means_and_named(runs, tmp_path):
     assert float(table["loss", "mean", "local"]["value"]) == math.inf
     assert table["loss", "mean", "fedavg"]["best"] == "1"
     report = (tmp_path / "out" / "comparison.md").read_text()
-    assert "mean over clients" not in report
-    assert comparison.report.answers["clinical"][0] in report
+    assert comparison.answers["clinical"][0] in report
     assert any(
-        f"Seed 0: local: The loss or the predictions of {one}" in n for n in comparison.report.notes
+        f"Seed 0: local: The loss or the predictions of {one}" in n for n in comparison.notes
     )
-    assert "One seed (0): no deviation over seeds (–)." in comparison.report.notes
+    assert table["loss", "mean", "local"]["sd_over_seeds"] == ""
 
 
 def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
@@ -280,24 +284,22 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
     }
     dear = changed(runs / "local_0", tmp_path / "local", **passes)
     comparison = compare_runs([str(runs / "fedavg_0"), str(dear)], tmp_path / "out", kind="none")
-    notes = " ".join(comparison.report.notes)
+    notes = " ".join(comparison.notes)
     assert "Equal budgets: 2 gradient steps per client." in notes
     assert (
         "Gradient passes per client, including those of the steps, differ: fedavg 2, local 5."
         in notes
     )
     assert "Forward-only passes per client differ: fedavg 0, local 3." in notes
-    report = (tmp_path / "out" / "comparison.md").read_text()
-    assert "| gradient passes per client |  | 2 | 5 |" in report
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert table["forward passes", "hospital_1", "local"]["value"] == "3.0"
-    plain = compare([runs / "fedavg_0", runs / "local_0"])
-    assert not [n for n in plain.report.notes if "passes" in n]
+    plain = report_on([runs / "fedavg_0", runs / "local_0"])
+    assert not [n for n in plain.notes if "passes" in n]
 
 
 def test_unknown_metric_and_missing_runs(runs, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"has no metric=acuracy \(did you mean accuracy"):
-        compare([runs / "fedavg_0"], "acuracy")
+        report_on([runs / "fedavg_0"], "acuracy")
     with pytest.raises(CheckpointError, match="holds no finished run"):
         find_runs(str(tmp_path))
     monkeypatch.setattr("medfed.reports.runs._FOLDERS", 3)
@@ -307,13 +309,13 @@ def test_unknown_metric_and_missing_runs(runs, tmp_path, monkeypatch):
         find_runs(str(tmp_path))
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(CheckpointError, match="has not finished"):
-        compare(find_runs([str(tmp_path)]))
+        report_on(find_runs([str(tmp_path)]))
 
 
 def test_personal_models_draw_together_as_the_coupling_grows(sweep, tmp_path):
     """The sum over the graph's edges of the distances of the exported models."""
     comparison = compare_runs(str(sweep), tmp_path)
-    assert [m.name for m in comparison.methods] == [f"pfednet strength={s:g}" for s in STRENGTHS]
+    assert [*comparison.runs] == [f"pfednet strength={s:g}" for s in STRENGTHS]
     with (tmp_path / "algorithm_strength.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["strength"]) for row in rows] == list(STRENGTHS)
@@ -321,18 +323,18 @@ def test_personal_models_draw_together_as_the_coupling_grows(sweep, tmp_path):
     assert coupling[0] > coupling[1] > coupling[2] >= 0
     assert coupling[2] <= 1e-3 * coupling[0]  # one model for all
     compared = 0
-    for method, found in zip(comparison.methods, coupling, strict=True):
-        run = method.runs[0]
-        if run.summary["selected_round"] == 1:  # then the exported models are those of the end
-            server = read_checkpoint(last_whole(run.checkpoints))["federation"]["server"]
+    for runs, found in zip(comparison.runs.values(), coupling, strict=True):
+        one = runs[0]
+        if one.summary["selected_round"] == 1:  # then the exported models are those of the end
+            server = read_checkpoint(last_whole(one.checkpoints))["federation"]["server"]
             models = [
-                safetensors.numpy.load_file(run.folder / "models" / f"{c}.safetensors")
-                for c in run.clients
+                safetensors.numpy.load_file(one.folder / "models" / f"{c}.safetensors")
+                for c in one.clients
             ]
             names = server["personal"]
             flat = [np.concatenate([m[n].ravel() for n in names]) for m in models]
             apart = [
-                np.linalg.norm(flat[i] - flat[j], ord=run.config.algorithm.p)
+                np.linalg.norm(flat[i] - flat[j], ord=one.config.algorithm.p)
                 for i, j in server["graph"]["edges"].tolist()
             ]
             assert found == pytest.approx(sum(apart), rel=1e-4, abs=1e-6)
@@ -344,4 +346,4 @@ def test_personal_models_draw_together_as_the_coupling_grows(sweep, tmp_path):
 
 
 def test_without_a_sweep_there_is_no_path(runs):
-    assert paths_of(compare([runs / "fedavg_0", runs / "local_0"])) == {}
+    assert paths_of(report_on([runs / "fedavg_0", runs / "local_0"])) == {}

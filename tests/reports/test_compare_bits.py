@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from medfed.reports.comparison import compare_runs
-from medfed.reports.methods import compare
+from medfed.reports.findings import report_on
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import Path, Point, draw, paths_of
 from tests.integration.runs import run
@@ -59,10 +59,10 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
     ]
     for row in rows:
         name = {"1": "poor", "1.5": "mixed"}[row["bits"]]
-        scores = summary(runs, f"{name}_{row['seed']}")["federation"][comparison.metric]
-        assert float(row[f"mean_test_{comparison.metric}"]) == scores["mean"]
-        assert float(row[f"worst_test_{comparison.metric}"]) == scores["worst"]
-    names = [m.name for m in comparison.methods]
+        scores = summary(runs, f"{name}_{row['seed']}")["federation"][comparison.tasks[0][0].metric]
+        assert float(row[f"mean_test_{comparison.tasks[0][0].metric}"]) == scores["mean"]
+        assert float(row[f"worst_test_{comparison.tasks[0][0].metric}"]) == scores["worst"]
+    names = [*comparison.runs]
     assert "qupel bits=1 client_bits=32" in names  # and not a word per client
     report = (tmp_path / "comparison.md").read_text()
     assert "(algorithm_bits.png)" in report
@@ -71,9 +71,9 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
 
 
 def test_what_differs_otherwise_is_no_path(runs):
-    (path,) = paths_of(compare(find_runs(str(runs))))["algorithm.bits"]
+    (path,) = paths_of(report_on(find_runs(str(runs))))["algorithm.bits"]
     assert path.values == [1.0, 1.5]  # without the run in which some clients have 32
-    assert not paths_of(compare([f for f in find_runs(str(runs)) if "poor" not in f.name]))
+    assert not paths_of(report_on([f for f in find_runs(str(runs)) if "poor" not in f.name]))
 
 
 def test_the_picture_spaces_the_bits_equally():

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from medfed.reports.comparison import compare_runs
-from medfed.reports.methods import compare
+from medfed.reports.findings import report_on
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import Path, Point, draw, paths_of
 from tests.integration.runs import run
@@ -46,9 +46,9 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
     assert keys == [("ppfl", k, s) for k in (1, 2) for s in (0, 1)]
     for (method, count, seed), row in zip(keys, rows, strict=True):
         summary = json.loads((runs / f"{method}_{count}_{seed}" / "summary.json").read_text())
-        scores = summary["federation"][comparison.metric]
-        assert float(row[f"mean_test_{comparison.metric}"]) == scores["mean"]
-        assert float(row[f"worst_test_{comparison.metric}"]) == scores["worst"]
+        scores = summary["federation"][comparison.tasks[0][0].metric]
+        assert float(row[f"mean_test_{comparison.tasks[0][0].metric}"]) == scores["mean"]
+        assert float(row[f"worst_test_{comparison.tasks[0][0].metric}"]) == scores["worst"]
         assert "adjusted_rand" not in row  # nothing was planted
     report = (tmp_path / "comparison.md").read_text()
     assert "(canonical_count.png)" in report
@@ -58,9 +58,9 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
 
 def test_what_differs_otherwise_is_no_path(runs):
     folders = find_runs(str(runs))
-    assert [p.values for p in paths_of(compare(folders))["canonical.count"]] == [[1, 2]]
+    assert [p.values for p in paths_of(report_on(folders))["canonical.count"]] == [[1, 2]]
     two = [f for f in folders if f.name in ("ppfl_2_0", "ifca_3_0")]
-    assert not paths_of(compare(two))
+    assert not paths_of(report_on(two))
 
 
 def test_the_picture_shows_recovery_where_it_is_known():

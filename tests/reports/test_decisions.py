@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from medfed.reports.findings import judged
-from medfed.reports.sentences import card, undecided
+from medfed.reports.sentences import card
 from medfed.reports.tasks import Scores, Task
 
 SPLITS, CLIENTS = 8, 3
@@ -34,7 +34,7 @@ def test_each_situation_has_the_methods_that_its_tasks_show():
     alone = task("four", "unlike", fedavg=-0.1, ditto=0.0)
     found = rows(*alike, unlike, alone)
     assert [(r["situation"], r["best shown"]) for r in found] == [
-        ("alike", "FedAvg"), ("unlike", "pfednet"), ("", "local training"),
+        ("alike", "FedAvg"), ("unlike", "pfednet"), ("unlike", "local training"),
         ("bytes are scarce", "ditto"),
     ]  # fmt: skip
     assert found[0]["how sure"].startswith("2 of 2 tasks (made/one, made/two): p < 0.001 (Holm)")
@@ -53,10 +53,22 @@ def test_one_task_stands_by_its_name_and_names_the_hospitals():
     assert row["harms"].endswith("surely b")
 
 
+def test_generated_and_real_data_have_lines_of_their_own():
+    ones = [task(n, "alike", fedavg=0.1) for n in ("one", "two")]
+    for one, data in zip(ones, ("real", "generated"), strict=True):
+        one.data = data
+    assert [(r["situation"], r["data"]) for r in rows(*ones)] == [
+        ("alike", "real"), ("alike", "generated"),
+    ]  # fmt: skip
+
+
 def test_tasks_that_show_nothing_say_what_they_could_have_shown():
     nothing = [task(n, "few patients", noise=0.2, fedavg=0.0) for n in ("one", "two")]
     (row,) = rows(*nothing)
-    assert (row["best shown"], row["how sure"]) == ("none", "none of 2 tasks shows one")
-    told = undecided(judged(nothing).tasks)
-    assert [*told] == ["made/one", "made/two"]
-    assert "a gain of 0.02 takes about 500 splits instead of 8" in told["made/one"]
+    each = [v["fedavg"].against["local"].difference.detectable for _, v in judged(nothing).tasks]
+    ends = " to ".join(dict.fromkeys(f"{gap:.2g}" for gap in sorted(each)))
+    assert row["best shown"] == "none"
+    unseen = f"gains below {ends} of auroc may go unseen"
+    assert row["how sure"] == f"none of 2 tasks shows a method; {unseen}"
+    for sentence, *_ in judged(nothing).answers.values():
+        assert "a gain of 0.02 takes about" in sentence

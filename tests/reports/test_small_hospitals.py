@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import io
 import math
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from medfed.common.errors import CheckpointError
 from medfed.common.scores import LEAST_CASES, fewest
@@ -15,7 +16,10 @@ from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
 from medfed.reports.runs import differences
+from medfed.reports.sentences import answer
 from medfed.reports.tasks import Scores, Task
+from medfed.reports.verdicts import judge
+from medfed.run.results import print_summary
 from tests.integration.runs import run
 
 CLINICS = {"Basel": 150, "Bern": 130, "Chur": 90, "Zug": 9, "Uri": 60}
@@ -97,13 +101,23 @@ def test_both_means_stand_beside_each_other(runs, tmp_path, capsys):
         np.mean([brier[c] for c in ("Basel", "Bern", "Chur")])
     )
     assert brier["mean"] == pytest.approx(np.mean([brier[c] for c in CLINICS]))
-    assert "mean without small" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "local, without small" in printed
+    (line,) = (line for line in printed.splitlines() if line.strip().startswith("brier"))
+    both = [f"{brier[place]:.4f}" for place in ("mean", "mean without small")]
+    assert " ".join(both) in " ".join(line.split())
 
 
 def test_a_run_says_what_its_own_split_cannot_tell(runs):
-    summary = json.loads((runs / "local_0" / "summary.json").read_text())
+    summary = Run(runs / "local_0").summary
     assert set(summary["small"]) >= {"Zug", "Uri"}
     assert summary["intervals"]["patients"]["Zug"] < LEAST_CASES
+    console = Console(file=io.StringIO(), width=140)
+    print_summary(summary, runs / "local_0", console)
+    rows = (line.split() for line in console.file.getvalue().splitlines())
+    (without,) = (row[3:] for row in rows if row[:3] == ["mean", "without", "small"])
+    known = [m["auroc"] for c, m in summary["clients"].items() if c not in summary["small"]]
+    assert without[0] == f"{np.mean(known):.4f}"
 
 
 def test_runs_that_differ_by_choice_are_refused_by_their_names(runs, tmp_path):
@@ -140,3 +154,5 @@ def test_where_all_are_small_all_decide():
     task.leave_out_small({c: (9 if c != "a" else 12, "test patients") for c in "abc"})
     assert task.clients == ("a", "b", "c")
     assert not task.small
+    (_, told) = answer(task, judge(task))
+    assert told.startswith("Fewer than two hospitals have 10 test patients over all splits")

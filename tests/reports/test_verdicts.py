@@ -90,7 +90,7 @@ def test_more_splits_are_said_for_the_gain_seen_and_for_a_stated_one_by_its_own_
             assert f"{what} takes about {about(count)} splits instead of 6" in told[0]
         else:
             assert f"{what} takes about {about((own.detectable / gain) ** 2):,} times" in told[0]
-            assert "more splits of the same ones will not" in told[0]
+            assert "more splits of the same patients will not" in told[0]
 
 
 def test_a_stated_gain_is_used_and_one_that_the_metric_excludes_is_not():

@@ -23,4 +23,5 @@ def test_a_coordinators_runs_are_compared_and_reported(tmp_path, capsys):
     report_runs(str(tmp_path / "runs"), quiet=True)
     (page,) = (tmp_path / "runs").glob("**/report.html")
     text = page.read_text()
+    assert "The runs do not say how many patients a hospital has tested" in text
     assert "2 splits, 2 hospitals, patients that only sites know tested over all splits" in text
