@@ -535,7 +535,7 @@ def word_rows(word: str) -> Set:
 TABLES = {
     "UTF-8": Set(table(), read_table(), by_csv()),
     "byte-order mark": Set(table(encoding="utf-8-sig"), read_table(), by_csv("utf-8-sig")),
-    "UTF-16": Set(table(encoding="utf-16"), read_table(), refused="is UTF-16 text"),
+    "UTF-16": Set(table(encoding="utf-16"), read_table(), by_csv("utf-16")),
     "UTF-16 without mark": Set(table(encoding="utf-16-le"), read_table(), refused="a NUL byte"),
     "UTF-32": Set(table(encoding="utf-32"), read_table(), refused="save it as CSV UTF-8"),
     "Latin-1": Set(table(each(lambda t: f"Zürich {t}", "hospital"), encoding="latin-1"),

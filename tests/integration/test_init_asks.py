@@ -154,7 +154,7 @@ def other_names(folder):
 CASES = {  # the maker, and what is said
     "ids 100 and 100.0": (ids, "differ only in the format of a number"),
     "yes and Yes": (capitals, "'No'", "'no'", "differ only in capitals"),
-    "no hospital": (no_hospital, "column hospital: the cell is missing"),
+    "no hospital": (no_hospital, "data.unplaced drop (a guess", "30 of 60 rows are taken"),
     "no label": (no_label, "data.unlabelled drop (a guess", "40 of 60 rows are taken"),
     "codes": (codes, "a leading zero", "icd (0744)", "patients 60"),
     "masks beside pictures": (

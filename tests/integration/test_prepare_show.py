@@ -69,7 +69,10 @@ def table(folder):
     """The clients of cohort.json, with shares by name."""
     record = json.loads((folder / "cohort.json").read_text())
     names, clients = record["shares"]["names"], record["clients"]
-    return {c: {**of, "shares": dict(zip(names, of["after"]))} for c, of in clients.items()}
+    return {
+        c: {**of, "shares": dict(zip(names, of["after"], strict=False))}
+        for c, of in clients.items()
+    }
 
 
 def is_drawn(path):

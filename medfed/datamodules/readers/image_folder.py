@@ -30,7 +30,7 @@ from medfed.datamodules.readers.samples import (
 )
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.files import is_visible, visible_files
+from medfed.standalone.files import is_visible, slashed, visible_files
 from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
@@ -127,6 +127,7 @@ def read_image_table(
     uncertain: Literal["error", "missing", "positive", "negative"] = "error",
     file: str = "{}",
     patient_pattern: str | None = None,
+    unplaced: Literal["error", "drop"] = "error",
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
@@ -146,6 +147,7 @@ def read_image_table(
         uncertain: What a finding of -1 is; ``error`` refuses it.
         file: Where the image of a cell ``{}`` lies, such as ``"pictures/{}.jpg"``.
         patient_pattern: Finds the patient in the name of an image, see `persons.persons_of`.
+        unplaced: Whether a row without a hospital is an error, or left out.
 
     Returns:
         As `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
@@ -155,7 +157,7 @@ def read_image_table(
         ConfigError: If a setting cannot be used.
     """
     path = given_path(path)
-    sheet = Sheet.read(path)
+    sheet = Sheet.read(path).placed(centre, unplaced)
     columns = {"image": image, "patient": patient, "centre": centre, "split": split}
     if findings is None:
         cells = listed_columns(sheet, {**columns, "label": label}, ("image", "label"))
@@ -177,7 +179,8 @@ def read_image_table(
         kept = list(range(len(labels)))
     official = official_splits(sheet, split, cells.get("split", ()))
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
-    files = [path.parent / file.replace("{}", name) for name in of["image"]]
+    of["image"] = [slashed(path.parent, file.replace("{}", name)) for name in of["image"]]
+    files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
         raise sheet.bad(kept[lost] + 1, f": {files[lost]} does not exist; copy it there.")

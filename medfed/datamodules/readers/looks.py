@@ -25,6 +25,7 @@ from medfed.datamodules.readers.persons import KNOWN
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import Sheet, like_a_number
+from medfed.standalone.files import slashed
 
 Answers = Mapping[str, Any]
 NO = "null: no"
@@ -165,7 +166,11 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
             continue
         sheet = sheet_of(file)
         first = dict(zip(sheet.columns, sheet.rows[0], strict=True))
-        named = [c for c, cell in first.items() if is_picture(file.parent / cell.strip())]
+        named = [
+            c
+            for c, cell in first.items()
+            if is_picture(file.parent / slashed(file.parent, cell.strip()))
+        ]
         if named:
             return sheet, sorted(named, key=may_be_mask)
     return None
