@@ -26,7 +26,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
+from medfed.common.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets, with_plugins
 from medfed.config.check import check_path, check_types
@@ -208,6 +208,7 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
     _check_needed(overrides, config)
+    _check_experiment(overrides, config)
     if more := of_the_method(config, overrides):
         return _composed([*overrides, *more], name)
     return Composition(config)
@@ -474,6 +475,24 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
                 f"{key} changes nothing with data={config.hydra.runtime.choices.data}, which takes "
                 "no augmentation; leave it out."
             )
+
+
+def _check_experiment(overrides: Sequence[str], config: DictConfig) -> None:
+    """Refuses an experiment whose settings are for data of another kind than those chosen."""
+    choices, given = config.hydra.runtime.choices, {key_of(o): o for o in overrides}
+    file = CONFIG_DIR / "data" / f"{choices.get('data')}.yaml"
+    if not {"experiment", "data"} <= given.keys() or not file.is_file():
+        return
+    has, known = written(config.data), written(OmegaConf.load(file))
+    extra = [f"data.{key}" for key in has if key not in known]
+    reader, usual = has.get("reader"), known.get("reader") or {}
+    if isinstance(reader, dict) and usual.get("_target_") == reader.get("_target_"):
+        extra += [f"data.reader.{key}" for key in reader if key not in usual]
+    if extra := [key for key in extra if key not in given]:
+        raise ConfigError(
+            f"{given['experiment']} sets {few(extra, 4)}, which data={choices.data} does not have: "
+            "it is for data of another kind. medfed init writes an experiment for yours."
+        )
 
 
 def _check_kept(overrides: Sequence[str]) -> None:
