@@ -208,7 +208,6 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
     _check_needed(overrides, config)
-    _check_experiment(overrides, config)
     if more := of_the_method(config, overrides):
         return _composed([*overrides, *more], name)
     return Composition(config)
@@ -330,7 +329,10 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         asked += [[*single[:i], value, *single[i + 1 :]] for value in each[1:]]
     sweeps = [o for o in parsed if o.is_sweep_override()]
     sweep = str(sweeps[0].input_line) if sweeps else ""
-    return [replace(_composed(each, name), sweep=sweep) for each in asked]
+    made = [replace(_composed(each, name), sweep=sweep) for each in asked]
+    for each, one in zip(asked, made, strict=True):
+        _check_experiment(each, one.config)
+    return made
 
 
 def values_of(override: Override) -> list[str]:

@@ -223,8 +223,8 @@ class Auto(Partition):
             lack = f" for {len(patients) - named} of them" * bool(named)
             parts = self._parts(len(patients))
             sentence = (
-                f"All {len(patients):,} patients are divided among {parts} clients at random, as "
-                f"the data name no hospitals{lack}"
+                f"All {len(patients):,} patients are divided among {parts} "
+                f"client{'s' * (parts > 1)} at random, as the data name no hospitals{lack}"
             )
         if self.protocol is None:
             return "" if named == len(patients) else f"{sentence} (partition=auto)."

@@ -239,7 +239,7 @@ class BratsChallengeReader(FolderReader):
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by the names of volumes in the folders of cases; see `looks`."""
-    folders = [f for f in looks.visible(path) if f.is_dir()]
+    folders = [f for f in looks.visible(path) if f.is_dir() and not looks.folders_of(path)]
     groups = [f for f in folders if f.name in ("HGG", "LGG")]
     folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
     of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}

@@ -122,8 +122,9 @@ class DatalistReader(CaseReader):
     """Reads the volumes of a list.
 
     Args:
-        path: The JSON file, or the folder with its ``dataset.json``. A ``centres.json`` or
-            ``centres.csv`` beside it names the hospitals, see `readers.csv_files.named_centres`.
+        path: The JSON file, or the folder with its ``dataset.json``; or a folder with ``images``
+            and ``labels``, whose volumes have equal names. A ``centres.json`` or ``centres.csv``
+            there names the hospitals, see `readers.csv_files.named_centres`.
         channels: Channels to read, in this order; None reads all.
         regions: What is segmented: label values by region, ``{liver: [1, 2], tumour: [2]}``; or
             names of the list's labels; None takes all of these. Regions without a common value are
@@ -161,9 +162,12 @@ class DatalistReader(CaseReader):
         series: str | Sequence[str] | None = None,
     ) -> None:
         self._file = path / "dataset.json" if path.is_dir() else path
-        if not self._file.exists():
+        if self._file.exists():
+            self._index = read_json(self._file)
+        elif path.is_dir() and (pair := looks.folders_of(path)):
+            self._file, self._index = path / pair[0], {"training": _pairs_in(path, *pair)}
+        else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
-        self._index = read_json(self._file)
         self._entries = self._listed(fold)
         self._patient, self._centre, self._series = patient, centre, as_names(series)
         known = self._channel_names()
@@ -335,6 +339,26 @@ class DatalistReader(CaseReader):
         return ids
 
 
+def _pairs_in(folder: Path, images: str, labels: str) -> list[dict[str, str]]:
+    """The entries of a list of volumes in two folders.
+
+    Raises:
+        DataError: If a volume of one folder is not in the other.
+    """
+    there = {name: looks.volumes_in(folder / name) for name in (images, labels)}
+    of = {
+        name: {stem_of(file).removesuffix("_0000"): f"{name}/{file.name}" for file in files}
+        for name, files in there.items()
+    }
+    for one, other in ((images, labels), (labels, images)):
+        if lacking := sorted({*of[one]} - {*of[other]}):
+            raise DataError(
+                f"{folder / one} has {few(lacking, 4)} and {folder / other} has not; name a mask "
+                "as its image, or list the cases in a dataset.json."
+            )
+    return [{"image": of[images][name], "label": of[labels][name]} for name in sorted(of[images])]
+
+
 class NnunetReader(DatalistReader):
     """Reads a raw data set of nnU-Net: ``imagesTr``, ``labelsTr`` and ``dataset.json``.
 
@@ -485,6 +509,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         rows = [[str(e.get(column, "")) for column in columns] for e in entries]
         sheet, others = Sheet(file, columns, rows), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
+    elif (pair := looks.folders_of(path)) and (masks := looks.volumes_in(path / pair[1])):
+        guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
     else:
         return None
     if "data.reader.patient" not in guess.keys:

@@ -29,7 +29,6 @@ from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
-_FOLDERS = (("images", "masks"), ("imagesTr", "labelsTr"))  # the second are nnU-Net's
 
 
 class Pair(NamedTuple):
@@ -70,7 +69,7 @@ def list_pairs(
     if index.is_file():
         sheet = Sheet.read(index).placed(columns["centre"], unplaced)
         pairs = _from_csv(sheet, columns, pattern)
-    elif (folders := _folders_of(path)) is not None:
+    elif (folders := looks.folders_of(path)) is not None:
         pairs = _from_folders(path, folders, pattern)
     else:
         raise DataError(
@@ -125,11 +124,6 @@ def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> 
         )
         for n, (image, mask, who, centre) in enumerate(rows, start=1)
     ]
-
-
-def _folders_of(path: Path) -> tuple[str, str] | None:
-    """The folders of pictures and masks."""
-    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
 
 
 def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> list[Pair]:
@@ -435,7 +429,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
             for column in (image, mask)
         )
     else:
-        folders = _folders_of(path) or ()
+        folders = looks.folders_of(path) or ()
         both = [list(filter(looks.is_picture, looks.visible(path / name))) for name in folders]
         if not both or not all(both):
             return None

@@ -115,6 +115,14 @@ def visible(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if is_visible(p.name)) if path.is_dir() else []
 
 
+_FOLDERS = (("images", "masks"), ("images", "labels"), ("imagesTr", "labelsTr"))
+
+
+def folders_of(path: Path) -> tuple[str, str] | None:
+    """Finds the folders of images and of masks, by their names."""
+    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
+
+
 def words(text: str) -> set[str]:
     """Returns the words of a name.
 
@@ -133,6 +141,11 @@ def may_be_mask(name: str) -> bool:
         (True, False)
     """
     return bool(_INSIDE & words(name))
+
+
+def volumes_in(folder: Path) -> list[Path]:
+    """Lists the volumes in a folder: files, and folders of DICOM series."""
+    return [file for file in visible(folder) if volumes.is_volume(file)]
 
 
 def is_picture(path: Path) -> bool:

@@ -6,6 +6,7 @@ The reader decides which columns hold numbers, which hold categories, and which 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -567,6 +568,9 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
         )
 
 
+# Columns of survival: when, and whether it happened.
+_TIME = re.compile(r"(.*[\W_])?(time|days?|months?|survival|duration|tte)([\W_].*)?", re.IGNORECASE)
+_EVENT = re.compile(r"event|status|dead|death|died|relapse|recurrence|progress", re.IGNORECASE)
 _NEVER = ("-9", "-99", "-999", "-9999")  # of columns whose other numbers are not below 0
 
 
@@ -608,7 +612,14 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
     """Asks which of two labels is positive."""
     texts = sheet.texts(label)
     names = sorted({text for text in texts if text is not None}, key=in_order)
-    if {"data.outcome", "data.time"} & {*answers} or answers.get("data.positive"):
+    times = [c for c in sheet.columns if _TIME.fullmatch(c) and c != label]
+    if _EVENT.search(label) and len(names) == 2 and times:
+        text = f"Is {times[0]} the time of {label} or of the last visit, so that survival counts?"
+        guess.ask("data.time", text, times[0], (*times, looks.NO))
+    if answers.get("data.time"):
+        survival = {"data.outcome": "survival", "data.event": label, "model": "survival"}
+        guess.keys |= survival
+    if answers.get("data.outcome") or answers.get("data.time") or answers.get("data.positive"):
         return
     if len(names) > looks.MANY and all(as_number(t) < float("inf") for t in names):
         guess.keys |= {"data.outcome": "continuous", "model": "linear"}
