@@ -219,6 +219,8 @@ PICTURES = {
                          line="use 12 bits"),
     "16 bits of TIFF": Set(classes(saved("tif", of=bits(10))), pictures(), by_pillow(white=1023),
                            line="use 10 bits"),
+    "16 bits, white is 0": Set(classes(saved("tif", of=bits(16), tiffinfo={262: 0})), pictures(),
+                               refused="stores white as 0"),
     "32 bits": Set(classes(saved("tif", of=bits(20, "i4"))), pictures(), refused="32 bits"),
     "floats": Set(classes(saved("tif", of=lambda n: Image.fromarray(grey(n) / np.float32(7)))),
                   pictures(), refused="32 bits"),
