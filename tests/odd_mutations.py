@@ -12,8 +12,11 @@ import io
 import json
 import random
 import re
+import struct
 import unicodedata
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +30,9 @@ from medfed.common.errors import MedfedError
 from medfed.datamodules.plans import by_id
 from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.datamodules.readers.datalist import DatalistReader
+from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.standalone.csv_files import MISSING
+from medfed.standalone.pictures import picture_header, read_picture
 from medfed.standalone.volumes import check_finite, read_volume
 from tests.datamodules.test_dicom import plain, save
 from tests.odd_files import compared, heard, sentence_of
@@ -544,6 +549,211 @@ def centres_verdict(path: Path) -> str:
     return "" if sorted(found) == sorted(CASES) else f"cases {sorted(found)}"
 
 
+# Pictures: PNG and TIFF as their standards say, without compression of TIFF
+
+SIZE = (9, 7)  # rows, columns
+
+
+def pixels(bits: int) -> np.ndarray:
+    values = np.random.default_rng(0).integers(0, 1 << bits, SIZE)
+    return values.astype(np.uint8 if bits == 8 else np.uint16)
+
+
+def chunk(kind: bytes, body: bytes, crc: int | None = None) -> bytes:
+    crc = zlib.crc32(kind + body) if crc is None else crc
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", crc)
+
+
+def odd_png(folder: Path, rng: random.Random) -> tuple[Path, str]:
+    bits = rng.choice((8, 16))
+    rows = pixels(bits).astype(f">u{bits // 8}")
+    head = [SIZE[1], SIZE[0], bits, 0, 0, 0, 0]
+    at, value = rng.randrange(len(head)), rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 255))
+    head[at] = value if at > 1 else rng.choice((value, 1 << 20, 1 << 31))
+    body = b"".join(b"\0" + row.tobytes() for row in rows)
+    data = bytearray(zlib.compress(body))
+    said = [f"{('width', 'height', 'bits', 'colours', 'compression', 'filter', 'interlace')[at]}"]
+    said[0] += f"={head[at]}"
+    if rng.random() < 0.2:
+        data[place := rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        said.append(f"a bit of byte {place} of the data")
+    crc = rng.choice((None, None, None, 0))
+    parts = [chunk(b"IHDR", struct.pack(">IIBBBBB", *head), crc), chunk(b"IDAT", bytes(data))]
+    if rng.random() < 0.3:
+        name = rng.choice((b"tEXt", b"gAMA", b"zTXt", b"iCCP", b"pHYs", b"tRNS", b"PLTE", b"abCd"))
+        parts.insert(1, chunk(name, rng.randbytes(rng.choice((0, 1, 4, 9)))))
+        said.append(f"a chunk {name.decode()}")
+    path = folder / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts) + chunk(b"IEND", b""))
+    return path, ", ".join([*said, "crc 0"] if crc == 0 else said)
+
+
+def by_png(path: Path) -> np.ndarray:
+    """The samples of a grey PNG without filters, by the words of its standard."""
+    content, at, data, head = path.read_bytes(), 8, b"", b""
+    while at < len(content):
+        (size,), kind = struct.unpack_from(">I", content, at), content[at + 4 : at + 8]
+        body = content[at + 8 : at + 8 + size]
+        if kind == b"IHDR":
+            head = body
+        data += body * (kind == b"IDAT")
+        if (
+            kind == b"tRNS"
+            or zlib.crc32(kind + body) != struct.unpack_from(">I", content, at + 8 + size)[0]
+        ):
+            raise RefusedError("a transparent value, or a wrong sum")
+        at += 12 + size
+    width, height, bits, *others = struct.unpack(">IIBBBBB", head)
+    if others != [0] * 4 or bits not in (8, 16) or not 0 < width * height < 1e6:
+        raise RefusedError(f"{bits} bits, {others}")
+    rows, step = zlib.decompress(data), 1 + width * bits // 8
+    if len(rows) != height * step or any(rows[::step]):
+        raise RefusedError("other data than the header says")
+    lines = [rows[n * step + 1 : (n + 1) * step] for n in range(height)]
+    return np.frombuffer(b"".join(lines), f">u{bits // 8}").reshape(height, width)
+
+
+TAGS = {256: SIZE[1], 257: SIZE[0], 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: SIZE[0], 279: 0}
+
+
+def odd_tiff(folder: Path, rng: random.Random) -> tuple[Path, str]:
+    bits = rng.choice((8, 16))
+    data = pixels(bits).astype(f"<u{bits // 8}").tobytes()
+    data += b"\0" * (len(data) % 2)
+    tags = {**TAGS, 258: bits, 279: len(data)}
+    entries = [[tag, 4 if tag in (273, 279) else 3, 1, value] for tag, value in tags.items()]
+    entry = rng.choice(entries)
+    field, value = rng.choice((0, 1, 2, 3, 3, 3)), rng.choice((0, 1, 2, 3, 5, 7, 8, 9, 274, 65535))
+    entry[field] = value
+    said = f"tag {entry[0]}, {('tag', 'type', 'count', 'value')[field]}={value}"
+    body = b"".join(struct.pack("<HHII", *e) for e in entries)
+    path = folder / "a.tif"
+    start = struct.pack("<2sHI", b"II", 42, 8 + len(data))
+    path.write_bytes(start + data + struct.pack("<H", len(entries)) + body + bytes(4))
+    return path, said
+
+
+def by_tiff(path: Path) -> np.ndarray:
+    """The samples of a grey TIFF in one strip, by the words of its standard."""
+    content = path.read_bytes()
+    (at,) = struct.unpack_from("<I", content, 4)
+    (count,) = struct.unpack_from("<H", content, at)
+    found = [struct.unpack_from("<HHII", content, at + 2 + 12 * n) for n in range(count)]
+    tags = {tag: value for tag, _, _, value in found}
+    odd = [f for f in found if f[1] not in (3, 4) or f[2] != 1 or (f[1] == 3 and f[3] > 65535)]
+    if odd or len(tags) < len(found) or {*tags} != {*TAGS}:
+        raise RefusedError(f"other tags: {odd}")
+    width, height, bits, start = (tags[n] for n in (256, 257, 258, 273))
+    usual = tags[259] == 1 == tags[277] and tags[262] in (0, 1) and bits in (8, 16)
+    size = width * height * bits // 8
+    if (
+        not usual
+        or not 0 < height <= tags[278]
+        or not size
+        or size > min(tags[279], len(content) - start)
+    ):
+        raise RefusedError("another form")
+    values = np.frombuffer(content[start : start + size], f"<u{bits // 8}").reshape(height, width)
+    return values if tags[262] else (1 << bits) - 1 - values
+
+
+def picture_verdict(other: Callable[[Path], np.ndarray]) -> Callable[[Path], str]:
+    def verdict(path: Path) -> str:
+        try:
+            with heard():
+                read, white = read_picture(path, "grey")
+                width, height, _ = picture_header(path)
+        except MedfedError as error:
+            return sentence_of(error, path) or ""
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        if read.shape != (1, height, width):
+            return f"pixels {read.shape}, but {(height, width)}"
+        try:
+            truth = other(path)
+        except (RefusedError, zlib.error):  # Pillow reads more forms, and mends some
+            return ""
+        if white != (1 << 8 * truth.itemsize) - 1:
+            return f"white is {white}, but pixels have {8 * truth.itemsize} bits"
+        return "" if truth.shape == read.shape[1:] and (read[0] == truth).all() else "other pixels"
+
+    return verdict
+
+
+# Arrays of MedMNIST's form
+
+
+def odd_npz(folder: Path, rng: random.Random) -> tuple[Path, str]:
+    random_ = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 6), ("val", 4), ("test", 4)):
+        arrays[f"{split}_images"] = random_.integers(0, 255, (count, 5, 4), np.uint8)
+        arrays[f"{split}_labels"] = random_.permutation(np.arange(count) % 2)[:, None]
+    chosen, how, said = rng.choice([*arrays]), rng.random(), ""
+    path = folder / "a.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, array in arrays.items():
+            held = io.BytesIO()
+            np.save(held, array)
+            content, member = bytearray(held.getvalue()), f"{name}.npy"
+            if name == chosen:
+                end = 10 + int.from_bytes(content[8:10], "little")
+                if how < 0.6:  # another word of the header, of the same length
+                    text = content[10:end].decode()
+                    old = rng.choice(re.findall(r"\d+|False|[<|]\w\d|'\w+'|[(),:{}]", text))
+                    new = rng.choice(
+                        (
+                            "0",
+                            "1",
+                            "-1",
+                            "7",
+                            "True",
+                            "'<f8'",
+                            "<i2",
+                            "|b1",
+                            "|O8",
+                            "()",
+                            "x",
+                            "9" * 9,
+                        )
+                    )
+                    text, said = text.replace(old, new, 1), f"{old} -> {new}"
+                    text = text.rstrip()[: end - 11].ljust(end - 11) + "\n"
+                    content[10:end] = text.encode()
+                elif how < 0.7:
+                    content[at := rng.randrange(10)] = rng.randrange(256)
+                    said = f"byte {at}"
+                elif how < 0.8:
+                    content, said = content[: rng.randrange(len(content))], "cut"
+                elif how < 0.9:
+                    member, said = (
+                        rng.choice(("x.npy", name, f"{name}.NPY", f"a/{name}.npy")),
+                        "name",
+                    )
+                else:
+                    content[-array.itemsize :] = rng.randbytes(array.itemsize)
+                    said = "the last cell"
+            file.writestr(member, bytes(content))
+    return path, f"{chosen}: {said}"
+
+
+def npz_verdict(path: Path) -> str:
+    try:
+        with heard():
+            read = read_medmnist(path)
+    except MedfedError as error:
+        return sentence_of(error, path) or ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    splits = ("train", "val", "test")
+    with np.load(path, allow_pickle=False) as arrays:
+        images = np.concatenate([arrays[f"{split}_images"] for split in splits])
+        labels = np.concatenate([arrays[f"{split}_labels"] for split in splits])
+    if (read.samples.labels.reshape(labels.shape) != labels).any():
+        return f"labels {read.samples.labels}, but {labels}"
+    return "" if (np.sort(read.images, None) == np.sort(images, None)).all() else "other pixels"
+
+
 KINDS: Mapping[str, Kind] = {
     "NIfTI": Kind(odd_nifti, nifti_verdict),
     "table": Kind(odd_table, table_verdict),
@@ -552,4 +762,7 @@ KINDS: Mapping[str, Kind] = {
     "DICOM": Kind(odd_dicom, volume_verdict(dicom_other)),
     "list": Kind(odd_list, list_verdict),
     "centres.csv": Kind(odd_centres, centres_verdict),
+    "PNG": Kind(odd_png, picture_verdict(by_png)),
+    "TIFF": Kind(odd_tiff, picture_verdict(by_tiff)),
+    "npz": Kind(odd_npz, npz_verdict),
 }

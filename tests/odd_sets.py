@@ -219,6 +219,8 @@ PICTURES = {
                          line="use 12 bits"),
     "16 bits of TIFF": Set(classes(saved("tif", of=bits(10))), pictures(), by_pillow(white=1023),
                            line="use 10 bits"),
+    "16 bits, white is 0": Set(classes(saved("tif", of=bits(16), tiffinfo={262: 0})), pictures(),
+                               refused="stores white as 0"),
     "32 bits": Set(classes(saved("tif", of=bits(20, "i4"))), pictures(), refused="32 bits"),
     "floats": Set(classes(saved("tif", of=lambda n: Image.fromarray(grey(n) / np.float32(7)))),
                   pictures(), refused="32 bits"),
@@ -535,7 +537,7 @@ def word_rows(word: str) -> Set:
 TABLES = {
     "UTF-8": Set(table(), read_table(), by_csv()),
     "byte-order mark": Set(table(encoding="utf-8-sig"), read_table(), by_csv("utf-8-sig")),
-    "UTF-16": Set(table(encoding="utf-16"), read_table(), refused="is UTF-16 text"),
+    "UTF-16": Set(table(encoding="utf-16"), read_table(), by_csv("utf-16")),
     "UTF-16 without mark": Set(table(encoding="utf-16-le"), read_table(), refused="a NUL byte"),
     "UTF-32": Set(table(encoding="utf-32"), read_table(), refused="save it as CSV UTF-8"),
     "Latin-1": Set(table(each(lambda t: f"Zürich {t}", "hospital"), encoding="latin-1"),

@@ -14,8 +14,9 @@ none of these reads it. Checked are, where a row has them:
 - account: files, rows and cells that were taken or left out, and the line that says what was odd.
 
 A cell is equal, WRONG, or the number of a sentence of refusal below the table. With `--mutations`
-the numbers of headers and the cells of tables and lists are replaced by odd ones: each is read as
-another reader reads it, or refused in one sentence that names the file. The exit status is 1 if
+the numbers of headers (volumes, PNG, TIFF, arrays of npz) and the cells of tables and lists are
+replaced by odd ones: each is read as another reader reads it, or refused in one sentence that names
+the file. The exit status is 1 if
 anything is wrong. The table takes some seconds on one core, 2,000 mutations half a minute.
 """
 

@@ -21,7 +21,7 @@ def main(config: RunDescription) -> None:
     """Describes the hospitals and writes the page."""
     refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")
     # Imported here, so that --help and errors in the configuration appear at once.
-    from medfed.datamodules.descriptions import described
+    from medfed.datamodules.look import described
     from medfed.reports.look import read_descriptions, write_look
 
     if config.values.of is not None:

@@ -26,7 +26,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
+from medfed.common.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets, with_plugins
 from medfed.config.check import check_path, check_types
@@ -329,7 +329,10 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         asked += [[*single[:i], value, *single[i + 1 :]] for value in each[1:]]
     sweeps = [o for o in parsed if o.is_sweep_override()]
     sweep = str(sweeps[0].input_line) if sweeps else ""
-    return [replace(_composed(each, name), sweep=sweep) for each in asked]
+    made = [replace(_composed(each, name), sweep=sweep) for each in asked]
+    for each, one in zip(asked, made, strict=True):
+        _check_experiment(each, one.config)
+    return made
 
 
 def values_of(override: Override) -> list[str]:
@@ -474,6 +477,24 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
                 f"{key} changes nothing with data={config.hydra.runtime.choices.data}, which takes "
                 "no augmentation; leave it out."
             )
+
+
+def _check_experiment(overrides: Sequence[str], config: DictConfig) -> None:
+    """Refuses an experiment whose settings are for data of another kind than those chosen."""
+    choices, given = config.hydra.runtime.choices, {key_of(o): o for o in overrides}
+    file = CONFIG_DIR / "data" / f"{choices.get('data')}.yaml"
+    if not {"experiment", "data"} <= given.keys() or not file.is_file():
+        return
+    has, known = written(config.data), written(OmegaConf.load(file))
+    extra = [f"data.{key}" for key in has if key not in known]
+    reader, usual = has.get("reader"), known.get("reader") or {}
+    if isinstance(reader, dict) and usual.get("_target_") == reader.get("_target_"):
+        extra += [f"data.reader.{key}" for key in reader if key not in usual]
+    if extra := [key for key in extra if key not in given]:
+        raise ConfigError(
+            f"{given['experiment']} sets {few(extra, 4)}, which data={choices.data} does not have: "
+            "it is for data of another kind. medfed init writes an experiment for yours."
+        )
 
 
 def _check_kept(overrides: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from medfed.common.errors import ConfigError, few
 from medfed.common.files import write_json, write_text, writing
 from medfed.common.scores import mean_of_known
 from medfed.common.untrusted import read_json
-from medfed.datamodules.descriptions import DEVIATIONS, GREY, MEANS, SPACING, Description
+from medfed.datamodules.look import DEVIATIONS, GREY, MEANS, SPACING, Description
 from medfed.reports.charts import Picture, curves, hospitals, looks_in_order
 from medfed.reports.report import rendered
 from medfed.reports.tables import Cell, Table

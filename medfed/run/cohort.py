@@ -7,91 +7,28 @@ folder has it as ``cohort.json``; ``medfed prepare`` also writes it as CSV.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.console import Console
-from torch import Tensor
 
 from medfed.common.console import Table, brief, say, shown, wide_console
 from medfed.common.errors import DataError, few
-from medfed.common.files import csv_text, digest
-from medfed.common.scores import mean_of_known, span
+from medfed.common.files import digest
+from medfed.common.scores import span
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
-from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.look import Look, kind_of, looked, shares, sums
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.samples import is_survival
-from medfed.datamodules.scanner import UNCHANGED, Scanner
-from medfed.datamodules.splits import SPLITS, Split
-from medfed.functional.survival import kaplan_meier
+from medfed.datamodules.splits import SPLITS
 from medfed.records.places import Places
 
-_EVENTS = ("no event", "event")
 _COLUMNS = 6  # classes with a column each; more share one column
-
-
-def label_of(block: Block) -> Tensor:
-    """Returns the labels of a block; reads them if they are not in memory."""
-    label = block["label"]
-    return label if isinstance(label, Tensor) else label.take(torch.arange(label.shape[0]))
-
-
-def changes_text(scanner: Scanner | None) -> str:
-    """Lists the settings of a scanner that change images.
-
-    Example:
-        >>> changes_text(Scanner("a", 0, gamma=1.3, noise=0.125)), changes_text(None)
-        ('gamma 1.3, noise 0.12', '')
-    """
-    settings = {} if scanner is None else scanner.record()
-    changes = {k: v for k, v in settings.items() if v != UNCHANGED.get(k, v)}
-    return ", ".join(f"{name} {brief(value)}" for name, value in changes.items())
-
-
 FILE = str(Places.cohort_json)
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Had:
-    """What one client has.
-
-    Attributes:
-        patients: Number of patients that it uses.
-        of: Number of patients to choose from: those of the hospitals that its patients come from,
-            or all if a hospital is not known.
-        samples: Samples that it uses (rows, images, patches); None for volumes.
-        samples_of: Number of samples of its patients, if known before reading.
-        splits: Patients per split.
-        removed: Channels that the data have but it lacks.
-        before: Share of each class among the samples of the patients to choose from, in the order
-            of the data; empty without classes.
-        after: The same among the samples that it uses. For segmentations: share of each region
-            among the voxels of training patches. For findings: among the known. For outcomes: mean.
-            For boxes: lesions per scan.
-        missing: Classes without a sample, per split that has any sample.
-        notes: Other differences from the original data.
-        annotated: The labels that it annotates; None if every client annotates all.
-    """
-
-    patients: int
-    of: int
-    samples: int | None
-    samples_of: int | None
-    splits: dict[str, int]
-    removed: list[str]
-    before: list[float]
-    after: list[float]
-    missing: dict[str, list[str]]
-    notes: list[str]
-    annotated: list[str] | None = None
+_log = logging.getLogger(__name__)
+_LINES = 12  # clients with a line each
 
 
 @dataclass(frozen=True)
@@ -100,7 +37,7 @@ class CohortRecord:
 
     Attributes:
         clients: Per client, including those that are kept out.
-        kind: What `Had.after` counts: ``classes``, ``findings``, ``regions``, ``boxes``,
+        kind: What `Look.after` counts: ``classes``, ``findings``, ``regions``, ``boxes``,
             ``outcome`` or ``survival``.
         names: Names of the classes or regions, or of the outcome.
         whole: Share of each class among all samples of the data; empty if it is not known.
@@ -111,7 +48,7 @@ class CohortRecord:
         accounts: What the reader took of files, rows and cells, and left out.
     """
 
-    clients: dict[str, Had]
+    clients: dict[str, Look]
     kind: str
     names: list[str]
     whole: list[float]
@@ -133,20 +70,6 @@ class CohortRecord:
         }
 
 
-def to_csv(cohort: CohortRecord) -> str:
-    """Returns a line per client: patients and samples, shares of classes or regions, and notes."""
-    what = {"outcome": "mean", "boxes": "per scan"}.get(cohort.kind, "share")
-    head = ["client", "patients", "of", *SPLITS, "samples", *(f"{what} {n}" for n in cohort.names)]
-    rows = []
-    for name, had in cohort.clients.items():
-        shares: Sequence[object] = had.after or [""] * len(cohort.names)
-        counts = [had.patients, had.of, *(had.splits[s] for s in SPLITS), had.samples]
-        notes = "; ".join([*_missing(had), *had.notes])
-        annotated = cohort.names if had.annotated is None else had.annotated
-        rows.append([name, *counts, *shares, " ".join(had.removed), notes, " ".join(annotated)])
-    return csv_text([*head, "channels removed", "notes", "annotated"], rows)
-
-
 def cohort_record(data: FederatedDataModule) -> CohortRecord:
     """Counts what every client has, and looks for samples that occur twice.
 
@@ -158,159 +81,22 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         DataError: If there are duplicates and ``data.duplicates=error``.
     """
     clients = {**data.clients, **data.kept_out}
-    kind = _kind(next(iter(clients.values())))
-    names = _EVENTS if kind == "survival" else data.class_names
-    of: dict[str | None, list[Patient]] = {}
-    for patient in data.patients.values():
-        of.setdefault(patient.centre, []).append(patient)
-    classes = len(names)
-    had = {
-        name: _had(data, clients[name], plan, kind, of, names) for name, plan in data.plans.items()
-    }
+    looks, whole = looked(data, clients), sums([*data.patients.values()], data.num_classes)
     what, samples = data.contents()
     duplicates = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
     if duplicates.groups and getattr(data, "duplicates", "warn") == "error":
         raise DataError(f"{duplicates.sentence()} The run stops because data.duplicates=error.")
     return CohortRecord(
-        clients=had,
-        kind=kind,
-        names=list(names),
-        whole=_shares(_counted(list(data.patients.values()), classes)),
-        used=sum(h.patients for h in had.values()),
+        clients=looks,
+        kind=kind_of(next(iter(clients.values()))),
+        names=list(data.class_names),
+        whole=shares(whole[1:]),
+        used=sum(look.patients for look in looks.values()),
         patients=len(data.patients),
         remarks=list(data.remarks),
         duplicates=duplicates,
         accounts=data.accounts,
     )
-
-
-def _kind(client: ClientData) -> str:
-    if len(shape := client.train["label"].shape) > 1:
-        if len(shape) == 2:
-            return "survival" if is_survival(label_of(client.train).numpy()) else "findings"
-        return "boxes" if len(shape) == 3 else "regions"
-    return "outcome" if label_of(client.train).is_floating_point() else "classes"
-
-
-def _had(
-    data: FederatedDataModule,
-    client: ClientData,
-    plan: ClientPlan,
-    kind: str,
-    of: Mapping[str | None, Sequence[Patient]],
-    names: Sequence[str],
-) -> Had:
-    """What one client has; ``of`` are the patients of each centre."""
-    every, classes = [data.patients[i] for ids in plan.patients.values() for i in ids], len(names)
-    centres = {p.centre for p in every}
-    known = data.patients.values() if None in centres else [p for c in centres for p in of[c]]
-    pool, outlined = list(known), plan.annotated or names
-    labels, counts = _labels(client, kind, classes)
-    if plan.label_order is not None:  # back to the order of the data
-        counts = {s: of[list(plan.label_order)] for s, of in counts.items() if len(of)}
-    return Had(
-        patients=len(every),
-        of=len(pool),
-        samples=None if labels is None else len(labels),
-        samples_of=int(sum(_counted(every, classes))) or None,
-        splits={split: len(plan.patients[split]) for split in SPLITS},
-        removed=[n for n, has in zip(data.plan_names, plan.channels, strict=True) if not has],
-        before=_shares(_counted(pool, classes)),
-        after=_after(client, kind, every, labels, counts),
-        missing={
-            split: [n for n, c in zip(names, some, strict=True) if not c and n in outlined]
-            for split, some in counts.items()
-            if kind != "outcome" and some.any()
-        },
-        notes=list(_notes(data, client, plan, labels if kind == "survival" else None)),
-        annotated=None if plan.annotated is None else list(plan.annotated),
-    )
-
-
-def _labels(client: ClientData, kind: str, classes: int) -> tuple[Floats | None, dict[str, Floats]]:
-    """All labels of a client, and of each split the samples per class, or voxels per region.
-
-    Volumes have no labels here, and no counts where that needed reading them.
-    """
-    blocks: dict[Split, Iterable[Block]] = {"train": [client.train], **client.evaluation}
-    counts: dict[str, Floats] = dict.fromkeys(SPLITS, np.empty(0))
-    if kind == "regions":
-        counts["train"] = client.label_counts[1:].numpy().astype(np.float64)
-        for split in SPLITS[1:]:
-            if isinstance(block := blocks[split], list):
-                sums = [label_of(b).bool().transpose(0, 1).flatten(1).sum(1) for b in block]
-                counts[split] = np.sum([np.zeros(classes), *(of.numpy() for of in sums)], axis=0)
-    if kind in ("regions", "boxes"):
-        return None, counts
-    labels = {s: [label_of(b).numpy() for b in blocks[s]] for s in SPLITS}
-    joined = {s: np.concatenate(of) for s, of in labels.items() if of}
-    for split, of in joined.items():
-        if kind == "findings":
-            count = (of == 1).sum(0)
-        elif kind == "outcome":
-            count = np.array([len(of)])
-        else:
-            column = of[:, 1] if kind == "survival" else of
-            count = np.bincount(column.astype(int), minlength=classes)
-        counts[split] = count.astype(np.float64)
-    return np.concatenate(list(joined.values())), counts
-
-
-def _after(
-    client: ClientData,
-    kind: str,
-    patients: Sequence[Patient],
-    labels: Floats | None,
-    counts: Mapping[str, Floats],
-) -> list[float]:
-    """See `Had.after`."""
-    if kind == "boxes":
-        return [float(np.mean([sum(p.counts or ()) for p in patients]))]
-    if labels is None:
-        shape = client.train["label"].shape
-        return [*map(float, counts["train"] / float(np.prod([shape[0], *shape[2:]])))]
-    if kind == "findings":
-        return [*map(float, np.nan_to_num(mean_of_known(labels, 0)))]
-    if kind == "outcome":
-        return [float(np.mean(labels))]
-    return _shares(np.sum([of for of in counts.values() if len(of)], axis=0))
-
-
-def _counted(patients: Sequence[Patient], num_classes: int) -> Floats:
-    """(K,) samples per class in the original data; zeros if a label is not known."""
-    if any(p.label is None and p.counts is None for p in patients):
-        return np.zeros(num_classes)
-    total: Floats = np.sum([p.class_counts(num_classes) for p in patients], axis=0, dtype=float)
-    return total
-
-
-def _shares(counts: Floats) -> list[float]:
-    total = counts.sum()
-    return (counts / total).tolist() if total else []
-
-
-def _notes(
-    data: FederatedDataModule, client: ClientData, plan: ClientPlan, survival: Floats | None
-) -> Iterator[str]:
-    if client.id in data.kept_out:
-        yield "joins after training"
-    if survival is not None:
-        time, event = survival.T
-        times, _, curve = kaplan_meier(time, event, np.ones((1, len(time))), of_censoring=True)
-        median = times[curve[0] <= 0.5]
-        often = f"{median[0]:.4g}" if len(median) else f"above {time.max():.4g}"
-        yield f"{int(event.sum())} events, median follow-up {often}"
-    if len(plan.patients["train"]) == 1:
-        yield "trains on one patient"
-    if changes := changes_text(plan.scanner):
-        yield f"scanner: {changes}"
-    if plan.label_order is not None:
-        yield "labels renamed"
-    yield from (f"{name} in {has} of {of} cases" for name, (has, of) in plan.partial.items())
-
-
-_log = logging.getLogger(__name__)
-_LINES = 12  # clients with a line each
 
 
 def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: int = _LINES) -> None:
@@ -426,13 +212,13 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     return f"{title} {' / '.join(map(shown, names[chosen]))}", share
 
 
-def _thinned(had: Had) -> str:
+def _thinned(had: Look) -> str:
     if had.samples is None or had.samples_of is None or had.samples == had.samples_of:
         return ""
     return f"{had.samples:,} of {had.samples_of:,}"
 
 
-def _missing(had: Had) -> Iterator[str]:
+def _missing(had: Look) -> Iterator[str]:
     """What a client lacks in all splits, and in single ones."""
     empty = [split for split in SPLITS if not had.splits[split]]
     if empty:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from medfed.common.console import brief, caption, size, wide_console
 from medfed.common.figures import colours, legend_below, save_figures
-from medfed.common.files import write_json, write_text, writing
+from medfed.common.files import write_json, writing
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.config.description import RunDescription
@@ -40,7 +40,7 @@ from medfed.federation.split import Block, ParameterSplit, blocks
 from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
 from medfed.records.places import Places, refuse_full
-from medfed.run.cohort import cohort_record, print_cohort, to_csv
+from medfed.run.cohort import cohort_record, print_cohort
 
 _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")
@@ -118,7 +118,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
 
     Args:
         data: A data module, after `setup`.
-        folder: Gets ``splits.json``, ``cohort.json``, ``clients.csv`` and ``pictures``.
+        folder: Gets ``splits.json``, ``cohort.json`` and ``pictures``.
         kind: The format of pictures; see :func:`medfed.common.figures.save_figures`.
 
     Returns:
@@ -132,7 +132,6 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     with writing(folder, "set folder to another folder"):
         sheets = {"patches": contact_sheet(data), "augmentation": augmentation_sheet(data)}
         figures = {name: sheet for name, sheet in sheets.items() if sheet is not None}
-        write_text(folder / "clients.csv", to_csv(cohort))
         save_figures(folder / Places.pictures_folder, figures, kind)
         write_json(folder / Places.cohort_json, cohort.record())
         write_json(folder / Places.splits_json, data.splits())

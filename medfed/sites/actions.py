@@ -23,7 +23,7 @@ def check(agreed: Path, local: Path, folder: Path | None = None) -> None:
     Args:
         agreed: The file of the agreement.
         local: The site's file.
-        folder: Gets a description of the data instead, see :mod:`medfed.datamodules.descriptions`.
+        folder: Gets a description of the data instead, see :mod:`medfed.datamodules.look`.
 
     Raises:
         MedfedError: If a file cannot be read, or the two contradict each other.

@@ -24,7 +24,7 @@ from medfed.common.files import filled
 from medfed.common.floors import LEAST
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.descriptions import described
+from medfed.datamodules.look import described
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.tables.agreement import converse
 from medfed.datamodules.tables.datamodule import TabularDataModule

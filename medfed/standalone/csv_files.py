@@ -31,8 +31,8 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[list[str]]:
     """Reads a CSV file.
 
     Args:
-        path: The file, in UTF-8 or the Latin-1 of Windows; its cells are separated as `delimiter`
-            says.
+        path: The file, in UTF-8, UTF-16 or the Latin-1 of Windows; its cells are separated as
+            `delimiter` says.
         absent: What to do if it does not exist.
 
     Returns:
@@ -56,10 +56,11 @@ def _text(path: Path, absent: str) -> tuple[str, bool]:
         raise DataError(f"{path} does not exist; {absent}.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
-    if kind := kind_of(path):
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # the byte-order marks of UTF-16
+    if not wide and (kind := kind_of(path)):
         raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")
     try:
-        text, latin = content.decode("utf-8-sig"), False
+        text, latin = content.decode("utf-16" if wide else "utf-8-sig"), False
     except UnicodeDecodeError as error:
         if _NO_TEXT.search(content):
             byte = error.object[error.start]
@@ -122,6 +123,8 @@ _DATE = re.compile(
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
 _NAMES = ("patient", "centre", "label")  # roles whose cells are names
 _LIMIT = re.compile(r"([<>≤≥])=?\s*([\d.,]+)")
+REMOVE = " or remove the row"
+NOWHERE = ", remove the row, or leave out all rows without a hospital by {}.unplaced=drop"
 Limits = Literal["refuse", "half", "value"]
 
 
@@ -226,7 +229,7 @@ class Sheet:
         if len(kept) == len(self.rows):
             return self
         if not kept:
-            raise DataError(f"{self.path}: no row has a {name}; name another column in data.label.")
+            raise DataError(f"{self.path}: no row has a {name}; name another column.")
         gone = [self.number(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
         left, reason = list(map(str, gone)), f"no {name}" + " of those named" * (known is not None)
         log.warning(
@@ -277,7 +280,16 @@ class Sheet:
         """(N) cells of a column, numbers in one spelling; None for a missing cell."""
         return [None if self.lacks(t) else tidy(fold(t)) for _, t in self.cells(name)]
 
-    def known(self, name: str, instead: str = " or remove the row") -> list[str]:
+    def lacking(self, name: str) -> int:
+        """How many cells of a column are missing; none if there is no such column."""
+        return self.texts(name).count(None) if name.lower() in self.places else 0
+
+    def placed(self, centre: str, unplaced: str) -> Sheet:
+        """The rows that name a hospital, if the others shall be dropped."""
+        drop = unplaced == "drop" and centre.lower() in self.places
+        return self.labelled(centre) if drop else self
+
+    def known(self, name: str, instead: str = REMOVE) -> list[str]:
         """The cells of a column that may not be missing: label, patient or centre."""
         for number, text in self.cells(name):
             if self.lacks(text):
@@ -289,7 +301,7 @@ class Sheet:
     def names(
         self,
         name: str,
-        instead: str = " or remove the row",
+        instead: str = REMOVE,
         of: Callable[[str], str] = fold,
     ) -> list[str]:
         """The names in a column, of labels, patients, hospitals or cases; see `names.same`."""
@@ -437,7 +449,8 @@ def listed_columns(
     cells = {}
     for role, name in columns.items():
         if name.lower() in sheet.places:
-            cells[role] = (sheet.names if role in _NAMES else sheet.known)(name)
+            instead = NOWHERE.format("data.reader") if role == "centre" else REMOVE
+            cells[role] = (sheet.names if role in _NAMES else sheet.known)(name, instead)
         elif role in needed or name != role:
             raise DataError(
                 f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}; it has "

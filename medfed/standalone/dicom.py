@@ -11,7 +11,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from .errors import DataError, few, first_line
 from .files import is_visible
 from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
+from .names import fold
 
 log = logging.getLogger(__name__)
 # A file without the preamble begins with a group of the header, of either spelling.
@@ -152,11 +153,15 @@ def series_uid(folder: Path) -> str:
     return _checked(folder)[0][0].series
 
 
-def header(folder: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
+def header(
+    folder: Path, series: Sequence[str] = ()
+) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     """Reads no voxels.
 
     Args:
         folder: Holds the slices of one series, or one file with a whole volume.
+        series: UIDs or descriptions, of which the folder has one; where it is empty, there is one
+            series.
 
     Returns:
         The sizes along the rows, the columns and the slices, values per voxel, and the affine
@@ -166,14 +171,14 @@ def header(folder: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
         DataError: If a file is damaged, a slice is missing, the slices are sheared or of different
             sizes, or there are several series or a single slice.
     """
-    slices, step = _checked(folder)
+    slices, step = _checked(folder, series)
     first = slices[0]
     affine = first.affine.copy()
     affine[:3, 2] = step
     return (*first.size[:2], len(slices)), first.channels, affine
 
 
-def voxels(folder: Path) -> NDArray[Any]:
+def voxels(folder: Path, series: Sequence[str] = ()) -> NDArray[Any]:
     """Reads all voxels, with slope and intercept applied.
 
     Returns:
@@ -184,7 +189,7 @@ def voxels(folder: Path) -> NDArray[Any]:
     """
     import SimpleITK as sitk
 
-    slices, _ = _checked(folder)
+    slices, _ = _checked(folder, series)
     for path in {one.path for one in slices}:
         _check_pixels(path)
     if slices[0].frame is None:
@@ -223,9 +228,32 @@ def _check_pixels(path: Path) -> None:
         raise corrupt(path, ValueError(first_line(error).partition(" - ")[0])) from error
 
 
-def _checked(folder: Path) -> tuple[list[_Slice], NDArray[np.float64]]:
+def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], NDArray[np.float64]]:
     """The slices in spatial order, and the step from one to the next."""
-    return _compared(folder, _times(files(folder)))
+    of = {time: _series(*time) for time in _times(files(folder))}
+    count, titles = Counter(of.values()), Counter(title for _, title in {*of.values()})
+    names = {one: one[titles[one[1]] == 1 and one[1] != ""] for one in count}
+    folded = {*map(fold, map(str.casefold, wanted))}
+    chosen = [one for one in count if not wanted or folded & {*map(str.casefold, one)}]
+    if len(chosen) != 1:
+        for path in (time[0] for time, one in of.items() if not any(one)):
+            _header(path)  # which refuses a damaged one
+        listed = few([f"{names[one]} ({n} files)" for one, n in count.items()], 6)
+        which = f", of which {len(chosen)} are named {' or '.join(wanted)}" if wanted else ""
+        raise DataError(
+            f"{folder} holds {len(count)} DICOM series{which}: {listed}. Keep one series per "
+            "folder, or choose one for training by its description or UID, "
+            f"'data.reader.series=\"{names[next(iter(count))]}\"'."
+        )
+    return _compared(folder, tuple(time for time, one in of.items() if one == chosen[0]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _series(path: Path, size: int, changed: int) -> tuple[str, str]:
+    """UID and description of an image's series; kept for an equal file."""
+    tags = _tags(path, "SeriesInstanceUID", "SeriesDescription")
+    uid, title = (fold(str(tags.get(n) or "")) for n in ("SeriesInstanceUID", "SeriesDescription"))
+    return uid, title
 
 
 @lru_cache(maxsize=64)
@@ -233,12 +261,6 @@ def _compared(
     folder: Path, times: tuple[tuple[Path, int, int], ...]
 ) -> tuple[list[_Slice], NDArray[np.float64]]:
     slices = [_header(path) for path, _, _ in times]
-    series = Counter(one.series for one in slices)
-    if len(series) > 1:
-        raise DataError(
-            f"{folder} holds {len(series)} DICOM series (of {', '.join(map(str, series.values()))} "
-            "files); keep one series per folder."
-        )
     first = slices[0]
     if any(one.channels != 1 for one in slices):
         raise DataError(f"{folder} holds colour images; a scan has one value per voxel.")

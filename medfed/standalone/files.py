@@ -49,9 +49,6 @@ _DRAWN = {n: 0x2400 + n for n in range(32) if n not in b"\t\n\r"} | {127: 0x2421
 _DRAWN |= {n: 0xE000 + n for n in range(128, 160)}
 _UNDRAWN = {picture: n for n, picture in _DRAWN.items()}
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
-ExistingPath = str
-"""A user's file or folder that must exist; the check of the configuration looks for it."""
-
 
 _SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "lost+found"}
 GZIP = "a gzip file"
@@ -96,6 +93,16 @@ def visible_files(folder: Path) -> list[Path]:
     """
     files = (f for f in folder.rglob("*") if all(map(is_visible, f.relative_to(folder).parts)))
     return sorted(file for file in files if not file.is_dir())
+
+
+def slashed(folder: Path, name: str) -> str:
+    r"""Returns a file's name in a list; that of a list from Windows gets slashes.
+
+    Example:
+        >>> slashed(Path("."), r"images\a.png")
+        'images/a.png'
+    """
+    return name if "\\" not in name or (folder / name).exists() else name.replace("\\", "/")
 
 
 def is_visible(name: str) -> bool:

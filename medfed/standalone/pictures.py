@@ -26,6 +26,7 @@ Color = Literal["grey", "rgb"]
 Pixels = NDArray[np.float32]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".tif", ".tiff", ".bmp", ".webp", ".gif")
 Normalization = Literal["zscore", "unit"]
+_PHOTOMETRIC = 0x0106
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
 _GREY = ("1", "L", "LA", "I", "F")
 
@@ -183,6 +184,12 @@ def opened(file: Path) -> Iterator[Image.Image]:
                 raise DataError(
                     f"{file} cannot hold in {held} bytes the {picture.width} x {picture.height} "
                     "pixels of its header; copy it again or remove it."
+                )
+            tags = getattr(picture, "tag_v2", {})
+            if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
+                raise DataError(
+                    f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone; save "
+                    "it with black as 0."
                 )
             yield picture
     except FileNotFoundError:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,12 +137,13 @@ def files_of_case(files: Iterable[Path]) -> list[Path]:
     return [file for path in files for file in files_of(path)]
 
 
-def read_geometry(path: Path, towards: str = "RAS") -> Geometry:
+def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:
     """Reads the header of a volume, and no voxel.
 
     Args:
         path: A NIfTI, NRRD or MetaImage file, or the folder of one DICOM series.
         towards: Where the three axes run to; the affine leads to mm in RAS in any case.
+        series: What of a DICOM folder of several series, see :func:`dicom.header`.
 
     Returns:
         Where its voxels lie.
@@ -153,8 +154,7 @@ def read_geometry(path: Path, towards: str = "RAS") -> Geometry:
     """
     from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
-    module = _format(path)
-    shape, channels, stored = module.header(path) if module else _nifti_header(path)
+    shape, channels, stored = _by_format(path, "header", series)
     steps = np.linalg.norm(stored[:3, :3], axis=0)
     if not np.isfinite(stored).all() or steps.min() < 1e-9:
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
@@ -177,7 +177,10 @@ def read_geometry(path: Path, towards: str = "RAS") -> Geometry:
 
 
 def read_volume(
-    path: Path, channels: Sequence[int] | None = None, geometry: Geometry | None = None
+    path: Path,
+    channels: Sequence[int] | None = None,
+    geometry: Geometry | None = None,
+    series: Sequence[str] = (),
 ) -> Volume:
     """Reads a volume.
 
@@ -185,6 +188,7 @@ def read_volume(
         path: A NIfTI, NRRD or MetaImage file, or the folder of one DICOM series.
         channels: Which of several values per voxel to return, in this order; None returns all.
         geometry: What :func:`read_geometry` returned; None reads the header here.
+        series: See there.
 
     Returns:
         Voxels (C, H, W, D) float32, with slope and intercept applied, and where they lie.
@@ -196,8 +200,8 @@ def read_volume(
     import torch  # here: the processes that cut patches need none of it
     from nibabel.orientations import apply_orientation
 
-    geometry = geometry or read_geometry(path)
-    array = stored_voxels(path)
+    geometry = geometry or read_geometry(path, series=series)
+    array = stored_voxels(path, series)
     if array.dtype.kind not in "buif":
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
@@ -218,14 +222,13 @@ def read_volume(
     return Volume(torch.from_numpy(loaded), geometry)
 
 
-def stored_voxels(path: Path) -> NDArray[Any]:
+def stored_voxels(path: Path, series: Sequence[str] = ()) -> NDArray[Any]:
     """Returns all voxels of a volume, (i, j, k) or (i, j, k, C), in the order of the file.
 
     Raises:
         DataError: If they are torn.
     """
-    module = _format(path)
-    array: NDArray[Any] = module.voxels(path) if module else _nifti_voxels(path)
+    array: NDArray[Any] = _by_format(path, "voxels", series)
     return array
 
 
@@ -245,13 +248,14 @@ def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
     return np.ascontiguousarray(apply_orientation(array, back))
 
 
-def check_same_grid(paths: Sequence[Path]) -> list[Geometry]:
+def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
     """Checks, from the headers alone, that all volumes of a patient lie on one grid.
 
     Formats and the order of the stored axes may differ.
 
     Args:
         paths: Images and mask.
+        series: See :func:`read_geometry`.
 
     Returns:
         Where the voxels of each one lie.
@@ -259,7 +263,7 @@ def check_same_grid(paths: Sequence[Path]) -> list[Geometry]:
     Raises:
         DataError: Naming the first one that cannot be read, or lies on another grid.
     """
-    geometries = [read_geometry(path) for path in paths]
+    geometries = [read_geometry(path, series=series) for path in paths]
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:
@@ -278,19 +282,22 @@ def check_same_grid(paths: Sequence[Path]) -> list[Geometry]:
     return geometries
 
 
-def read_together(paths: Sequence[Path], channels: Sequence[int] | None = None) -> list[Volume]:
+def read_together(
+    paths: Sequence[Path], channels: Sequence[int] | None = None, series: Sequence[str] = ()
+) -> list[Volume]:
     """Reads all volumes of a patient, which must lie on one grid.
 
     Args:
         paths: Images and mask.
         channels: As for :func:`read_volume`, of the first one.
+        series: See :func:`read_geometry`.
 
     Raises:
         DataError: See :func:`check_same_grid` and :func:`read_volume`.
     """
-    geometries = check_same_grid(paths)
+    geometries = check_same_grid(paths, series)
     return [
-        read_volume(path, None if n else channels, geometry)
+        read_volume(path, None if n else channels, geometry, series)
         for n, (path, geometry) in enumerate(zip(paths, geometries, strict=True))
     ]
 
@@ -315,11 +322,13 @@ def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) 
             )
 
 
-def _format(path: Path) -> Any:
-    """The module that reads a file by its ``header`` and ``voxels``; None for NIfTI, read here."""
+def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[str]) -> Any:
+    """The header or the voxels of a file, or of a folder of DICOM."""
     if path.is_dir():
-        return dicom
-    return itk if path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr") else None
+        return getattr(dicom, what)(path, series)
+    if path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr"):
+        return getattr(itk, what)(path)
+    return (_nifti_header if what == "header" else _nifti_voxels)(path)
 
 
 def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:

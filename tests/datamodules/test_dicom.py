@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import nibabel
 import numpy as np
 import pydicom
 import pytest
@@ -15,6 +18,7 @@ from pydicom.uid import (
 )
 
 from medfed.common.errors import DataError
+from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.standalone import dicom
 from medfed.standalone.volumes import read_geometry, read_volume
 
@@ -102,6 +106,67 @@ def frames(path, heights=None, slopes=None, shared=True, kind=ENHANCED, series="
         one.PerFrameFunctionalGroupsSequence = each
     save(one, path)
     return pixels
+
+
+def two_series(folder):
+    """Two series in one folder: the second is shorter, and brighter."""
+    for uid, title, heights, more in (
+        ("1", "T1 sag", [0, 2, 4, 6], 0),
+        ("9", "T2  AX", [0, 2, 4], 50),
+    ):
+        pixels = noise((len(heights), *SHAPE[1:])) + more
+        for k, height in enumerate(heights):
+            one = plain(pixels.astype(np.uint16), k, height, series=uid)
+            one.SeriesDescription = title
+            save(one, folder / f"{uid}_{k}.dcm")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("wanted", "uid"),
+    [("T1 sag", "1"), ("t2 ax", "9"), (f"{ROOT}.9", "9"), (("CT", "T2 AX"), "9")],
+    ids=["description", "other spelling", "UID", "several"],
+)
+def test_one_of_two_series_is_chosen(wanted, uid, tmp_path):
+    files = sorted(two_series(tmp_path).glob(f"{uid}_*"))
+    chosen = (wanted,) if isinstance(wanted, str) else wanted
+    volume = read_volume(tmp_path, series=chosen)
+    stored = np.stack([pydicom.dcmread(file).pixel_array for file in files])
+    assert (volume.voxels[0].numpy() == stored.transpose(2, 1, 0)[::-1, ::-1] - 1024.0).all()
+    assert read_geometry(tmp_path, series=chosen).shape == volume.geometry.shape
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ((), "holds 2 DICOM series: T1 sag (4 files), T2 AX (3 files). "),
+        (("FLAIR",), "holds 2 DICOM series, of which 0 are named FLAIR: T1 sag (4 files)"),
+        (("T1 sag", "T2 ax"), "of which 2 are named T1 sag or T2 ax"),
+    ],
+    ids=["none", "unknown", "both"],
+)
+def test_the_sentence_about_series_names_the_key(wanted, words, tmp_path):
+    with pytest.raises(DataError) as error:
+        read_volume(two_series(tmp_path), series=wanted)
+    assert words in str(error.value)
+    assert str(error.value).endswith("""'data.reader.series="T1 sag"'.""")
+
+
+def test_a_list_reads_the_series_that_its_key_names(tmp_path):
+    two_series(tmp_path / "scan")
+    mask = np.zeros((6, 8, 3), np.uint8)
+    mask[2:4, 2:4, 1] = 1
+    grid = read_geometry(tmp_path / "scan", series=["T2 AX"]).stored
+    nibabel.save(nibabel.Nifti1Image(mask, grid), tmp_path / "mask.nii.gz")
+    content = {"labels": {"0": "background", "1": "lesion"}, "training": []}
+    content["training"] = [{"image": "scan", "label": "mask.nii.gz"}]
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"data\.reader\.series="):
+        DatalistReader(tmp_path)
+    reader = DatalistReader(tmp_path, series="T2 AX")
+    (patient,) = reader.patients()
+    assert reader.read(patient)["image"].shape == (1, 6, 8, 3)
+    assert reader.record()["series"] == ["T2 AX"]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])

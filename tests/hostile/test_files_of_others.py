@@ -15,15 +15,13 @@ from tests.sweeps import sweep
 
 MUTATIONS = 30  # of each kind; the script makes thousands
 ROWS = {**VOLUMES, **SETS}
+assert len(ROWS) > 300
 pytestmark = pytest.mark.filterwarnings("ignore")  # while files are made, not while they are read
 
 
-def of(*kinds):
-    return [name for name in ROWS if name.partition(":")[0] in kinds]
-
-
-def check(name, folder):
-    verdicts = verdicts_of(ROWS[name], folder)
+@sweep("name", ROWS)
+def test_what_others_read_is_read(name, tmp_path):
+    verdicts = verdicts_of(ROWS[name], tmp_path)
     assert verdicts
     assert set(verdicts) <= set(CHECKS)
     wrong = [f"{k}: {v}" for k, v in verdicts.items() if v.startswith("WRONG")]
@@ -31,41 +29,6 @@ def check(name, folder):
     refused = [v for v in verdicts.values() if v != "equal"]
     assert len(refused) <= 1
     assert all(v.startswith("refused: ") for v in refused)
-
-
-@sweep("name", of("NIfTI", "NRRD", "MetaImage"))
-def test_volumes(name, tmp_path):
-    check(name, tmp_path)
-
-
-@sweep("name", of("DICOM"))
-def test_dicom(name, tmp_path):
-    check(name, tmp_path)
-
-
-@sweep("name", of("picture", "mask", "npz"))
-def test_pictures(name, tmp_path):
-    check(name, tmp_path)
-
-
-@sweep("name", of("table"))
-def test_tables(name, tmp_path):
-    check(name, tmp_path)
-
-
-@sweep("name", of("name"))
-def test_names(name, tmp_path):
-    check(name, tmp_path)
-
-
-@sweep("name", of("list", "LUNA16"))
-def test_lists(name, tmp_path):
-    check(name, tmp_path)
-
-
-@pytest.mark.parametrize("name", of("account"))
-def test_accounts(name, tmp_path):
-    check(name, tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,9 +40,3 @@ def test_odd_headers_and_cells(kind, tmp_path):
         what, fault = mutated(number, place, only=kind)
         wrong += [f"{what}: {fault}"] * bool(fault)
     assert not wrong, wrong
-
-
-def test_every_row_is_in_a_test():
-    kinds = ("NIfTI", "NRRD", "MetaImage", "DICOM", "picture", "mask", "npz", "table", "name")
-    assert of(*kinds, "list", "LUNA16", "account") == [*ROWS]
-    assert len(ROWS) > 300

@@ -33,7 +33,7 @@ def rows(lines):
 
 # What a file holds, and what the sentence says.
 FILES = {
-    "UTF-16": (TABLE.encode("utf-16"), "is UTF-16 text, not a CSV file; save it as CSV UTF-8"),
+    "torn UTF-16": (TABLE.encode("utf-16")[:-1], "is not UTF-8 (byte 0x"),
     "UTF-16 without a mark": (TABLE.encode("utf-16-le"), "line 1: a NUL byte"),
     "Latin-1 and a byte of none": (
         TABLE.replace("Bern", "Zürich\x81").encode("latin-1"),

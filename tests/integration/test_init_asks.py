@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -151,10 +153,59 @@ def other_names(folder):
     return folder
 
 
+def inside_hospitals(folder):
+    for place in ("basel", "bern"):
+        pictures(folder / place)
+    return folder
+
+
+def listed_without(folder, path):
+    """A table that names pictures without folder or ending, or by paths of Windows."""
+    pictures(folder / "all")
+    (folder / "img").mkdir()
+    for file in folder.glob("all/*/*.png"):
+        file.rename(folder / "img" / file.name)
+    names = sorted(file.stem for file in folder.glob("img/*.png"))
+    rows = rows_of(folder, "picture,target", lambda n: (path.format(names[n]), f"{n % 2}"), 20)
+    return rows.parent
+
+
+def survival(folder):
+    return rows_of(
+        folder,
+        "age,months_to_death,death",
+        lambda n: (ages(n), f"{np.random.default_rng(n).exponential(9) + 1:.1f}", f"{n % 2}"),
+    )
+
+
+def two_folders(folder):
+    for n in range(4):
+        for part, volume in zip(("images", "labels"), organ_layouts.organs(n), strict=True):
+            write_volume(folder / part / f"scan_{n}.nii.gz", volume, affine())
+    return folder
+
+
+def old_list(folder):
+    """The list of nnU-Net v1, whose cases have no file of their name."""
+    organ_layouts.write_nnunet(folder)
+    file = folder / "dataset.json"
+    content = json.loads(file.read_text())
+    masks = sorted(f"labelsTr/{path.name}" for path in (folder / "labelsTr").iterdir())
+    content["training"] = [{"image": m.replace("labels", "images"), "label": m} for m in masks]
+    file.write_text(json.dumps(content))
+    return file
+
+
+def wide_text(folder):
+    path = table(folder)
+    path.write_bytes(path.read_text().replace(",", "\t").encode("utf-16"))
+    return path.rename(folder / "export.txt")
+
+
 CASES = {  # the maker, and what is said
     "ids 100 and 100.0": (ids, "differ only in the format of a number"),
     "yes and Yes": (capitals, "'No'", "'no'", "differ only in capitals"),
-    "no hospital": (no_hospital, "column hospital: the cell is missing"),
+    "no hospital": (no_hospital, "data.unplaced drop (a guess", "30 of 60 rows are taken"),
     "no label": (no_label, "data.unlabelled drop (a guess", "40 of 60 rows are taken"),
     "codes": (codes, "a leading zero", "icd (0744)", "patients 60"),
     "masks beside pictures": (
@@ -183,6 +234,26 @@ CASES = {  # the maker, and what is said
     "a list without labels": (no_labels, "mask values [1, 2]", "labels label_1, label_2"),
     "two masks": (other_names, "Which file of a case is the mask? (label.nii.gz, mask.nii.gz)"),
     "two series": (lambda f: dicom_cases(f, two=True), "holds 2 DICOM series"),
+    "hospitals of classes": (
+        inside_hospitals,
+        "The folders basel, bern each hold benign, malignant. What are the outer ones? (hospitals,",
+        "data.reader.outer=VALUE",
+    ),
+    "names of pictures": (
+        lambda f: listed_without(f, "{}"),
+        "image_table at ",
+        "patients 20 ",
+        "all 21 files are taken",
+    ),
+    "paths of Windows": (
+        lambda f: listed_without(f, r".\img\{}.png"),
+        "image_table at ",
+        "patients 20 ",
+    ),
+    "survival": (survival, "data.time months_to_death (a guess", "labels no event, event"),
+    "images and labels": (two_folders, "datalist at ", "mask values [1, 2]", "patients 4 "),
+    "nnU-Net's old list": (old_list, "nnunet at ", "all 13 files are taken"),
+    "UTF-16": (wide_text, "csv at ", "patients 40 ", "all 40 rows are taken"),
     "phases": (
         lambda f: dicom_cases(f, several=True),
         "data.reader.channels ['arterial', 'venous'] (a guess",
@@ -193,7 +264,7 @@ CASES = {  # the maker, and what is said
 @pytest.mark.parametrize("case", CASES)
 def test_files_as_hospitals_have_them(case, tmp_path, capsys):
     make, *words = CASES[case]
-    path = make(tmp_path / "own" if make.__name__ not in TABLES else tmp_path)
+    path = make(tmp_path if make in TABLES else tmp_path / "own")
     try:
         guess(path, tmp_path / "into", "yes=true")
         said = capsys.readouterr().out
@@ -204,7 +275,7 @@ def test_files_as_hospitals_have_them(case, tmp_path, capsys):
     assert "unexpected" not in said
 
 
-TABLES = {make.__name__ for make in (ids, capitals, no_hospital, no_label, codes)}
+TABLES = {ids, capitals, no_hospital, no_label, codes, survival, wide_text}
 
 
 @pytest.mark.parametrize(

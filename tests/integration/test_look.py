@@ -10,7 +10,7 @@ import pytest
 from medfed.commands.look import main
 from medfed.config.compose import build
 from medfed.config.compose import described as composed
-from medfed.datamodules.descriptions import DEVIATIONS, LABELS, MEANS, MISSING, described
+from medfed.datamodules.look import DEVIATIONS, LABELS, MEANS, MISSING, described
 from medfed.reports.look import tables
 from medfed.standalone.preparation import PERCENTILES
 

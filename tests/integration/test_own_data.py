@@ -14,7 +14,7 @@ from sklearn.datasets import load_breast_cancer
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import write_text
-from medfed.config.compose import CONFIG_DIR, _composed, build, described, load
+from medfed.config.compose import CONFIG_DIR, _composed, build, composed, described, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
 from medfed.run.cohort import cohort_record, print_cohort
@@ -157,6 +157,54 @@ def test_no_setting_of_an_experiments_cohort_reaches_other_data(path):
     assert typed.partition._target_.endswith(".Shards")
     assert "affine_chance" not in typed.augment
     assert typed.data.patches == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "data", "keys"),
+    [
+        ("brats_pfednet", "csv", "data.patches"),
+        ("heart_complete", "csv", "data.reader.features"),
+        ("isic2019_flamby", "image_folder", "data.reader.image"),
+        ("luna16_ppfl", "image_masks", "data.reader.negatives_per_positive"),
+        ("retina_pfednet", "datalist", "data.reader.scale"),
+        ("stroke", "image_folder", "data.label"),
+    ],
+)
+def test_settings_for_data_of_another_kind_are_named(experiment, data, keys):
+    with pytest.raises(ConfigError) as error:
+        composed([f"experiment={experiment}", f"data={data}", "data.path=x"])
+    words = f"experiment={experiment} sets ", keys, f", which data={data} does not have: it is for "
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "data"),
+    [
+        ("clinical_pfednet", "csv"),
+        ("brats_pfednet", "datalist"),
+        ("medmnist_pfednet", "image_table"),
+    ],
+)
+def test_data_of_the_same_kind_are_taken(experiment, data):
+    (one,) = composed([f"experiment={experiment}", f"data={data}", "data.path=x"])
+    assert one.config.hydra.runtime.choices.data == data
+
+
+def test_centres_of_other_names_are_clients_of_their_own(tmp_path):
+    for folder in ("images", "masks"):
+        photographs(tmp_path / folder, (6, 0))
+    rows = [
+        f"images/benign/benign_{n}.png,masks/benign/benign_{n}.png,p{n},{'ab'[n % 2]}"
+        for n in range(6)
+    ]
+    (tmp_path / "images.csv").write_text("\n".join(["image,mask,patient,centre", *rows]) + "\n")
+    data = build(described(["experiment=retina_pfednet", f"data.path={tmp_path}"]).data)
+    data.plan()
+    assert list(data.plans) == ["a", "b"]
+    assert data.remarks == [
+        "The data lack the centres chase, drive, which this experiment divides: each centre is a "
+        "client. partition.parts divides those of the data."
+    ]
 
 
 def test_an_experiment_of_ones_own_says_what_holds_for_other_data(tmp_path):

@@ -43,7 +43,7 @@ def test_the_folder_of_hydra_is_the_folder_of_what_is_shown(tmp_path):
     done = script(*given, f"hydra.run.dir={tmp_path}/shown")
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in (tmp_path / "shown").iterdir())
-    assert names == ["clients.csv", "cohort.json", "splits.json"]
+    assert names == ["cohort.json", "splits.json"]
 
 
 def test_prepares_verifies_and_names_the_command_to_train(luna_path, tmp_path, caplog):

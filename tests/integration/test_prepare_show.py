@@ -66,9 +66,13 @@ def show(cohort_root, tmp_path_factory):
 
 
 def table(folder):
-    """The lines of clients.csv by client."""
-    lines = csv.DictReader((folder / "clients.csv").read_text().splitlines())
-    return {line["client"]: line for line in lines}
+    """The clients of cohort.json, with shares by name."""
+    record = json.loads((folder / "cohort.json").read_text())
+    names, clients = record["shares"]["names"], record["clients"]
+    return {
+        c: {**of, "shares": dict(zip(names, of["after"], strict=False))}
+        for c, of in clients.items()
+    }
 
 
 def is_drawn(path):
@@ -84,16 +88,15 @@ def test_counts_of_scans_are_those_of_the_csv(show):
     found, splits = table(folder), json.loads((folder / "splits.json").read_text())
     for client, parts in splits["clients"].items():
         line = found[client]
-        assert [int(line[split]) for split in SPLITS] == [len(parts[split]) for split in SPLITS]
+        assert line["splits"] == {split: len(parts[split]) for split in SPLITS}
         mine = {name for series in parts.values() for name in series}
         counts = [sum(expected[name, k] for name in mine) for k in (0, 1)]
-        assert int(line["samples"]) == sum(counts)
-        shares = [float(line[f"share {name}"]) for name in ("non-nodule", "nodule")]
+        assert line["samples"] == sum(counts)
+        shares = [line["shares"][name] for name in ("non-nodule", "nodule")]
         assert shares == pytest.approx([count / sum(counts) for count in counts])
-    assert sum(int(line["samples"]) for line in found.values()) == len(rows)
+    assert sum(line["samples"] for line in found.values()) == len(rows)
     assert splits == json.loads(json.dumps(data.splits()))
     assert left_in(folder) == [
-        "clients.csv",
         "cohort.json",
         "pictures/augmentation.png",
         "pictures/patches.png",
@@ -108,9 +111,9 @@ def test_shares_of_voxels_are_those_of_the_patches(show):
     found = table(folder)
     for name, client in data.clients.items():
         labels = client.samples(torch.arange(client.num_samples))["label"]
-        shares = [float(found[name][f"share {region}"]) for region in ("whole", "enhancing")]
+        shares = [found[name]["shares"][region] for region in ("whole", "enhancing")]
         assert shares == pytest.approx(labels.transpose(0, 1).flatten(1).float().mean(1).tolist())
-        assert len(found[name]["channels removed"].split()) == 1
+        assert len(found[name]["removed"]) == 1
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -174,8 +177,8 @@ def test_a_saved_partition_brings_back_the_same_samples(show, caplog):
     assert line.endswith(f"seed=3 partition=saved partition.file={folder / 'splits.json'}")
     saved = ("partition=saved", f"partition.file={folder / 'splits.json'}")
     again, other = show(*LUNA, *saved, "seed=3")
-    assert (folder / "clients.csv").read_text() == (other / "clients.csv").read_text()
-    assert "gamma" in (folder / "clients.csv").read_text()
+    assert (folder / "cohort.json").read_text() == (other / "cohort.json").read_text()
+    assert "gamma" in (folder / "cohort.json").read_text()
     for client, held in data.clients.items():
         for split in SPLITS:
             batches = held.eval_batches(split), again.clients[client].eval_batches(split)
@@ -201,7 +204,7 @@ def test_twenty_clients_with_ten_classes():
     assert {text.get_text() for text in contact_sheet(data).axes[0].texts} == set("0123456789")
 
 
-def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):
+def test_one_class_and_tiny_clients_are_noted(tmp_path, caplog, capsys):
     lines = ["age,outcome,place"]
     lines += [f"{n},{int(n % 2)},Basel" for n in range(9)]
     lines += [f"{n},1,Bern" for n in range(5)] + ["3,0,Chur", "4,1,Chur"]
@@ -210,7 +213,7 @@ def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):
     settings = ("data=csv", f"data.path={path}", "data.label=outcome", "data.centre=place")
     folder = tmp_path / "shown"
     prepare(described([*settings, "show=true", f"folder={folder}"], "prepare"))
-    notes = {client: line["notes"] for client, line in table(folder).items()}
+    notes = dict(re.findall(r"│ (\w+) +│.*│ ([^│]*?) +│\n", capsys.readouterr().out))
     assert notes["Basel"] == ""
     assert notes["Bern"] == "no 0"
     assert notes["Chur"].startswith("no patient in val")
@@ -241,11 +244,11 @@ def test_a_folder_that_cannot_be_written(show, tmp_path):
 
 
 def test_a_folder_with_something_in_it_is_refused_before_anything_is_read(tmp_path):
-    (tmp_path / "clients.csv").write_text("mine")
+    (tmp_path / "cohort.json").write_text("mine")
     config = load(["data=digits", "show=true", f"folder={tmp_path}"], "prepare")
     with pytest.raises(ConfigError, match=r"is not empty; name an empty one by folder=FOLDER\."):
         prepare(describe(config))
-    assert [p.name for p in tmp_path.iterdir()] == ["clients.csv"]
+    assert [p.name for p in tmp_path.iterdir()] == ["cohort.json"]
 
 
 def test_a_model_that_is_named_is_shown_as_a_tree(show, capsys):

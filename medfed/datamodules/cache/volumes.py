@@ -21,7 +21,7 @@ from torch import Tensor
 
 from medfed.common.checks import within
 from medfed.common.errors import ConfigError
-from medfed.common.files import ExistingPath, sha256
+from medfed.common.files import sha256
 from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
@@ -165,7 +165,7 @@ class OnDiskDataModule(FederatedDataModule):
     """
 
     _: KW_ONLY
-    path: ExistingPath | None = None
+    path: str | None = None
     root: str = "data"
     generated: Cohort | None = None
     augment: Augmentation | Augment | None = None

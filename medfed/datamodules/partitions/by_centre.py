@@ -94,13 +94,16 @@ class CentreSplit(Partition):
     """Divides the patients of every centre evenly among several clients.
 
     Attributes:
-        parts: Clients per centre: one number for all, or numbers by centre, 1 for those not named.
+        parts: Clients per centre: one number for all, or numbers by centre, 1 for those not named;
+            None: the experiment's, if the data have its centres, else one client each.
+        usual: Those of the experiment.
     """
 
-    parts: int | Mapping[str, int] = 2
+    parts: int | Mapping[str, int] | None = 2
+    usual: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
-        counts = self.parts.values() if isinstance(self.parts, Mapping) else [self.parts]
+        counts = self.parts.values() if isinstance(self.parts, Mapping) else [self.parts or 1]
         if not all(isinstance(n, int) and n >= 1 for n in counts):
             raise ConfigError(
                 f"partition.parts={self.parts} must be a number of at least 1, or one per centre, "
@@ -121,18 +124,20 @@ class CentreSplit(Partition):
             {'x_0': 2, 'x_1': 1}
         """
         centres = ByCentre().assign(in_order(patients), seed)
-        named = self.parts if isinstance(self.parts, Mapping) else {}
+        parts = 2 if self.usual is None else 1 if self._others(patients) else self.usual
+        parts = parts if self.parts is None else self.parts
+        named = parts if isinstance(parts, Mapping) else {}
         for name in named:
             if name not in centres:
-                parts = ", ".join(f"{centre}: 1" for centre in centres)
+                such = ", ".join(f"{centre}: 1" for centre in centres)
                 raise ConfigError(
                     f"partition.parts names {name}, which is no centre"
                     f"{did_you_mean(name, centres)}; the centres are {', '.join(centres)}: set "
-                    f"'partition.parts={{{parts}}}', or partition=auto for a client each."
+                    f"'partition.parts={{{such}}}', or partition=auto for a client each."
                 )
         assigned: dict[str, list[str]] = {}
         for centre, ids in centres.items():
-            count = self.parts if isinstance(self.parts, int) else named.get(centre, 1)
+            count = parts if isinstance(parts, int) else named.get(centre, 1)
             if count > len(ids):
                 raise ConfigError(
                     f"partition.parts: {centre} has {len(ids)} patients, too few for {count} "
@@ -144,6 +149,19 @@ class CentreSplit(Partition):
                 name = f"{centre}_{n}" if count > 1 else centre
                 assigned[name] = sorted(ids[i] for i in order[n::count])
         return assigned
+
+    def _others(self, patients: Sequence[Patient]) -> list[str]:
+        """The experiment's centres that the data lack, where they are asked for."""
+        return [] if self.parts else sorted({*(self.usual or ())} - {p.centre for p in patients})
+
+    def remark(self, patients: Sequence[Patient]) -> str:
+        """See `Partition.remark`."""
+        if not (lacking := self._others(patients)):
+            return ""
+        return (
+            f"The data lack the centres {', '.join(lacking)}, which this experiment divides: each "
+            "centre is a client. partition.parts divides those of the data."
+        )
 
 
 CLIENTS, LEAST = 5, 3  # of equal parts, unless clients would get fewer than three patients
@@ -195,8 +213,8 @@ class Auto(Partition):
             lack = f" for {len(patients) - named} of them" * bool(named)
             parts = self._parts(len(patients))
             sentence = (
-                f"All {len(patients):,} patients are divided among {parts} clients at random, as "
-                f"the data name no hospitals{lack}"
+                f"All {len(patients):,} patients are divided among {parts} "
+                f"client{'s' * (parts > 1)} at random, as the data name no hospitals{lack}"
             )
         if self.protocol is None:
             return "" if named == len(patients) else f"{sentence} (partition=auto)."

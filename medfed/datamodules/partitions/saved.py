@@ -13,7 +13,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from medfed.common.errors import DataError
-from medfed.common.files import ExistingPath
 from medfed.common.schemas import parse_json
 from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Traits
 from medfed.datamodules.readers.base import Patient, check_names
@@ -42,7 +41,7 @@ class Saved(Partition):
 
     traits = Traits(frozenset({"file"}), keeps_all=False, seeded=False)
 
-    file: ExistingPath
+    file: str
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`."""

@@ -57,6 +57,7 @@ class FolderReader(CaseReader):
         sites: A table of the cases: its ``file``, and its columns ``case``, ``centre`` and, if
             there are official splits, ``split``. Folders that it does not list are left out.
         patient_pattern: See `CaseReader`.
+        series: See `CaseReader`.
 
     Raises:
         ConfigError: If a channel is unknown, or `sites` lacks a name.
@@ -75,6 +76,7 @@ class FolderReader(CaseReader):
         centre_pattern: str | None = None,
         sites: Mapping[str, str | None] | None = None,
         patient_pattern: str | None = None,
+        series: str | Sequence[str] | None = None,
     ) -> None:
         modalities, regions = modalities or _FILES, regions or _WHOLE
         for key, given, such in (("modalities", modalities, _FILES), ("regions", regions, _WHOLE)):
@@ -84,7 +86,7 @@ class FolderReader(CaseReader):
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
         known = sorted(values.union(known_labels))
-        super().__init__(path, names, regions, known, hospitals, missing, patient_pattern)
+        super().__init__(path, names, regions, known, hospitals, missing, patient_pattern, series)
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
         self._centre_pattern = centre_pattern
         self._sites = sites if sites is not None and any(sites.values()) else None
@@ -237,7 +239,7 @@ class BratsChallengeReader(FolderReader):
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by the names of volumes in the folders of cases; see `looks`."""
-    folders = [f for f in looks.visible(path) if f.is_dir()]
+    folders = [f for f in looks.visible(path) if f.is_dir() and not looks.folders_of(path)]
     groups = [f for f in folders if f.name in ("HGG", "LGG")]
     folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
     of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}

@@ -52,6 +52,8 @@ class CaseReader(VolumeReader):
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
         missing: See `VolumeReader`.
         patient_pattern: Finds the patient in a case's name, see `persons.persons_of`.
+        series: Description or UID of the series to read, or several, where a folder of DICOM holds
+            more than one; each folder must have exactly one of them.
     """
 
     normalize: object = "zscore_nonzero"
@@ -65,6 +67,7 @@ class CaseReader(VolumeReader):
         hospitals: int | None,
         missing: Missing = "error",
         patient_pattern: str | None = None,
+        series: str | Sequence[str] | None = None,
     ) -> None:
         check_known("data.reader.missing", missing, get_args(Missing))
         self.path = path
@@ -78,6 +81,7 @@ class CaseReader(VolumeReader):
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
         self._pattern = patient_pattern
+        self._series = as_names(series)
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
 
     @abstractmethod
@@ -148,7 +152,7 @@ class CaseReader(VolumeReader):
         mask = patient.files["label"]
         select = self._select if "image" in patient.files else None
         names = [channel for channel in self.channels if channel not in patient.lacks]
-        *loaded, label = read_together([*images, mask], select)
+        *loaded, label = read_together([*images, mask], select, self._series)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
             wanted = self.in_file if "image" in patient.files else 1
@@ -167,11 +171,11 @@ class CaseReader(VolumeReader):
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """See `VolumeReader.shape`."""
-        return read_geometry(patient.files["label"]).shape
+        return read_geometry(patient.files["label"], series=self._series).shape
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`."""
-        return read_geometry(next(iter(patient.files.values()))).spacing
+        return read_geometry(next(iter(patient.files.values())), series=self._series).spacing
 
     @property
     def exclusive(self) -> bool:
@@ -184,7 +188,8 @@ class CaseReader(VolumeReader):
 
     def record(self) -> dict[str, object]:
         """See `Reader.record`."""
-        return {"channels": list(self.channels), **self._labels()}
+        series = {"series": list(self._series)} if self._series else {}
+        return {"channels": list(self.channels), **self._labels(), **series}
 
     def _labels(self) -> dict[str, object]:
         return {"regions": {name: list(values) for name, values in self._region_labels.items()}}
@@ -219,6 +224,11 @@ def _check_varied(image: Tensor, names: Sequence[str], paths: Sequence[Path]) ->
                 "again or leave the patient out."
             )
         log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
+
+
+def as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Returns a name, or several, as a tuple."""
+    return (names,) if isinstance(names, str) else tuple(map(str, names or ()))
 
 
 def _joined(name: str, cases: Sequence[Patient]) -> Patient:

@@ -18,10 +18,10 @@ from typing import Any
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Missing, Patient, check_names
-from medfed.datamodules.readers.cases import CaseReader, read_json
+from medfed.datamodules.readers.cases import CaseReader, as_names, read_json
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
-from medfed.standalone.files import is_visible
+from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.names import fold as fold_name
 from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of, suffix_of
 
@@ -100,7 +100,8 @@ def chosen_regions(
     if not isinstance(wanted, Mapping):
         if isinstance(wanted, str):
             wanted = [wanted]
-        return {name: listed[name] for name in check_names("region", wanted, list(listed))}
+        where = "data.reader.regions: "
+        return {name: listed[name] for name in check_names("region", wanted, list(listed), where)}
     regions = {str(name): tuple(values) for name, values in wanted.items()}
     values = [value for each in regions.values() for value in each]
     whole = all(type(v) is int and 0 < v < 256 for v in values)
@@ -121,8 +122,9 @@ class DatalistReader(CaseReader):
     """Reads the volumes of a list.
 
     Args:
-        path: The JSON file, or the folder with its ``dataset.json``. A ``centres.json`` or
-            ``centres.csv`` beside it names the hospitals, see `readers.csv_files.named_centres`.
+        path: The JSON file, or the folder with its ``dataset.json``; or a folder with ``images``
+            and ``labels``, whose volumes have equal names. A ``centres.json`` or ``centres.csv``
+            there names the hospitals, see `readers.csv_files.named_centres`.
         channels: Channels to read, in this order; None reads all.
         regions: What is segmented: label values by region, ``{liver: [1, 2], tumour: [2]}``; or
             names of the list's labels; None takes all of these. Regions without a common value are
@@ -133,6 +135,7 @@ class DatalistReader(CaseReader):
         centre: The key of an entry that names its hospital, if entries have it.
         fold: The entries whose ``fold`` has this value are the test cases.
         missing: See `VolumeReader`; an entry may also list null in place of a file.
+        series: See `CaseReader`.
 
     Raises:
         ConfigError: If a region or channel is unknown.
@@ -156,21 +159,26 @@ class DatalistReader(CaseReader):
         centre: str = "centre",
         fold: int | None = None,
         missing: Missing = "error",
+        series: str | Sequence[str] | None = None,
     ) -> None:
         self._file = path / "dataset.json" if path.is_dir() else path
-        if not self._file.exists():
+        if self._file.exists():
+            self._index = read_json(self._file)
+        elif path.is_dir() and (pair := looks.folders_of(path)):
+            self._file, self._index = path / pair[0], {"training": _pairs_in(path, *pair)}
+        else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
-        self._index = read_json(self._file)
         self._entries = self._listed(fold)
-        self._patient, self._centre = patient, centre
+        self._patient, self._centre, self._series = patient, centre, as_names(series)
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
-        listed = self._labels_of(regions)
-        chosen = chosen_regions(regions, listed)
-        values = {v for each in (*listed.values(), *chosen.values()) for v in each}
+        labels = self._labels_of(regions)
+        chosen = chosen_regions(regions, labels)
+        values = {v for each in (*labels.values(), *chosen.values()) for v in each}
         super().__init__(
             *(self._file.parent, names, chosen, sorted(values), hospitals, missing),
             patient_pattern=patient_pattern,
+            series=series,
         )
         self._select = [known.index(name) for name in names]
         self._known = known
@@ -181,6 +189,12 @@ class DatalistReader(CaseReader):
         ids = self._ids()
         listed = {path for entry, _ in self._entries for path in self._images(entry)}
         present = set(existing(path for path in listed if path is not None))
+        folder = self._file.parent
+        if not present and _is_numbered(folder, [entry for entry, _ in self._entries]):
+            raise DataError(
+                f"{self._file} lists cases, of which imagesTr has a file for each channel (_0000), "
+                f"as nnU-Net wants it; read the folder by data=nnunet data.path={folder}."
+            )
         patients = []
         for name, (entry, split) in zip(ids, self._entries, strict=True):
             images, label = self._images(entry), self._place(entry["label"])
@@ -277,7 +291,9 @@ class DatalistReader(CaseReader):
         if names is None:
             images = self._images(self._entries[0][0])
             one = images[0]
-            count = read_geometry(one).channels if one and len(images) == 1 else len(images)
+            count = len(images)
+            if one and count == 1:
+                count = read_geometry(one, series=self._series).channels
             return [f"channel_{n}" for n in range(count)]
         if isinstance(names, str):
             return [names]
@@ -308,11 +324,7 @@ class DatalistReader(CaseReader):
     def _place(self, name: object) -> Path:
         if not isinstance(name, str) or not name:
             raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
-        # Lists from Windows have backslashes; a file may have one in its name elsewhere.
-        there = self._file.parent / name
-        return (
-            there if "\\" not in name or there.exists() else there.parent / name.replace("\\", "/")
-        )
+        return self._file.parent / slashed(self._file.parent, name)
 
     def _ids(self) -> list[str]:
         """The stems of the images, with the folder's name if stems repeat."""
@@ -325,6 +337,26 @@ class DatalistReader(CaseReader):
         if twice:
             raise DataError(f"{self._file} lists {few(twice, 3)} twice; list each case once.")
         return ids
+
+
+def _pairs_in(folder: Path, images: str, labels: str) -> list[dict[str, str]]:
+    """The entries of a list of volumes in two folders.
+
+    Raises:
+        DataError: If a volume of one folder is not in the other.
+    """
+    there = {name: looks.volumes_in(folder / name) for name in (images, labels)}
+    of = {
+        name: {stem_of(file).removesuffix("_0000"): f"{name}/{file.name}" for file in files}
+        for name, files in there.items()
+    }
+    for one, other in ((images, labels), (labels, images)):
+        if lacking := sorted({*of[one]} - {*of[other]}):
+            raise DataError(
+                f"{folder / one} has {few(lacking, 4)} and {folder / other} has not; name a mask "
+                "as its image, or list the cases in a dataset.json."
+            )
+    return [{"image": of[images][name], "label": of[labels][name]} for name in sorted(of[images])]
 
 
 class NnunetReader(DatalistReader):
@@ -451,6 +483,8 @@ _BRAIN = {"flair", "t1w", "t1gd", "t2w"}
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by the JSON files and what they list; see `looks`."""
+    if path.name == "dataset.json":
+        path = path.parent
     files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
     index = {f: read_json(f) for f in files if f.name != "centres.json"}
     lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
@@ -475,6 +509,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         rows = [[str(e.get(column, "")) for column in columns] for e in entries]
         sheet, others = Sheet(file, columns, rows), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
+    elif (pair := looks.folders_of(path)) and (masks := looks.volumes_in(path / pair[1])):
+        guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
     else:
         return None
     if "data.reader.patient" not in guess.keys:

@@ -30,7 +30,7 @@ from medfed.datamodules.readers.samples import (
 )
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.files import is_visible, visible_files
+from medfed.standalone.files import is_visible, slashed, visible_files
 from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
@@ -46,6 +46,7 @@ def read_image_folder(
     centre_pattern: str | None = None,
     classes: Sequence[str] | None = None,
     joined: Sequence[str] | None = None,
+    outer: Literal["classes", "hospitals"] | None = None,
 ) -> ImageSet:
     """Reads ``path/CLASS/**/*.png`` and its like into memory, at one size.
 
@@ -62,6 +63,8 @@ def read_image_folder(
             `path`.
         classes: Folders to read, in the order of the labels; None reads all, sorted.
         joined: The classes of a federation that the images join, though some may be lacking.
+        outer: What the folders are, where each of them holds the same ones: ``hospitals`` with a
+            folder per class each, or ``classes``.
 
     Returns:
         Images (N, C, height, width). Grey images of 16 bits are scaled to 8.
@@ -74,7 +77,13 @@ def read_image_folder(
     path = given_path(path)
     here = _folders(path)
     splits = {} if set(classes or joined or ()) & set(here) else _official(path, here)
-    roots = [path / folder for folder in splits] or [path]
+    if not (splits or outer or centre_pattern) and (same_ones := inner_folders(path, here)):
+        raise DataError(
+            f"{path}: the folders {few(here, 4)} hold the same folders, {few(same_ones, 4)}; say "
+            "what the outer ones are by data.reader.outer=hospitals or data.reader.outer=classes."
+        )
+    hospitals = here if outer == "hospitals" and not splits else []
+    roots = [path / folder for folder in [*splits, *hospitals]] or [path]
     every = sorted({name for root in roots for name in _folders(root)})
     names = joined_classes(path, joined, every if classes is None else classes)
     same(names, f"{path}, classes", lambda at: f"the folder {names[at]}")
@@ -89,7 +98,7 @@ def read_image_folder(
     left: dict[Path, str] = {}
     for root in roots:
         for label, name in enumerate(names):
-            may_lack = joined or splits.get(root.name, "train") != "train"
+            may_lack = joined or hospitals or splits.get(root.name, "train") != "train"
             if may_lack and not (root / name).is_dir():
                 continue  # a test without a rare class is none the worse
             images, masks = pictures_in(root / name)
@@ -100,11 +109,13 @@ def read_image_folder(
     below = [f.relative_to(path).as_posix() for f in files]
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
+    if hospitals:
+        centres = [name.partition("/")[0] for name in below]
     samples = Samples(
         labels=np.array(labels),
         num_classes=len(names),
         patients=persons_of(below, patient_pattern, path),
-        centres=centres if centre_pattern else (),
+        centres=centres if centre_pattern or hospitals else (),
         splits=open_training(official),
         files=files,
     )
@@ -127,6 +138,7 @@ def read_image_table(
     uncertain: Literal["error", "missing", "positive", "negative"] = "error",
     file: str = "{}",
     patient_pattern: str | None = None,
+    unplaced: Literal["error", "drop"] = "error",
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
@@ -146,6 +158,7 @@ def read_image_table(
         uncertain: What a finding of -1 is; ``error`` refuses it.
         file: Where the image of a cell ``{}`` lies, such as ``"pictures/{}.jpg"``.
         patient_pattern: Finds the patient in the name of an image, see `persons.persons_of`.
+        unplaced: Whether a row without a hospital is an error, or left out.
 
     Returns:
         As `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
@@ -155,7 +168,7 @@ def read_image_table(
         ConfigError: If a setting cannot be used.
     """
     path = given_path(path)
-    sheet = Sheet.read(path)
+    sheet = Sheet.read(path).placed(centre, unplaced)
     columns = {"image": image, "patient": patient, "centre": centre, "split": split}
     if findings is None:
         cells = listed_columns(sheet, {**columns, "label": label}, ("image", "label"))
@@ -177,7 +190,8 @@ def read_image_table(
         kept = list(range(len(labels)))
     official = official_splits(sheet, split, cells.get("split", ()))
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
-    files = [path.parent / file.replace("{}", name) for name in of["image"]]
+    of["image"] = [slashed(path.parent, file.replace("{}", name)) for name in of["image"]]
+    files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
         raise sheet.bad(kept[lost] + 1, f": {files[lost]} does not exist; copy it there.")
@@ -254,6 +268,13 @@ def _folders(path: Path) -> list[str]:
     return sorted(f.name for f in path.iterdir() if f.is_dir() and is_visible(f.name))
 
 
+def inner_folders(path: Path, folders: Sequence[str]) -> list[str]:
+    """Lists the folders that are in each of several folders, if two or more are."""
+    inner = [{*_folders(path / folder)} for folder in folders]
+    shared = set.intersection(*inner) if len(inner) > 1 else set()
+    return sorted(shared) if len(shared) > 1 else []
+
+
 def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
     """The split of every folder; empty where the folders are classes."""
     splits = {name: SPLIT_NAMES[name.lower()] for name in folders if name.lower() in SPLIT_NAMES}
@@ -308,6 +329,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     if (index := looks.index_of(path)) is not None:
         sheet, files = index
         return _listed(sheet, files[0], answers) if len(files) == 1 else None
+    if (found := _named_elsewhere(path)) is not None:
+        return _listed(*found[:2], answers, found[2])
     below = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
     below = {name: files for name, files in below.items() if files}
     split = any(SPLIT_NAMES.get(name.lower()) == "train" for name in below)
@@ -320,6 +343,9 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.took.append(("masks beside pictures", said, "left out: named as their pictures"))
     images = [file for files in below.values() for file in files if file not in {*masks}]
     looks.colours(guess, images)
+    if not split and (inner := inner_folders(path, [*below])):
+        text = f"The folders {few([*below], 4)} each hold {few(inner, 4)}. What are the outer ones?"
+        guess.ask("data.reader.outer", text, None, ("hospitals", "classes"))
     if not split:
         guess.ask_patients([file.name for file in images])
     return guess
@@ -329,9 +355,27 @@ def _pictures_of(folder: Path) -> list[Path]:
     return [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
 
 
-def _listed(sheet: Sheet, image: str, answers: looks.Answers) -> looks.Guess:
+def _named_elsewhere(path: Path) -> tuple[Sheet, str, str] | None:
+    """A table that names pictures without folder or ending, the column, and where they lie."""
+    tables = [path] if path.is_file() else [*path.glob("[!.]*.csv")]
+    if len(tables) != 1 or tables[0].suffix.lower() != ".csv":
+        return None
+    folder, sheet = tables[0].parent, looks.sheet_of(tables[0])
+    names = {name: file for file in _pictures_of(folder) for name in (file.stem, file.name)}
+    for at, column in enumerate(sheet.columns):
+        if (file := names.get(name := sheet.rows[0][at].strip())) is not None:
+            where = file.relative_to(folder).parent / file.name.replace(name, "{}", 1)
+            cells = [text for _, text in sheet.cells(column)]
+            if all((folder / str(where).replace("{}", text)).is_file() for text in cells):
+                return sheet, column, where.as_posix()
+    return None
+
+
+def _listed(
+    sheet: Sheet, image: str, answers: looks.Answers, file: str | None = None
+) -> looks.Guess:
     guess, kinds = looks.Guess("image_table", sheet.path), looks.distinct(sheet)
-    guess.reads(image=image)
+    guess.reads(image=image, **({} if file is None else {"file": file}))
     marks = [c for c, of in kinds.items() if of and of <= {"0", "1", "-1"}]
     alike = {"label", "class", "diagnosis", "target"} & set(map(str.lower, kinds))
     if len(marks) > 1 and not alike and "data.reader.label" not in answers:
@@ -347,5 +391,7 @@ def _listed(sheet: Sheet, image: str, answers: looks.Answers) -> looks.Guess:
     else:
         taken = [str(looks.label_of(guess, sheet, "data.reader.label", answers, [image]))]
     looks.roles(guess, sheet, "data.reader.", answers, [image, *taken])
-    looks.colours(guess, [sheet.path.parent / text for _, text in sheet.cells(image)])
+    folder, texts = sheet.path.parent, [text for _, text in sheet.cells(image)]
+    names = [slashed(folder, (file or "{}").replace("{}", text)) for text in texts]
+    looks.colours(guess, [folder / name for name in names])
     return guess

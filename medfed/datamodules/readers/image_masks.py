@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +25,10 @@ from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.files import is_visible
+from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
-_FOLDERS = (("images", "masks"), ("imagesTr", "labelsTr"))  # the second are nnU-Net's
 
 
 class Pair(NamedTuple):
@@ -50,7 +49,9 @@ class Pair(NamedTuple):
     place: str
 
 
-def list_pairs(path: Path, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
+def list_pairs(
+    path: Path, columns: Mapping[str, str], pattern: str | None, unplaced: str = "error"
+) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist.
 
     Args:
@@ -58,14 +59,17 @@ def list_pairs(path: Path, columns: Mapping[str, str], pattern: str | None) -> l
             nnU-Net's ``imagesTr`` and ``labelsTr``.
         columns: The CSV's columns by role: ``image``, ``mask``, ``patient`` and ``centre``.
         pattern: Without patients in the CSV: what finds the patient in a picture's name, or None.
+        unplaced: Whether a row of the CSV without a hospital is an error, or left out.
 
     Raises:
         DataError: If a file or column is missing, a picture is listed twice, or a patient is at two
             hospitals.
     """
-    if path.suffix.lower() == ".csv" or (path / _INDEX).exists():
-        pairs = _from_csv(path / _INDEX if path.is_dir() else path, columns, pattern)
-    elif (folders := _folders_of(path)) is not None:
+    index = path / _INDEX if path.is_dir() else path
+    if index.is_file():
+        sheet = Sheet.read(index).placed(columns["centre"], unplaced)
+        pairs = _from_csv(sheet, columns, pattern)
+    elif (folders := looks.folders_of(path)) is not None:
         pairs = _from_folders(path, folders, pattern)
     else:
         raise DataError(
@@ -103,21 +107,23 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
     return replaced
 
 
-def _from_csv(index: Path, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
-    sheet = Sheet.read(index)
+def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
+    index = sheet.path
     cells = listed_columns(sheet, columns, ("image", "mask"))
+    cells |= {role: [slashed(index.parent, n) for n in cells[role]] for role in ("image", "mask")}
     patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
     rows = zip(cells["image"], cells["mask"], patients, centres, strict=True)
     return [
-        Pair(index.parent / image, index.parent / mask, who, centre, f"{index}, data row {number}")
-        for number, (image, mask, who, centre) in enumerate(rows, start=1)
+        Pair(
+            index.parent / image,
+            index.parent / mask,
+            who,
+            centre,
+            f"{index}, data row {sheet.number(n)}",
+        )
+        for n, (image, mask, who, centre) in enumerate(rows, start=1)
     ]
-
-
-def _folders_of(path: Path) -> tuple[str, str] | None:
-    """The folders of pictures and masks."""
-    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
 
 
 def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> list[Pair]:
@@ -225,6 +231,7 @@ class ImageMasksReader(VolumeReader):
             names it ``foreground``.
         known_labels: Values that may occur in addition to those of the regions.
         normalization: See `pictures.load_picture`.
+        unplaced: Whether a row of the CSV without a hospital is an error, or left out.
 
     Raises:
         ConfigError: If a setting cannot be used.
@@ -248,6 +255,7 @@ class ImageMasksReader(VolumeReader):
         regions: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
         known_labels: Sequence[int] = (),
         normalization: pictures.Normalization = "zscore",
+        unplaced: Literal["error", "drop"] = "error",
     ) -> None:
         self._path, self.scale, self.normalization = path, scale, normalization
         self._others = dict(other_masks or {})
@@ -255,7 +263,7 @@ class ImageMasksReader(VolumeReader):
         self._known = {*known_labels, *(v for values in self._values.values() for v in values)}
         self.regions = tuple(self._values)
         columns = {"image": image, "mask": mask, "patient": patient, "centre": centre}
-        pairs = list_pairs(path, columns, patient_pattern)
+        pairs = list_pairs(path, columns, patient_pattern, unplaced)
         self._pairs = by_other_reader(pairs, self._others)
         self.color = self._one_color(color)
         self.channels = channel_names(1 if self.color == "grey" else 3)
@@ -417,11 +425,11 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.reads(image=image, mask=mask)
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
         images, masks = (
-            [sheet.path.parent / text for _, text in sheet.cells(column)]
+            [sheet.path.parent / slashed(sheet.path.parent, t) for _, t in sheet.cells(column)]
             for column in (image, mask)
         )
     else:
-        folders = _folders_of(path) or ()
+        folders = looks.folders_of(path) or ()
         both = [list(filter(looks.is_picture, looks.visible(path / name))) for name in folders]
         if not both or not all(both):
             return None

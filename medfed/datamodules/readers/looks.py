@@ -25,6 +25,7 @@ from medfed.datamodules.readers.persons import KNOWN
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import Sheet, like_a_number
+from medfed.standalone.files import slashed
 
 Answers = Mapping[str, Any]
 NO = "null: no"
@@ -114,6 +115,14 @@ def visible(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if is_visible(p.name)) if path.is_dir() else []
 
 
+_FOLDERS = (("images", "masks"), ("images", "labels"), ("imagesTr", "labelsTr"))
+
+
+def folders_of(path: Path) -> tuple[str, str] | None:
+    """Finds the folders of images and of masks, by their names."""
+    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
+
+
 def words(text: str) -> set[str]:
     """Returns the words of a name.
 
@@ -132,6 +141,11 @@ def may_be_mask(name: str) -> bool:
         (True, False)
     """
     return bool(_INSIDE & words(name))
+
+
+def volumes_in(folder: Path) -> list[Path]:
+    """Lists the volumes in a folder: files, and folders of DICOM series."""
+    return [file for file in visible(folder) if volumes.is_volume(file)]
 
 
 def is_picture(path: Path) -> bool:
@@ -165,7 +179,11 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
             continue
         sheet = sheet_of(file)
         first = dict(zip(sheet.columns, sheet.rows[0], strict=True))
-        named = [c for c, cell in first.items() if is_picture(file.parent / cell.strip())]
+        named = [
+            c
+            for c, cell in first.items()
+            if is_picture(file.parent / slashed(file.parent, cell.strip()))
+        ]
         if named:
             return sheet, sorted(named, key=may_be_mask)
     return None

@@ -6,6 +6,7 @@ The reader decides which columns hold numbers, which hold categories, and which 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -252,6 +253,7 @@ def read_csv(
     categorical: Sequence[str] | Literal["auto"] = (),
     drop: Sequence[str] = (),
     unlabelled: Unlabelled = "error",
+    unplaced: Unlabelled = "error",
     time: str | None = None,
     ages: Mapping[str, str] | None = None,
     split: str | None = None,
@@ -280,6 +282,7 @@ def read_csv(
         drop: Names of columns that are no features.
         unlabelled: Whether a row without a label is an error, or left out; so is one whose label
             is neither in `positive` nor in `negative`, if both are given.
+        unplaced: Whether a row without a hospital is an error, or left out.
         time: Name of the column with the time of the event or the last visit, for survival.
         ages: Columns of ISO dates, each with the column of the earlier date: a feature is the years
             between them.
@@ -328,6 +331,8 @@ def read_csv(
         known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
         for answer in answers.values():
             sheet = sheet.labelled(answer, known if answer == label else None)
+    check_known("data.unplaced", unplaced, get_args(Unlabelled))
+    sheet = sheet.placed(centre or "", unplaced)
     names, categories = find_kinds(sheet, names, categorical, given=features is not None)
     labels, named = (
         (_outcomes(sheet, label), (label,))
@@ -341,7 +346,8 @@ def read_csv(
     words = [word for word in missing if as_number(str(word)) == float("inf")]
     whose = replace(sheet, missing=missing_words(words))
     patients = whose.names(patient) if patient else rows
-    centres, files = whose.names(centre) if centre else (), [path] * count
+    centres = whose.names(centre, csv_files.NOWHERE.format("data")) if centre else ()
+    files = [path] * count
     cells = csv_files.read_cells(sheet, names, categories)
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
     return Table(
@@ -562,6 +568,9 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
         )
 
 
+# Columns of survival: when, and whether it happened.
+_TIME = re.compile(r"(.*[\W_])?(time|days?|months?|survival|duration|tte)([\W_].*)?", re.IGNORECASE)
+_EVENT = re.compile(r"event|status|dead|death|died|relapse|recurrence|progress", re.IGNORECASE)
 _NEVER = ("-9", "-99", "-999", "-9999")  # of columns whose other numbers are not below 0
 
 
@@ -585,6 +594,11 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     dropped = answers.get("data.drop") or []
     label = looks.label_of(guess, sheet, "data.label", answers, dropped)
     looks.roles(guess, sheet, "data.", answers, [str(label), *dropped])
+    centre = {**guess.keys, **answers}.get("data.centre")
+    for key, column in (("data.unlabelled", label), ("data.unplaced", centre)):
+        if column and (lacking := sheet.lacking(column)):
+            question = f"{lacking} of {len(sheet.rows)} rows have no {column}. Leave them out?"
+            guess.ask(key, question, "drop", ("drop", "error"))
     used = {str(label), *dropped, *guess.keys.values(), answers.get("data.patient")}
     _ask_cells(
         guess, sheet, answers, {c: of for c, of in looks.distinct(sheet).items() if c not in used}
@@ -595,13 +609,17 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
 
 
 def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answers) -> None:
-    """Asks about rows without a label, and which of two labels is positive."""
+    """Asks which of two labels is positive."""
     texts = sheet.texts(label)
     names = sorted({text for text in texts if text is not None}, key=in_order)
-    if lacking := texts.count(None):
-        question = f"{lacking} of {len(texts)} rows have no {label}. Leave them out?"
-        guess.ask("data.unlabelled", question, "drop", ("drop", "error"))
-    if {"data.outcome", "data.time"} & {*answers} or answers.get("data.positive"):
+    times = [c for c in sheet.columns if _TIME.fullmatch(c) and c != label]
+    if _EVENT.search(label) and len(names) == 2 and times:
+        text = f"Is {times[0]} the time of {label} or of the last visit, so that survival counts?"
+        guess.ask("data.time", text, times[0], (*times, looks.NO))
+    if answers.get("data.time"):
+        survival = {"data.outcome": "survival", "data.event": label, "model": "survival"}
+        guess.keys |= survival
+    if answers.get("data.outcome") or answers.get("data.time") or answers.get("data.positive"):
         return
     if len(names) > looks.MANY and all(as_number(t) < float("inf") for t in names):
         guess.keys |= {"data.outcome": "continuous", "model": "linear"}

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from medfed.common.checks import check_known, check_positive, checked_scale
 from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import ExistingPath
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.base import FederatedDataModule
@@ -51,7 +50,7 @@ log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
 _OF_CSV: tuple[str, ...] = (
     *("features", "centre", "patient", "positive", "header", "negative", "outcome", "drop"),
-    *("unlabelled", "time", "ages", "split", "missing", "limits"),
+    *("unlabelled", "unplaced", "time", "ages", "split", "missing", "limits"),
 )
 
 
@@ -97,6 +96,7 @@ class TabularDataModule(FederatedDataModule):
             (True), none, or with ``"auto"`` those in which any client misses a training cell.
         drop: Columns of a CSV file that are no features.
         unlabelled: What to do about rows of a CSV file without a label: ``"error"`` or ``"drop"``.
+        unplaced: The same about rows without a hospital.
         time: Column with the time of the event, or of the last visit of a patient without it.
         event: Column that is 1 if the event happened, else 0; `positive` may name other values.
         intervals: Number of intervals of time, which have as many events each over all clients, as
@@ -113,7 +113,7 @@ class TabularDataModule(FederatedDataModule):
     """
 
     _: KW_ONLY
-    path: ExistingPath | None = None
+    path: str | None = None
     label: str = "label"
     features: Sequence[str] | None = None
     centre: str | None = None
@@ -133,6 +133,7 @@ class TabularDataModule(FederatedDataModule):
     outcome_scale: Sequence[float] | None = None
     drop: Sequence[str] = ()
     unlabelled: Unlabelled = "error"
+    unplaced: Unlabelled = "error"
     time: str | None = None
     event: str | None = None
     intervals: Annotated[int, check_positive] = 10
