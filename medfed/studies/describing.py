@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -170,14 +170,14 @@ class Curves:
         counts = whole.reshape(2, len(self.ends) + 1, -1)[:, :, : self.groups.count]
         lines: list[list[Word]] = []
         for name, group in zip(self.groups.names or ("all",), counts.T, strict=True):
-            at_risk, curve, error = pooled.survival_curve(*group.T)
-            for end, n, share, e in zip(self.ends, at_risk, curve, error, strict=False):
+            curve: Sequence[Floats] = pooled.survival_curve(*group.T)
+            for end, n, share, e in zip(self.ends, *curve, strict=False):
                 if n >= 2 * TIMES:
                     lines.append([name, end, int(n), float(share), float(e)])
         head = ["group", "until", "at risk", "survival", "standard error"]
         tables = [Table("Survival", head, lines)]
         if self.groups.count > 1:
             test = pooled.log_rank(*counts)
-            line = [[test.statistic, self.groups.count, p_value(test.p)]]
-            tables.append(Table("Log-rank test", ["χ²", "groups", "p"], line))
+            line: list[Word] = [test.statistic, self.groups.count, p_value(test.p)]
+            tables.append(Table("Log-rank test", ["χ²", "groups", "p"], [line]))
         return tables

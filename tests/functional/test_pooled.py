@@ -121,7 +121,7 @@ def test_a_hospital_without_an_event_changes_nothing():
 
 @pytest.mark.parametrize("column", [DEAD, np.ones(N)], ids=["the outcome", "a constant"])
 def test_a_column_that_cannot_be_told_apart_is_an_error(column):
-    with pytest.raises(DataError, match="the outcome|say the same"):
+    with pytest.raises(DataError, match=r"the outcome|say the same"):
         _fitted(pooled.Regression("logistic"), *_dealt(column[:, None], DEAD))
 
 
