@@ -18,6 +18,7 @@ from medfed.reports.tables import Table as Shown
 from medfed.studies.parts import Table, Word
 from medfed.studies.plan import Plan
 
+_HARM = "Who would be harmed"
 _NORMAL = 1.96  # standard errors to either end of a 95 % interval
 
 
@@ -46,7 +47,8 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
         page = rendered("study.html", tables=shown, pictures=drawn, remarks=remarks)
         write_text(folder / "study.html", page)
     for title, one in shown.items():
-        wide_console().print(one.printed(title))
+        if title == _HARM or "hospital" not in one.head[:2]:  # the page has every hospital
+            wide_console().print(one.printed(title))
     say(wide_console(), *remarks, style="yellow")
     say(wide_console(), f"Page: {folder / 'study.html'}")
 

@@ -8,9 +8,9 @@ simulation and hospitals under masks get the same integers.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,21 @@ class Part(Protocol):
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """The other half: yields states, receives the hospitals' added sums, returns results."""
+
+
+@runtime_checkable
+class Separate(Protocol):
+    """A part of which hospitals send estimates with their errors, and no sums."""
+
+    @property
+    def name(self) -> str:
+        """What the part is about."""
+
+    def estimate(self, rows: Rows) -> Any:
+        """A hospital's half: its estimates, or why it has none."""
+
+    def join(self, each: Mapping[str, Any]) -> list[Table]:
+        """The other half: receives the hospitals' estimates, returns results."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,24 @@ class Model(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return "survival" if self.family == "hazard" else self.outcome
 
 
+class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Scores that are compared with what happened.
+
+    Attributes:
+        scores: Columns of probabilities of the outcome's second category.
+        outcome: A column of two categories, or of 0 and 1.
+        reference: The score that is in use, against which the others are judged.
+        margin: By how much the Brier score may be larger than that of the reference.
+        by: Columns of categories whose groups are evaluated, too.
+    """
+
+    scores: Annotated[list[str], msgspec.Meta(min_length=1, max_length=20)]
+    outcome: str = OUTCOME
+    reference: str | None = None
+    margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.02
+    by: list[str] = []
+
+
 class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A study of statistics.
 
@@ -64,6 +82,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         by: A column of categories whose groups the tables compare.
         survival: The curves, if any.
         models: The regressions.
+        evaluate: The scores that are evaluated, if any.
         least: The fewest patients of a hospital that takes part.
     """
 
@@ -72,6 +91,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     by: str | None = None
     survival: Survival | None = None
     models: list[Model] = []
+    evaluate: Evaluation | None = None
     least: Annotated[int, msgspec.Meta(ge=LEAST)] = LEAST
 
     def check(self, source: object) -> Plan:
@@ -92,7 +112,13 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                     f"{source}, {key}: list the ends of bins in increasing order, or the names of "
                     'categories, in quotation marks where they are numbers: ["1", "2"].'
                 )
-        for name in (self.by, self.survival.by if self.survival else None):
+        grouped = [self.by, self.survival.by if self.survival else None]
+        if self.evaluate is not None:
+            grouped += self.evaluate.by
+            reference = self.evaluate.reference
+            if reference is not None and reference not in self.evaluate.scores:
+                raise ConfigError(f"{source}: the reference {reference} is none of the scores.")
+        for name in grouped:
             if name is not None and not self.groups(name):
                 raise ConfigError(
                     f"{source}: groups are those of a column with categories; list the names of "

@@ -10,13 +10,14 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.floors import LEAST, TIMES
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.studies.describing import Categories, Curves, Numbers
-from medfed.studies.parts import Groups, Part, Table
+from medfed.studies.evaluating import Scores
+from medfed.studies.parts import Groups, Part, Separate, Table
 from medfed.studies.plan import Plan
 from medfed.studies.regressions import Coefficients, Estimates
 from medfed.studies.rows import Rows
 
 
-def parts(plan: Plan) -> Iterator[Part | Estimates]:
+def parts(plan: Plan) -> Iterator[Part | Separate]:
     """Yields the parts of a plan."""
     for name in plan.columns:
         by = plan.by if plan.by != name else None
@@ -30,6 +31,8 @@ def parts(plan: Plan) -> Iterator[Part | Estimates]:
         yield Curves(tuple(plan.survival.ends), Groups(by, plan.groups(by)))
     for model in plan.models:
         yield (Coefficients if model.join == "sums" else Estimates)(model, plan)
+    if plan.evaluate is not None:
+        yield Scores(plan.evaluate, plan)
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:
@@ -64,10 +67,10 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
         )
     tables: list[Table] = []
     for part in parts(plan):
-        if isinstance(part, Estimates):
+        if isinstance(part, Separate):
             tables += part.join({name: part.estimate(rows) for name, rows in hospitals.items()})
-            continue
-        tables += _asked(part, hospitals, remarks)
+        else:
+            tables += _asked(part, hospitals, remarks)
     return tables, list(dict.fromkeys(remarks))
 
 
