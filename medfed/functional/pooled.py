@@ -30,6 +30,7 @@ Ints = NDArray[np.int64]
 Family = Literal["logistic", "poisson", "hazard"]
 _FAR, _CLOSE = 30.0, 1e-12  # of a hospital's own intercept
 _SINGULAR, _SETTLED, _LEAP = 1e12, 1e-9, 4.0  # of Newton's steps
+_LEAST = 1e-24  # variance of an estimate, of two scores that are equal
 
 
 class Verdict(NamedTuple):
@@ -296,7 +297,7 @@ def meta_analysis(estimates: ArrayLike, errors: ArrayLike, level: float = LEVEL)
     Returns:
         The mean with its intervals; NaN for those that two or three hospitals cannot give.
     """
-    y, v = np.asarray(estimates, float), np.asarray(errors, float) ** 2
+    y, v = np.asarray(estimates, float), np.maximum(np.asarray(errors, float) ** 2, _LEAST)
     k = len(y)
 
     def excess(tau2: float) -> float:
