@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
     """
     columns = [table for table in tables if table.title in plan.columns]
     whole = [table_one(columns), *(table for table in tables if table not in columns)]
-    shown = {table.title: Shown(table.head, _rows(table), prose=(0,)) for table in whole}
+    shown = {table.title: Shown(table.head, _rows(table), prose=_words(table)) for table in whole}
     drawn = pictures(whole)
     each = [{"title": t.title, "head": t.head, "lines": t.lines} for t in tables]
     with writing(folder, "choose another folder by folder=FOLDER"):
@@ -56,44 +56,43 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
 def table_one(columns: Sequence[Table]) -> Table:
     """Joins the tables of columns: means with deviations, quartiles, shares, p and differences."""
     head = max((table.head for table in columns), key=len, default=["column", "all"])
-    compared = len(head) > 2
-    lines: list[list[Word]] = []
-    for table in columns:
-        has = {str(line[0]): [_cell(word).text for word in line[1:]] for line in table.lines}
-        p = {name: values[0] for name, values in has.items() if name.startswith("p (")}
-        apart = has.get("standardised difference", [""])[0]
-        width = len(table.head) - 1
-        gaps = [""] * (len(head) - len(table.head))
+    lines = [list[Word](line) for table in columns for line in _of_column(table)]
+    first = next((table.lines[0] for table in columns if table.head == head), ["patients"])
+    if len(head) == 2:  # no groups, so nothing to compare
+        return Table("Table 1", head, [first, *([line[0], *line[3:]] for line in lines)])
+    width = len(head)
+    whole = [[line[0], *line[3:], *[""] * (width + 2 - len(line)), *line[1:3]] for line in lines]
+    return Table("Table 1", [*head, "p", "difference"], [first, *whole])
 
-        def line(title: str, cells: Sequence[str], *ends: str) -> None:
-            lines.append([title, *cells, *gaps, *((*ends, "", "")[:2] if compared else ())])  # noqa: B023
 
-        if "mean" in has:
-            quartiles = zip(
-                *(has[f"{q}"] for q in ("median", "lower quartile", "upper quartile")), strict=True
-            )
-            means = zip(has["mean"], has["standard deviation"], strict=True)
-            line(
-                f"{table.title}, mean (SD)",
-                [f"{m} ({s})" for m, s in means],
-                p.get("p (Welch)", ""),
-                apart,
-            )
-            line(
-                "  median [quartiles]",
-                [f"{m} [{a}, {b}]" for m, a, b in quartiles],
-                p.get("p (Kruskal–Wallis)", ""),
-            )
-        else:
-            line(table.title, [""] * width, p.get("p (χ²)", ""), apart)
-            for name, cells in has.items():
-                if name not in ("patients", "missing", "standardised difference", *p):
-                    line(f"  {name}", cells)
-        if any(cell != "0 (0 %)" for cell in has["missing"]):
-            line("  missing", has["missing"])
-    patients = next((table.lines[0][1:] for table in columns if table.head == head), ())
-    first = [["patients", *patients, *([""] * 2 if compared else [])]] if patients else []
-    return Table("Table 1", [*head, *(["p", "difference"] if compared else [])], [*first, *lines])
+def _of_column(table: Table) -> Iterator[list[str]]:
+    """Yields name, p, difference and the numbers of each line."""
+    has = {str(line[0]): [_cell(word).text for word in line[1:]] for line in table.lines}
+
+    def once(name: str) -> str:
+        return has.pop(name, [""])[0]
+
+    name, apart, missing = table.title, once("standardised difference"), has.pop("missing")
+    has.pop("patients")
+    if "mean" in has:
+        means = zip(has["mean"], has["standard deviation"], strict=True)
+        yield [f"{name}, mean (SD)", once("p (Welch)"), apart, *(f"{m} ({s})" for m, s in means)]
+        quartiles = zip(has["median"], has["lower quartile"], has["upper quartile"], strict=True)
+        written = (f"{m} [{low}, {high}]" for m, low, high in quartiles)
+        yield [f"{name}, median [quartiles]", once("p (Kruskal–Wallis)"), "", *written]
+    else:
+        p = once("p (χ²)")
+        for category, cells in has.items():
+            yield [f"{name}: {category}", p, apart, *cells]
+            p = apart = ""
+    if any(cell != "0 (0 %)" for cell in missing):
+        yield [f"{name}, missing", "", "", *missing]
+
+
+def _words(table: Table) -> list[int]:
+    """The columns of words."""
+    texts = ("number", "hospital", "verdict", "why")
+    return [0, *(n for n, title in enumerate(table.head) if n and title in texts)]
 
 
 def _rows(table: Table) -> list[list[Cell]]:
