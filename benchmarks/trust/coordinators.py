@@ -55,8 +55,9 @@ from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.message import Message
 from medfed.sites import gate, masks, policy, wire
 from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.policy import COUNTED
 from medfed.sites.run import coordinate
-from medfed.sites.site import COUNTED, Site
+from medfed.sites.site import Site
 from medfed.sites.site_folder import hospital
 
 SITE, OTHERS = "Basel", ("Bern", "Chur", "Davos")

@@ -49,8 +49,9 @@ from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedrep import FedRep
+from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
-from medfed.sites.coordinator import Coordinator, SitesProgress
+from medfed.sites.coordinator import Coordinator
 from medfed.sites.policy import NO_LIMITS
 from medfed.sites.site import Site
 from medfed.sites.wire import HEAD_LIMIT, KINDS, Facts, Greeting, Reply, Request, framed
@@ -128,6 +129,10 @@ class Desk:
     def agree(self, number: int, answer: bytes) -> bytes | None:
         """See :class:`medfed.sites.site.ConfiguredSite`."""
         return None
+
+    def patients_behind(self) -> tuple[str, list[str]]:
+        """See :class:`medfed.sites.site.ConfiguredSite`."""
+        return "", []
 
     def facts(self) -> Facts:
         """See :class:`medfed.sites.site.ConfiguredSite`."""
@@ -279,10 +284,11 @@ def main() -> None:
         facts, answers, _ = agree_on_data(caller, (_ for _ in ()))  # type: ignore[arg-type]
         everyone = [ClientInfo(c, facts[c].num_samples) for c in SITES]
         _, federation, _ = assembled([], everyone)
-        coordinator = Coordinator(
+        attendance = Attendance(
             caller, federation, facts, answers, "fuzzed", SitesProgress.new(SITES)
         )
-        coordinator.begin()
+        coordinator = Coordinator(attendance)
+        attendance.begin()
         for number in range(options.rounds):
             left = [rng.randrange(1, 4)]
 

@@ -62,6 +62,9 @@ class Agreement(Protocol):
     def facts(self) -> wire.Facts | None:
         """Returns the facts about the model."""
 
+    def patients_behind(self) -> tuple[str, Sequence[str]]:
+        """Returns where the data are, and the patients behind its statistics."""
+
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """Refuses a round with these sites."""
 
@@ -140,6 +143,11 @@ class Gate:
     def enough_patients(self, asked: wire.Agree) -> None:
         """Enough patients contribute to each statistic of the message."""
         self.workplace.agree(asked.phase, asked.body)
+
+    def known_patients(self, asked: wire.Agree) -> None:
+        """Combined with statistics that left before, its own show enough patients."""
+        data, patients = self.workplace.patients_behind()
+        self.counted.add_patients(data, patients, self.workplace.policy.least)
 
     def trains(self, asked: Request) -> None:
         """The agreement is one to train."""
@@ -347,7 +355,7 @@ RULES: dict[type[Request], Rule] = {
         (Gate.approved,), "hashes of agreed keys, names of channels and classes, versions", _STUDY
     ),
     wire.Agree: Rule(
-        (Gate.approved,),
+        (Gate.approved, Gate.known_patients),
         "columns, names of categories, counts, sums and limits; at the end the number of samples",
         _STUDY,
         (Count("one answer to each message", _model("answer/{phase}"), True, "answers"),),

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import msgspec
+import numpy as np
 from filelock import FileLock
 
 from medfed.common import errors, files, floors, schemas, untrusted
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from medfed.run.privacy import Protection
 
 MESSAGE_KEYS = "local.steps and data.batch_size"
-SPENT = "privacy.json"  # in the folder of all federations
+# In the folder of all federations:
+SPENT, COUNTED, PATIENTS = "privacy.json", "answered.json", "patients.json"
 FEW = 5
 """Patients; a mean over fewer reveals something about each."""
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -245,6 +247,13 @@ def patients_of_message(
     return fewest_patients(list(Counter(units).values()), taken)
 
 
+def patients_of(
+    config: RunDescription, data: FederatedDataModule, site: str
+) -> tuple[str, list[str]]:
+    """Returns where a site's data are, and its training patients, of whom statistics are."""
+    return str(config.data.get("path")), data.plans[site].patients["train"]
+
+
 def fewest_patients(samples: Sequence[int], taken: int) -> int:
     """Returns the fewest patients that so many different samples can be of.
 
@@ -362,10 +371,61 @@ class Counted:
                 f"policy.test_metrics of this site's file allows {most}; they stay here."
             ) from error
 
+    def add_patients(
+        self, data: str, patients: Sequence[str], least: int = 0, keep: bool = True
+    ) -> None:
+        """Remembers the patients behind statistics, of all agreements, before these leave.
+
+        Args:
+            data: Where the patients' data are.
+            patients: The patients; none: no statistic leaves.
+            least: See :class:`Policy`.
+            keep: Whether to remember them.
+
+        Raises:
+            VetoError: If statistics of them, together with earlier ones, would show fewer patients
+                than the floor: their difference, for example.
+        """
+        path, floor = self.path.with_name(PATIENTS), max(floors.LEAST, least)
+        with _alone(path) if keep else nullcontext():
+            every = untrusted.read_json(path, dict[str, list[list[str]]]) if path.is_file() else {}
+            sets, new = every.setdefault(data, []), sorted(patients)
+            if not new or new in sets:
+                return
+            if sets and (fewest := fewest_in_combinations([*sets, new])) < floor:
+                raise VetoError(
+                    f"Statistics of these {len(new)} patients, combined with those that left "
+                    f"before, show {fewest:.3g} patients of at least {floor}; agree on the "
+                    f"patients of an earlier study (seed, data.most_patients, fractions, fold), or "
+                    f"set data.scaling=client. {path} lists the patients of each."
+                )
+            sets.append(new)
+            if keep:
+                files.write_json(path, every)
+
     def _every(self) -> dict[str, dict[str, list[str]]]:
         if not self.path.is_file():
             return {}
         return untrusted.read_json(self.path, dict[str, dict[str, list[str]]])
+
+
+def fewest_in_combinations(sets: Sequence[Sequence[str]]) -> float:
+    """Returns the fewest patients on whom a combination of sums over sets of patients can rest.
+
+    A combination gives each patient a weight. A patient whose share of all squared weights is h is
+    one of 1/h; the largest share over all combinations is the leverage in the matrix of the sets.
+
+    Args:
+        sets: The patients of each.
+
+    Example:
+        >>> [fewest_in_combinations([["a", "b", "c"], other]) for other in (["a", "b"], ["d", "e"])]
+        [1.0, 2.0]
+    """
+    everyone = sorted({patient for one in sets for patient in one})
+    members = np.array([np.isin(everyone, one) for one in sets], dtype=float)
+    _, sizes, axes = np.linalg.svd(members, full_matrices=False)
+    return round(1 / float((axes[sizes > 1e-9 * sizes[0]] ** 2).sum(axis=0).max()), 6)
 
 
 @dataclass

@@ -42,7 +42,9 @@ from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, tra
 from medfed.run.memberships import Memberships
 from medfed.sites import calls
 from medfed.sites.agreement import fingerprints
-from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
+from medfed.sites.attendance import Attendance, SitesProgress
+from medfed.sites.coordinator import Coordinator
+from medfed.sites.requests import Metrics
 from medfed.sites.site import FACTS, versions_here
 from medfed.sites.status import Status, ended, keep
 from medfed.sites.wire import Facts, Greeting, Transport
@@ -119,11 +121,11 @@ class SitesModule(FederatedModule):
     def test_step(self, batch: str, batch_idx: int) -> None:
         """Lets the sites evaluate the selected round on their test data."""
         self.evaluations = self.coordinator.test(self.next_round, self.selected)
-        self.points = dict(self.coordinator.points)
+        self.points = dict(self.coordinator.requests.points)
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
         """Returns the sites that say so: they know all digits of their losses."""
-        return [c for c in metrics if c in self.coordinator.diverged]
+        return [c for c in metrics if c in self.coordinator.requests.diverged]
 
     def spent(self) -> dict[str, tuple[int, budget.Passes]]:
         """Returns every client's gradient steps and passes so far, as the sites report them."""
@@ -230,15 +232,14 @@ def _coordinate(
 
     def tell(*news: Any) -> None:
         status.change(*news)
-        for site, epsilon in coordinator.progress.epsilons.items():
+        for site, epsilon in attendance.progress.epsilons.items():
             status.sites[site].epsilon = epsilon
         keep(status, caller.traffic, run)
 
     progress = progress or SitesProgress.new(sites)
-    coordinator = Coordinator(
-        caller, federation, facts, answers, job, progress, evaluation.best_round, gone, tell
-    )
-    coordinator.begin()
+    attendance = Attendance(caller, federation, facts, answers, job, progress, gone, tell)
+    coordinator = Coordinator(attendance, evaluation.best_round)
+    attendance.begin()
     module = SitesModule(task, federation, local, coordinator)
     each = config
     if config.checkpoint.every > 1:

@@ -45,7 +45,16 @@ from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
 from medfed.sites import agreement, masks, newcomers, wire
 from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
-from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError, check_data, check_study
+from medfed.sites.policy import (
+    COUNTED,
+    NO_LIMITS,
+    Counted,
+    Policy,
+    VetoError,
+    check_data,
+    check_study,
+    patients_of,
+)
 from medfed.sites.wire import (
     START,
     Facts,
@@ -57,7 +66,6 @@ from medfed.sites.wire import (
     unreadable,
 )
 
-COUNTED = "answered.json"  # what the site has answered, by agreement
 Kept = dict[str, Any]
 
 
@@ -557,6 +565,13 @@ class ConfiguredSite:
     def facts(self) -> Facts | None:
         """Returns the facts about the model, after the agreement; None before."""
         return self._facts
+
+    def patients_behind(self) -> tuple[str, list[str]]:
+        """Returns where the data are, and the patients behind its statistics; none: none leave."""
+        self.greeting()
+        sends, site = self._statements[0] is not None, self.name
+        sends = sends or any(build(self.config.algorithm).summaries(self.data.clients[site]))
+        return patients_of(self.config, self.data, site) if sends else ("", [])
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """Refuses a round with these sites if the site's policy does not allow it.

@@ -37,8 +37,8 @@ from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.masks import Signer
 from medfed.sites.newcomers import Joining
-from medfed.sites.policy import SPENT, Counted, Spending
-from medfed.sites.site import COUNTED, ConfiguredSite, Site
+from medfed.sites.policy import COUNTED, SPENT, Counted, Spending
+from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 
 # In the folder of all federations:

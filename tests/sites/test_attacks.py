@@ -85,7 +85,7 @@ def test_a_robust_aggregation_waits_for_the_sites_that_it_needs(tmp_path: Path):
     module = coordinated(toy_sites(tmp_path, "fedavg"), "fedavg")
     federation = module.federation
     federation.algorithm = federation.algorithm.aggregating(Median(), 3)
-    assert module.coordinator._gather(0, {}, 0.0) == tuple(NAMES)
+    assert module.coordinator.attendance.gather(0, {}, 0.0) == tuple(NAMES)
 
 
 def test_a_site_cannot_claim_other_samples_in_a_run(tmp_path: Path):
@@ -112,7 +112,8 @@ def test_a_site_cannot_claim_other_samples_in_a_run(tmp_path: Path):
     fit(module, tmp_path / "server", 3)
     progress = module.coordinator.progress
     assert progress.absent == {1: ["c1"], 2: ["c1"]}
-    assert module.coordinator.away["c1"].startswith("it has 1000000 training samples, and had 8")
+    why = module.coordinator.attendance.away["c1"]
+    assert why.startswith("it has 1000000 training samples, and had 8")
 
 
 def test_divergence_is_said_and_no_such_round_is_selected(tmp_path: Path, caplog):

@@ -62,6 +62,14 @@ def test_a_hospital_describes_its_patients_without_few_of_them(hospital, tmp_pat
     assert bern["tables"]["Patients"] == {"train": 48, "val": None, "test": None}
     assert bern["tables"]["Means"]["age"] is not None
     assert not re.search(r"P\d", (tmp_path / "bern" / "look.json").read_text())
+    more = json.loads((hospital / "agreed.json").read_text())
+    more["overrides"].append("data.most_patients=63")
+    (tmp_path / "agreed.json").write_text(json.dumps(more))
+    fewer = [f"agreed={tmp_path / 'agreed.json'}", files[1], f"folder={tmp_path / 'fewer'}"]
+    with pytest.raises(SystemExit):  # one patient fewer
+        main(["site", "describe", *fewer])
+    assert "combined with those that left before, show 1 patients" in capsys.readouterr().err
+    assert not (tmp_path / "fewer").exists()
     other = {**bern, "hospital": "Basel", "least": 0}
     (tmp_path / "basel.json").write_text(json.dumps({"hospitals": [other]}))
     both = f"of=[{tmp_path / 'bern' / 'look.json'},{tmp_path / 'basel.json'}]"

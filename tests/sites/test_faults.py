@@ -19,7 +19,7 @@ from medfed.common.untrusted import read_checkpoint
 from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.packet import Packet
-from medfed.sites.coordinator import SitesProgress
+from medfed.sites.attendance import SitesProgress
 from medfed.sites.gate import MODELS
 from medfed.sites.site import Site
 from medfed.sites.wire import Fit, Hello, Reply, Request, Trained
@@ -246,7 +246,7 @@ def test_metrics_that_no_site_can_measure_move_no_round(name, tmp_path: Path):
     value, why = METRICS[name]
     transport = Changed(toy_sites(tmp_path, METHOD), measured(name, value))
     module = coordinated(transport, METHOD)
-    module.coordinator._metrics["val"] = frozenset([name])
+    module.coordinator.requests.usual["val"] = frozenset([name])
     call = transport.inner.call
 
     def renamed(site: str, request: bytes, timeout: float) -> bytes:
@@ -402,7 +402,7 @@ def test_probes_end_with_the_run(tmp_path: Path):
     transport.before = lambda asked: is_at("fit", "c1", 1)(asked) and busy._lock.acquire()
     with caller:
         fit(module, tmp_path / "server", ROUNDS)
-        assert module.coordinator.away == {"c1": "it was busy"}
+        assert module.coordinator.attendance.away == {"c1": "it was busy"}
         (probe,) = (thread for thread in caller._threads if thread.is_alive())
         caller.terms = QUICK  # the end waits for a call, however slow the machine
     asked = len(transport.seen)
@@ -415,7 +415,8 @@ def test_patience_is_for_waiting_and_not_for_training(tmp_path: Path, monkeypatc
     """A round that takes longer still waits for a site that is lost in it."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
-    monkeypatch.setattr("medfed.sites.coordinator.time", clock)
+    for module in ("attendance", "coordinator"):
+        monkeypatch.setattr(f"medfed.sites.{module}.time", clock)
 
     def trains(asked: Request) -> bool:
         now[0] += 100 * (asked.kind == "fit")

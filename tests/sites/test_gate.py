@@ -30,7 +30,7 @@ from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.calls import Caller, agree_on_data, greet
 from medfed.sites.gate import RULES, table
-from medfed.sites.policy import Counted, FullError, Policy, Spending
+from medfed.sites.policy import Counted, FullError, Policy, Spending, fewest_in_combinations
 from medfed.sites.site_folder import hospital
 from tests.integration.runs import resume, run
 from tests.sites.hospitals import QUICK
@@ -352,3 +352,58 @@ def test_the_scaling_agrees_by_medians_of_limits():
     agreed, _ = agree(QUESTION, parts, {})
     medians = [np.median(rows) for rows in parts.values()]
     assert agreed.scaling.median[0] == pytest.approx(np.median(medians), rel=1e-12)
+
+
+def moments(folder: Path, most: int) -> wire.Described:
+    """What Basel sends of its table for a study of so many patients, in a process of its own."""
+    agreed = Agreed(("Basel",), (*EXPERIMENT[:-3], *FEATURES, f"data.most_patients={most}"))
+    site = hospital(agreed, SiteFile.read(folder / "site.yaml"), keep_bundle)
+    reply = wire.Reply.from_bytes(site.answer(wire.Agree("Basel", "s").to_bytes()))
+    if reply.status == "ok":
+        body = json.dumps({"indicators": [], "low": [0], "median": [0], "high": [1e3]}).encode()
+        asked = wire.Agree("Basel", "s", phase=1, body=body)
+        reply = wire.Reply.from_bytes(site.answer(asked.to_bytes()))
+    return reply
+
+
+FEATURES = ("data.features=[age]", "data.missing_indicator=false", "data.val_fraction=0")
+
+
+def test_two_studies_that_differ_by_one_patient_are_refused(tmp_path: Path, monkeypatch):
+    """The difference of their sums was that patient's row."""
+    write_table(tmp_path / "ours.csv", ("Basel",))
+    (tmp_path / "site.yaml").write_text("site: Basel\ndata: {path: ours.csv}\n")
+    patients = tmp_path / "medfed" / "patients.json"
+    with monkeypatch.context() as before:
+        before.setattr(Counted, "add_patients", lambda *_: None)
+        one, other = (json.loads(moments(tmp_path, n).body) for n in (50, 51))
+    age = other["sum"][0] - one["sum"][0]
+    assert other["count"] == [one["count"][0] + 1]
+    rows = (tmp_path / "ours.csv").read_text().splitlines()[1:]
+    assert any(abs(float(row.split(",")[2]) - age) < 1e-9 for row in rows)
+    assert moments(tmp_path, 50).status == "ok"
+    for _ in range(2):  # a restart forgets nothing, and what was refused is not kept
+        assert moments(tmp_path, 51).reason == "policy"
+    assert moments(tmp_path, 50).status == "ok"
+    (line,) = (tmp_path / "medfed" / "refusals.txt").read_text().strip().splitlines()[-1:]
+    assert "combined with those that left before, show 1 patients of at least 20" in line
+    assert str(patients) in line
+    (known,) = json.loads(patients.read_text()).values()
+    assert len(known) == 1
+
+
+def test_no_combination_of_answers_shows_fewer_patients_than_it_says():
+    """Four sets, of which no two differ by fewer than 20, give one patient together."""
+    u, v, w = ([f"{name}{n}" for n in range(20)] for name in "uvw")
+    together = [u + v, v + w, [*u, *w, "x"], u + v + w]
+    assert min(len({*a} ^ {*b}) for a in together for b in together if a != b) == 20
+    assert fewest_in_combinations(together) == 1
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        member = rng.random((4, 60)) < 0.6
+        member = member[:, member.any(0)]
+        least = fewest_in_combinations([np.flatnonzero(row).astype(str).tolist() for row in member])
+        every = rng.normal(size=(500, 4)) @ member
+        assert ((every**2).sum(1) / (every**2).max(1)).min() >= least - 1e-5
+        best = np.linalg.pinv(member.astype(float)) @ member  # the projection reaches it
+        assert ((best**2).sum(1) / (best**2).max(1)).min() == pytest.approx(least, rel=1e-5)

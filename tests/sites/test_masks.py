@@ -21,11 +21,13 @@ from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import EncodedPart, Packet
+from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
-from medfed.sites.coordinator import Coordinator, SitesProgress
+from medfed.sites.coordinator import Coordinator
 from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
+from medfed.sites.policy import COUNTED
 from medfed.sites.run import SitesModule
-from medfed.sites.site import COUNTED, Site
+from medfed.sites.site import Site
 from medfed.sites.wire import Fit, Keys, Reply, Request
 from tests.contract.harness import algorithm, federation
 from tests.integration.runs import CLINICAL, run
@@ -66,9 +68,9 @@ class Masking:
         facts, answers, _ = agree_on_data(caller, nothing())
         task, fed, local = federation(self.method, **self.settings())
         fed.clients = {}
-        coordinator = Coordinator(caller, fed, facts, answers, "job", SitesProgress.new(fed.ids))
-        coordinator.begin()
-        return SitesModule(task, fed, local, coordinator)
+        attendance = Attendance(caller, fed, facts, answers, "job", SitesProgress.new(fed.ids))
+        attendance.begin()
+        return SitesModule(task, fed, local, Coordinator(attendance))
 
     def run(self, terms: Terms = QUICK) -> SitesModule:
         module = self.module(terms)
@@ -135,7 +137,7 @@ def test_two_attempts_of_a_round_reveal_nothing(tmp_path: Path):
     restarted = Direct({c: Site(federated.places[c], tmp_path / c) for c in federated.names})
     federated.transport = Faulty(restarted)
     coordinator = federated.module(IMPATIENT).coordinator
-    coordinator._planned = Cohort(clients=federated.names[:4])
+    coordinator.attendance.planned = Cohort(clients=federated.names[:4])
     federated.transport.seen.clear()
     with pytest.raises(SiteError, match="it has given its share to a sum of other sites"):
         coordinator.round(0)
@@ -214,7 +216,7 @@ def test_the_coordinator_holds_no_single_sites_numbers(masks, tmp_path: Path):
         place.join = _noting(place.join, name, secrets)  # type: ignore[method-assign]
     module, seen = federated.module(), set[str]()
     coordinator = module.coordinator
-    check, looks = coordinator._check_sizes, []
+    check, looks = coordinator.requests.check_sizes, []
 
     def look(*replies) -> None:
         tracked = gc.get_objects()
@@ -227,7 +229,7 @@ def test_the_coordinator_holds_no_single_sites_numbers(masks, tmp_path: Path):
         looks.append(len(tracked))
         check(*replies)
 
-    coordinator._check_sizes = look  # type: ignore[method-assign]
+    coordinator.requests.check_sizes = look  # type: ignore[method-assign]
     fit(module, tmp_path / "server", 1)
     assert len(secrets) == 5
     assert looks

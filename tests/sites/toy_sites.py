@@ -17,8 +17,9 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
+from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
-from medfed.sites.coordinator import Coordinator, SitesProgress
+from medfed.sites.coordinator import Coordinator
 from medfed.sites.policy import NO_LIMITS
 from medfed.sites.run import SitesEvaluation, SitesModule
 from medfed.sites.site import Site
@@ -62,6 +63,9 @@ class Toy:
 
     def agree(self, number: int, answer: bytes) -> bytes | None:
         return None
+
+    def patients_behind(self) -> tuple[str, list[str]]:
+        return "", []
 
     def facts(self) -> Facts:
         return Facts(self.samples, self.weights, {"shape": [3]})
@@ -107,11 +111,11 @@ def coordinated(
     facts, answers, _ = agree_on_data(caller, nothing())
     task, fed, local = federation(method, **settings())
     fed.clients = {}
-    coordinator = Coordinator(
+    attendance = Attendance(
         caller, fed, facts, answers, "job", progress or SitesProgress.new(NAMES)
     )
-    coordinator.begin()
-    return SitesModule(task, fed, local, coordinator)
+    attendance.begin()
+    return SitesModule(task, fed, local, Coordinator(attendance))
 
 
 def fit(module: SitesModule, folder: Path, rounds: int = ROUNDS, resume: Path | None = None):
