@@ -19,7 +19,7 @@ from medfed.common.floors import CATEGORY, LEAST
 from medfed.functional import discrimination, pooled
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
-from medfed.studies.parts import Floats, Table, Word, p_value
+from medfed.studies.parts import Estimates, Floats, Table, Word, four, p_value
 from medfed.studies.plan import Evaluation, Plan
 from medfed.studies.rows import Rows
 
@@ -34,9 +34,9 @@ _MEASURES: dict[str, Callable[[Floats, Floats], Estimate]] = {
     "log loss": lambda p, y: discrimination.mean_of(discrimination.log_losses(p, y)),
 }
 _OF_CALIBRATION = ("calibration in the large", "calibration slope")
-Measured = Mapping[str, Estimate]
+Measured = Mapping[str, tuple[float, float]]
 """By the name of a number; of a difference from the reference it begins with ``−``."""
-Found = dict[str, Measured | str]
+FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Scores:
         """See the protocol."""
         return f"evaluation of {', '.join(self.asked.scores)}"
 
-    def estimate(self, rows: Rows) -> Found:
+    def estimate(self, rows: Rows) -> Estimates:
         """Returns a hospital's numbers by score and group, or why it has none."""
-        y, found = self._outcome(rows), Found()
+        y, found = self._outcome(rows), Estimates()
         columns = {name: self._column(rows, name) for name in self.asked.scores}
         groups = {"": ~np.isnan(y)}
         for by in self.asked.by:
@@ -70,7 +70,7 @@ class Scores:
                 known = there & ~np.isnan(p)
                 patients, rare = len(np.unique(rows.patients[known])), _fewer(y[known])
                 if patients < max(LEAST, self.plan.least) or rare < CATEGORY:
-                    found[name + group] = f"{patients} patients, {rare} of the rarer class"
+                    found[name + group] = FEW
                     continue
                 reference = columns[self.asked.reference or name]
                 numbers = _numbers(p[known], y[known])
@@ -78,7 +78,7 @@ class Scores:
                 if reference is not p and _fewer(y[both]) >= CATEGORY:
                     numbers |= _differences(p[both], reference[both], y[both])
                 numbers["patients"] = Estimate(patients, 0.0)
-                found[name + group] = {n: Estimate(*map(_four, e)) for n, e in numbers.items()}
+                found[name + group] = {n: four(e) for n, e in numbers.items()}
         return found
 
     def _outcome(self, rows: Rows) -> Floats:
@@ -100,7 +100,7 @@ class Scores:
             raise DataError(f"The score {name} {what}; a score is a probability from 0 to 1.")
         return p
 
-    def join(self, each: Mapping[str, Found]) -> list[Table]:
+    def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """Returns the mean of hospitals, every hospital, the harm list, and who is missing."""
         measured: dict[str, dict[str, Measured]] = {}
         missing: list[list[Word]] = []
@@ -122,9 +122,9 @@ class Scores:
                     ends = (m.next_low, m.next_high)
                     beyond = "–" if math.isnan(ends[0]) else "{:.3f} to {:.3f}".format(*ends)
                     means.append([score, what, m.mean, m.low, m.high, beyond, len(pairs)])
-            for hospital, numbers in hospitals.items():
-                written = (_written(numbers.get(what)) for what in names)
-                single.append([score, hospital, int(numbers["patients"].value), *written])
+            for hospital, measured_there in hospitals.items():
+                written = (_written(measured_there.get(what)) for what in names)
+                single.append([score, hospital, int(measured_there["patients"][0]), *written])
         head = ["score", "number", "mean", "lower 95 %", "upper 95 %", "another hospital"]
         tables = [
             Table("Means of hospitals", [*head, "hospitals"], means),
@@ -133,30 +133,30 @@ class Scores:
         if self.asked.reference is not None:
             tables.append(self._harm(measured))
         if missing:
-            tables.append(Table("Too few to evaluate", ["score", "hospital", "has"], missing))
+            tables.append(Table("Too few to evaluate", ["score", "hospital", "why"], missing))
         return tables
 
     def _harm(self, measured: Mapping[str, Mapping[str, Measured]]) -> Table:
         """Who is worse off than with the reference, by the Brier score, of all rows by Holm."""
         rows = [
-            (score, hospital, int(numbers["patients"].value), numbers["− Brier score"])
+            (score, hospital, int(numbers["patients"][0]), numbers["− Brier score"])
             for score, hospitals in measured.items()
             for hospital, numbers in hospitals.items()
             if "− Brier score" in numbers
         ]
-        z = [d.value / d.error if d.error else 0.0 for *_, d in rows]
+        z = [value / error if error else 0.0 for *_, (value, error) in rows]
         adjusted = holm([float(2 * stats.norm.sf(abs(one))) for one in z])
         lines: list[list[Word]] = []
-        for (score, hospital, patients, d), p in zip(rows, adjusted, strict=True):
-            low, high, margin = d.value - _Z * d.error, d.value + _Z * d.error, self.asked.margin
-            if d.value > 0 and p < 1 - LEVEL:
+        for (score, hospital, patients, (value, error)), p in zip(rows, adjusted, strict=True):
+            low, high, margin = value - _Z * error, value + _Z * error, self.asked.margin
+            if value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
             elif high < margin:
                 verdict = f"not worse by more than {margin:g}"
             else:
-                times = ((_Z + float(stats.norm.ppf(POWER))) * d.error / margin) ** 2
+                times = ((_Z + float(stats.norm.ppf(POWER))) * error / margin) ** 2
                 verdict = f"cannot tell; about {math.ceil(patients * times)} patients would"
-            lines.append([score, hospital, patients, d.value, low, high, p_value(p), verdict])
+            lines.append([score, hospital, patients, value, low, high, p_value(p), verdict])
         head = ["score", "hospital", "patients", f"Brier score − that of {self.asked.reference}"]
         head += ["lower 95 %", "upper 95 %", "p (Holm)", "verdict"]
         return Table("Who would be harmed", head, lines)
@@ -181,10 +181,5 @@ def _differences(p: Floats, reference: Floats, label: Floats) -> dict[str, Estim
     return numbers
 
 
-def _four(value: float) -> float:
-    """Four digits, of which no patient can be told."""
-    return float(f"{value:.4g}")
-
-
-def _written(number: Estimate | None) -> str:
-    return "–" if number is None else f"{number.value:.3f} ± {_Z * number.error:.3f}"
+def _written(number: tuple[float, float] | None) -> str:
+    return "–" if number is None else f"{number[0]:.3f} ± {_Z * number[1]:.3f}"

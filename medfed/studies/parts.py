@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ State = Sequence[float]
 UNIT = 2.0**34
 """Steps of fixed point: the largest squares of 2^20 patients fit 63 bits."""
 _FURTHEST = 16.0  # half-widths of a column's bins beyond which a value is clipped
+
+
+Estimates = dict[str, dict[str, tuple[float, float]] | str]
+"""By what they are of: each number and its standard error by name, or why there are none."""
 
 
 class Sums(NamedTuple):
@@ -76,10 +80,10 @@ class Separate(Protocol):
     def name(self) -> str:
         """What the part is about."""
 
-    def estimate(self, rows: Rows) -> Any:
-        """A hospital's half: its estimates, or why it has none."""
+    def estimate(self, rows: Rows) -> Estimates:
+        """A hospital's half: its estimates in four digits, or why it has none."""
 
-    def join(self, each: Mapping[str, Any]) -> list[Table]:
+    def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """The other half: receives the hospitals' estimates, returns results."""
 
 
@@ -116,6 +120,17 @@ def fixed(sums: Floats) -> Whole:
         [0.5, -2.0]
     """
     return np.asarray(np.rint(sums * UNIT), np.int64)
+
+
+def four(number: tuple[float, float]) -> tuple[float, float]:
+    """Returns an estimate and its error in four digits, of which no patient can be told.
+
+    Example:
+        >>> four((0.123456, 2.0))
+        (0.1235, 2.0)
+    """
+    value, error = (float(f"{each:.4g}") for each in number)
+    return value, error
 
 
 def scaled(values: Floats, ends: Sequence[float]) -> Floats:

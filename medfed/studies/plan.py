@@ -150,11 +150,23 @@ def read_plan(path: Path) -> Plan:
         ConfigError: If it is none.
         CheckpointError: If the file cannot be read.
     """
-    content = read_yaml(path)
+    return plan_of(read_yaml(path), path)
+
+
+def plan_of(content: Mapping[str, Any], source: object) -> Plan:
+    """Returns plain content as a plan.
+
+    Args:
+        content: The content.
+        source: Where it is from, for sentences.
+
+    Raises:
+        ConfigError: If it is none.
+    """
     try:
-        return fit(content, Plan).check(path)
+        return fit(content, Plan).check(source)
     except ValueError as error:
-        raise ConfigError(f"{path} is no plan of a study: {error}.") from error
+        raise ConfigError(f"{source} is no plan of a study: {error}.") from error
 
 
 def suggested(hospitals: Mapping[str, Rows]) -> Plan:

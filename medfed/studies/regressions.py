@@ -17,6 +17,7 @@ from medfed.functional import pooled
 from medfed.functional.statistics import LEVEL
 from medfed.studies.parts import (
     UNIT,
+    Estimates,
     Floats,
     State,
     Sums,
@@ -24,6 +25,7 @@ from medfed.studies.parts import (
     Whole,
     Word,
     fixed,
+    four,
     middle,
     p_value,
     scaled,
@@ -34,6 +36,8 @@ from medfed.studies.rows import Rows
 _SHARE = 20  # no patient may be more than 1/20 of a step's information
 _MOST = 2.0**28  # of a sum, which then fits 63 bits
 _INSTANT = 1e-3  # least share of an interval at risk, of events at its very begin
+ALONE = "its patients alone do not give the coefficients"
+_FITTED = ("coefficient", "standard error")
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "hazard": "hazard ratio"}
 
 
@@ -163,13 +167,13 @@ class Coefficients:
             ratios = [math.exp(b), math.exp(b - z * e), math.exp(b + z * e)]
             lines.append([name, b, e, *ratios, p_value(float(2 * stats.norm.sf(abs(b / e))))])
         ratio = _RATIOS[self.model.family]
-        head = ["term", "coefficient", "standard error", ratio, "lower 95 %", "upper 95 %", "p"]
+        head = ["term", *_FITTED, ratio, "lower 95 %", "upper 95 %", "p"]
         title = f"{self.name[0].upper()}{self.name[1:]}, {int(whole[0])} patients"
         return [Table(title, head, lines)]
 
 
 @dataclass(frozen=True)
-class Estimates(Coefficients):
+class ByHospital(Coefficients):
     """A regression that every hospital fits by itself; a meta-analysis joins the coefficients."""
 
     def design(self, rows: Rows) -> Design:
@@ -186,42 +190,36 @@ class Estimates(Coefficients):
         some = full[of]
         return Design(x[some][:, rest], made.y[some], made.patients[some], made.offset[some])
 
-    def estimate(self, rows: Rows) -> tuple[Floats, Floats] | str:
-        """Returns a hospital's coefficients and their standard errors, or why it has none."""
-        fit = self.regression.fit(self.design(rows).x.shape[1])
+    def estimate(self, rows: Rows) -> Estimates:
+        """Returns a hospital's coefficients and their standard errors."""
         try:
+            fit = self.regression.fit(self.design(rows).x.shape[1])
             beta = next(fit)
             while True:
                 beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / UNIT)
         except StopIteration as end:
-            units = np.array([*self.terms.values()])
-            return end.value.coefficients[: len(units)] / units, end.value.errors[
-                : len(units)
-            ] / units
-        except DataError as error:
-            return str(error)
+            each = zip(self.terms.items(), end.value.coefficients, end.value.errors, strict=False)
+            return {self.name: {term: four((b / unit, e / unit)) for (term, unit), b, e in each}}
+        except DataError:
+            return {self.name: ALONE}
 
-    def join(self, each: Mapping[str, tuple[Floats, Floats] | str]) -> list[Table]:
+    def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """Returns the mean of each coefficient, those of the hospitals, and who has none."""
-        some = {name: one for name, one in each.items() if not isinstance(one, str)}
+        some = {name: of for name, one in each.items() if not isinstance(of := one[self.name], str)}
         means: list[list[Word]] = []
         single: list[list[Word]] = []
-        for at, term in enumerate(self.terms if some else ()):
-            values = [[float(b[at]), float(e[at])] for b, e in some.values()]
-            m = pooled.meta_analysis(*np.transpose(values))
+        for term in self.terms if some else ():
+            m = pooled.meta_analysis(*np.transpose([one[term] for one in some.values()]))
             beyond = "–" if math.isnan(m.next_low) else f"{m.next_low:.4g} to {m.next_high:.4g}"
             share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"
             means.append([term, m.mean, m.low, m.high, share, beyond, len(some)])
-            single += [[term, name, *pair] for name, pair in zip(some, values, strict=True)]
+            single += [[term, name, *one[term]] for name, one in some.items()]
         head = ["term", "mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals"]
-        title = f"Meta-analysis, {self.name}"
-        by = ["term", "hospital", "coefficient", "standard error"]
-        tables = [Table(title, head, means), Table(f"{title}, by hospital", by, single)] * bool(
-            some
-        )
-        if why := [[name, one] for name, one in each.items() if isinstance(one, str)]:
-            tables.append(Table(f"{title}, without an estimate", ["hospital", "why"], why))
-        return tables
+        title, by = f"Meta-analysis, {self.name}", ["term", "hospital", *_FITTED]
+        tables = [Table(title, head, means), Table(f"{title}, by hospital", by, single)]
+        missing = [[name, str(one[self.name])] for name, one in each.items() if name not in some]
+        without = Table(f"{title}, without an estimate", ["hospital", "why"], missing)
+        return [*(tables if some else []), *([without] if missing else [])]
 
 
 def person_periods(

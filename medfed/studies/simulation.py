@@ -13,7 +13,7 @@ from medfed.studies.describing import Categories, Curves, Numbers
 from medfed.studies.evaluating import Scores
 from medfed.studies.parts import Groups, Part, Separate, Table
 from medfed.studies.plan import Plan
-from medfed.studies.regressions import Coefficients, Estimates
+from medfed.studies.regressions import ByHospital, Coefficients
 from medfed.studies.rows import Rows
 
 
@@ -30,7 +30,7 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
         by = plan.survival.by
         yield Curves(tuple(plan.survival.ends), Groups(by, plan.groups(by)))
     for model in plan.models:
-        yield (Coefficients if model.join == "sums" else Estimates)(model, plan)
+        yield (Coefficients if model.join == "sums" else ByHospital)(model, plan)
     if plan.evaluate is not None:
         yield Scores(plan.evaluate, plan)
 

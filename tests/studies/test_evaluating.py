@@ -77,7 +77,7 @@ def test_hospitals_of_few_cases_send_nothing_and_are_named():
     few.columns["outcome"][:] = 0.0
     few.columns["outcome"][:3] = 1.0
     found = tables({**EACH, "few": few})
-    assert ["good", "few", "40 patients, 3 of the rarer class"] in [
+    assert ["good", "few", "fewer than 20 patients, or than 5 of a class"] in [
         [*line] for line in found["Too few to evaluate"].lines
     ]
     assert "few" not in {line[1] for line in found["Every hospital"].lines}
