@@ -402,15 +402,6 @@ RULES: dict[type[Request], Rule] = {
         "shares that unmask the sum",
         counts=(Count("one set of sites for each sum", _summed, True, "sums"),),
     ),
-    wire.Ask: Rule(
-        (
-            *(Gate.counts, Gate.in_session, Gate.training_round),
-            *(Gate.turn, Gate.new_phase, Gate.keys_for_sum, Gate.known_patients),
-        ),
-        "counts and sums under masks, or estimates in four digits",
-        ("least", "plans", "privacy"),
-        (Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),),
-    ),
     wire.Evaluate: Rule(
         (Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
         "metrics, threshold and calibration in four digits",
@@ -432,6 +423,15 @@ RULES: dict[type[Request], Rule] = {
     ),
     wire.Commit: Rule((*_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"),
     wire.Load: Rule((*_TURN, Gate.before_training), "a hash of the state"),
+    wire.Ask: Rule(
+        (
+            *(Gate.counts, Gate.in_session, Gate.training_round),
+            *(Gate.turn, Gate.new_phase, Gate.keys_for_sum, Gate.known_patients),
+        ),
+        "counts and sums under masks, or estimates in four digits",
+        ("least", "plans", "privacy"),
+        (Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),),
+    ),
     wire.Onboard: Rule(
         (Gate.may_join, Gate.named_job, Gate.next_question),
         "an answer of the method; at the end test metrics in four digits",

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +31,9 @@ from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.gate import Refusal
 from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
 from medfed.sites.site import Site, versions_here
+from medfed.sites.site_folder import listen
 from medfed.sites.wire import Facts, Greeting, Reply, Request
+from medfed.studies.page import write_study
 from medfed.studies.parts import Estimates, Part, Separate, Table, Whole
 from medfed.studies.plan import Plan, plan_of
 from medfed.studies.rows import Rows, hospital_rows
@@ -169,6 +173,12 @@ class StudySite(Site):
 _STEPS = 16  # of a regression, at most
 
 
+def place_of(agreed: Agreed, file: SiteFile, config: RunDescription) -> StudyPlace:
+    """Returns what a site must know of the agreement of a study."""
+    plan = plan_of(agreed.plan or {}, "The agreement")
+    return StudyPlace(config, plan, file.site, agreed.sites, file.policy, agreed.cut)
+
+
 def study_site(agreed: Agreed, file: SiteFile, signer: masks.Signer | None = None) -> StudySite:
     """Makes a site from the agreement of a study and its file.
 
@@ -176,9 +186,8 @@ def study_site(agreed: Agreed, file: SiteFile, signer: masks.Signer | None = Non
         MedfedError: If they contradict each other.
     """
     file.check_approved(agreed)
-    assert agreed.plan is not None
-    plan = plan_of(agreed.plan, "The agreement")
-    place = StudyPlace(file.config(agreed), plan, file.site, agreed.sites, file.policy, agreed.cut)
+    place = place_of(agreed, file, file.config(agreed))
+    listen(file.site, file.folder)
     counted = Counted(file.folder / COUNTED, agreed.digest)
     return StudySite(place, file.folder / "study", None, signer, counted)
 
@@ -300,12 +309,38 @@ class Conductor:
         context = masks.context_of(asked[sites[0]], sites)
         shares = {c: reply.shares for c, reply in given.items()}
         rest = masks.unmasked(context, keys, there, shares, length, _MASKED)
-        total: Whole = np.sum([*vectors, rest], axis=0, dtype=_MASKED).view(np.int64)
-        return total, why
+        total = np.stack([*vectors, rest]).sum(axis=0, dtype=_MASKED)
+        return np.asarray(total.view(np.int64)), why
 
     def _without(self, name: str, why: Mapping[str, str]) -> None:
         """Remembers who took no part."""
         self.remarks += [f"{shown(site)} took no part in {name}: {w}." for site, w in why.items()]
+
+
+def conduct(
+    content: Mapping[str, Any],
+    transport: wire.Transport,
+    sites: Sequence[str],
+    folder: Path,
+    terms: calls.Terms,
+) -> None:
+    """Runs a study across sites, and writes its page.
+
+    Args:
+        content: The plan that all have agreed on.
+        transport: Reaches the sites.
+        sites: Their names.
+        folder: A new or empty folder.
+        terms: How long to wait.
+
+    Raises:
+        SiteError: If sites do not start, or too few answer.
+    """
+    plan = plan_of(content, "The agreement")
+    with calls.Caller(transport, sites, terms) as caller:
+        conductor = Conductor(caller, plan, secrets.token_hex(8))
+        tables = conductor.run()
+    write_study(plan, tables, conductor.remarks, folder)
 
 
 def _nothing() -> Any:

@@ -2,92 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from medfed.common.errors import SiteError
-from medfed.config.compose import build, described
 from medfed.sites import wire
 from medfed.sites.calls import Caller
-from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
-from medfed.sites.studying import Conductor, StudyPlace, StudySite
-from medfed.studies.plan import Evaluation, Model, Plan
-from medfed.studies.rows import hospital_rows
-from medfed.studies.simulation import simulated
+from medfed.sites.policy import Counted, Policy, VetoError
+from medfed.sites.studying import Conductor, StudySite
+from medfed.studies.plan import Plan
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
+from tests.sites.studies import NAMES, PLAN, conducted, place, plain, rows, simulation, sites, write
 from tests.sites.toy_sites import opened
-
-NAMES = ["alpha", "beta", "gamma", "delta"]
-HEAD = ["id", "centre", "age", "sex", "score", "dead"]
-PLAN = Plan(
-    {"age": [*range(20, 121, 10)], "sex": ["f", "m"], "outcome": ["0", "1"]},
-    by="outcome",
-    models=[Model(["age", "sex"]), Model(["age"], join="estimates")],
-    evaluate=Evaluation(["score"]),
-).check("plan")
-KEYS = ["data=csv", "data.label=dead", "data.patient=id", "data.centre=centre", "partition=centre"]
-
-
-def rows(name: str, size: int = 150):
-    rng = np.random.default_rng(len(name) + ord(name[0]))
-    for n in range(size):
-        age, sex = int(rng.normal(65, 12)), "fm"[rng.integers(2)]
-        p = 1 / (1 + np.exp(-(age - 65) / 10))
-        yield [f"{name}{n}", name, age, sex, round(float(p), 3), int(rng.random() < p)]
-
-
-def write(path: Path, lines) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([HEAD, *lines])
-    return path
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("study")
-    for name in NAMES:
-        write(folder / f"{name}.csv", rows(name))
-    write(folder / "all.csv", [line for name in NAMES for line in rows(name)])
-    return folder
-
-
-def place(tables: Path, name: str, plan: Plan = PLAN, policy: Policy = NO_LIMITS) -> StudyPlace:
-    config = described([*KEYS, f"data.path={tables / f'{name}.csv'}"])
-    return StudyPlace(config, plan, name, NAMES, policy)
-
-
-def sites(tables: Path, folder: Path, plan: Plan = PLAN, **policies: Policy) -> Direct:
-    return Direct(
-        {
-            name: StudySite(
-                place(tables, name, plan, policies.get(name, NO_LIMITS)),
-                folder / name,
-                counted=Counted(folder / name / "answered.json", "agreement"),
-            )
-            for name in NAMES
-        }
-    )
-
-
-def conducted(transport, plan: Plan = PLAN):
-    conductor = Conductor(opened(Caller(transport, NAMES, QUICK)), plan, "job")
-    return conductor.run(), conductor.remarks
-
-
-def simulation(tables: Path, plan: Plan = PLAN, without: str = ""):
-    data = build(described([*KEYS, f"data.path={tables / 'all.csv'}"]).data)
-    data.plan()
-    each = hospital_rows(data)
-    return simulated(plan, {name: each[name] for name in NAMES if name != without})[0]
-
-
-def plain(found):
-    return [(t.title, [*t.head], [[*line] for line in t.lines]) for t in found]
 
 
 def test_sites_have_the_numbers_of_the_simulation(tables, tmp_path):
@@ -126,7 +54,8 @@ def test_what_a_site_sends_of_a_sum_looks_like_chance(tables, tmp_path):
 
 
 def test_a_site_that_is_lost_is_named_and_the_sum_is_that_of_the_others(tables, tmp_path):
-    transport = sites(tables, tmp_path)
+    plan = Plan({"age": PLAN.columns["age"]})
+    transport = sites(tables, tmp_path, plan)
     gone = transport.sites["delta"]
 
     class Silent:
@@ -136,11 +65,6 @@ def test_a_site_that_is_lost_is_named_and_the_sum_is_that_of_the_others(tables, 
                 return wire.declined(asked, "failed", "OSError").to_bytes()
             return gone.answer(request)
 
-    transport.sites["delta"] = Silent()
-    plan = Plan({"age": PLAN.columns["age"]})
-    found, remarks = conducted(transport, plan) if False else (None, None)
-    transport = sites(tables, tmp_path / "again", plan)
-    gone = transport.sites["delta"]
     transport.sites["delta"] = Silent()
     found, remarks = conducted(transport, plan)
     assert remarks == ["delta took no part in age: it failed (OSError); see the log of delta."]
@@ -231,7 +155,7 @@ def test_two_studies_that_differ_by_one_patient_are_refused(tables, tmp_path):
             behind[1],
         )
         site.gate.counted = Counted(tmp_path / name / "answered.json", "another")
-    with pytest.raises(SiteError, match="^alpha: its policy, or the least number of patients"):
+    with pytest.raises(SiteError, match=r"^alpha: its policy, or the least number of patients"):
         conducted(transport)
 
 
