@@ -269,6 +269,7 @@ def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
         "benchmark": "suite",
         "advise": "methods",
         "predict": "bundle",
+        "study": "plan",
     }
     assert own.get(name, "run") in text
     assert "hydra" not in "\n".join(lines[:20])

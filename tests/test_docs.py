@@ -266,7 +266,9 @@ def test_the_keys_that_the_pages_name_exist():
         found = {match[1] for word in words if (match := named.match(word))}
         ours = {k for k in found if k.partition(".")[0] in {n.partition(".")[0] for n in known}}
         files = {
-            k for k in ours if Path(k).suffix in (".json", ".csv", ".yaml", ".py", ".md", ".pt")
+            k
+            for k in ours
+            if Path(k).suffix in (".json", ".csv", ".yaml", ".py", ".md", ".pt", ".html")
         }
         choices = {k for k in ours if k.startswith(("codec.", "client.", "hydra."))}
         assert not ours - files - choices - known, page.name

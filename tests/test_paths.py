@@ -31,12 +31,23 @@ KEYS = {
     "compare": ["runs", "out"],
     "report": ["runs", "out"],
     "look": ["of", "folder"],
+    "study": ["plan", "folder"],
     "export": ["run", "out"],
     "audit": ["run", "out"],
     "evaluate": ["run", "onboard"],
     "evaluate by=sex": ["patients"],
     "predict": ["bundle", "input", "output", "candidates"],
-    "deploy": ["kit", "folder", "resume", "dry_run", "run", "provision", "approve", "lock"],
+    "deploy": [
+        "kit",
+        "folder",
+        "resume",
+        "dry_run",
+        "run",
+        "provision",
+        "approve",
+        "lock",
+        "study",
+    ],
 }
 EVERY = [(words, key) for words, keys in KEYS.items() for key in keys]
 NAMES = [

@@ -25,7 +25,7 @@ from medfed.config import check, compose, description, sections
 from medfed.sites import actions
 
 NAME = "deploy"
-_OF_A_RUN = ("sites=", "cut=", "folder=", "resume=", "provision=", "approve=")
+_OF_A_RUN = ("sites=", "study=", "cut=", "folder=", "resume=", "provision=", "approve=")
 
 
 @plain(partial(print_help, NAME))

@@ -10,13 +10,13 @@ import re
 
 # Keys whose value is the path of a file or folder; those of PATH_LISTS take several.
 PATHS = re.compile(
-    r"run|resume|folder|out|input|output|candidates|onboard|patients|data_root|paths\.\w+"
+    r"run|resume|folder|plan|study|out|input|output|candidates|onboard|patients|data_root|paths\.\w+"
     r"|kit|dry_run|provision|approve|lock|init\.weights|partition\.file|hydra\.(run|sweep)\.dir"
     r"|hydra\.sweep\.subdir|data\.(path|root|cache)|data\.reader\.(file|sites\.file)"
     r"|data\.reader\.(candidates|annotations)|algorithm\.affinity\.weights"
 )
 # Of these, what must be there before a run; other paths have sentences of their own.
-EXISTING = ("data.path", "partition.file")
+EXISTING = ("data.path", "partition.file", "plan", "study")
 PATH_LISTS = ("runs", "bundle", "of", "plugins")
 _PART = re.compile(r"""\s*(?:"[^"]*"|'(?:[^'\\]|\\.)*')\s*(?=,|\Z)|[^,]*""", re.DOTALL)
 _PLAIN = re.compile(r"(\.{0,2}/|[A-Za-z_])[A-Za-z0-9_/.-]*")  # the same without quotes

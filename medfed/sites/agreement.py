@@ -68,6 +68,7 @@ from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of
 from medfed.sites import installed
 from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
+from medfed.studies.plan import plan_of
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _KEYS = yaml.safe_load((_TEMPLATES / "keys.yaml").read_text("utf-8"))
@@ -93,6 +94,7 @@ class AgreedRecord(TypedDict):
     cut: bool
     overrides: tuple[str, ...]
     joins: NotRequired[schemas.Count]
+    plan: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Agreed:
         joins: Gradient steps by which the last site joins the others, which have trained; 0: all
             train together.
         code: The hash of its code, from :func:`medfed.sites.installed.code`.
+        plan: What is counted and summed, see :class:`medfed.studies.plan.Plan`; ``None``: the sites
+            train.
 
     Raises:
         ConfigError: If names or overrides cannot be used.
@@ -119,6 +123,7 @@ class Agreed:
     medfed: str = __version__
     joins: int = 0
     code: str = field(default_factory=installed.code)
+    plan: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) < len(self.sites):
@@ -132,10 +137,16 @@ class Agreed:
             )
         installed.check(self.medfed, self.code)
         _check_overrides(self.overrides)
+        if self.plan is not None:
+            plan_of(self.plan, "The agreement")
 
     @classmethod
     def of(
-        cls, overrides: Sequence[str], sites: Sequence[str], cut: bool = False
+        cls,
+        overrides: Sequence[str],
+        sites: Sequence[str],
+        cut: bool = False,
+        plan: Mapping[str, Any] | None = None,
     ) -> tuple[Agreed, list[str], list[str]]:
         """Makes an agreement from the coordinator's overrides.
 
@@ -144,6 +155,7 @@ class Agreed:
                 user's data.
             sites: Their names.
             cut: See the class.
+            plan: See the class.
 
         Returns:
             The agreement; the overrides that apply only at the coordinator, such as its logger; and
@@ -167,7 +179,7 @@ class Agreed:
             else f"{o} is left out: each site sets {_key(o)} in its file."
             for o in apart
         ]
-        agreed = cls(tuple(sites), tuple(kept), cut)
+        agreed = cls(tuple(sites), tuple(kept), cut, plan=plan)
         agreed.config()
         return agreed, alone, said
 
@@ -185,7 +197,8 @@ class Agreed:
         """Returns the agreement as JSON, the only form that travels."""
         named = {"medfed": self.medfed, "code": self.code, "sites": self.sites, "cut": self.cut}
         joins = {"joins": self.joins} if self.joins else {}
-        return {**named, "overrides": self.overrides, **joins}  # type: ignore[typeddict-item]
+        plan = {} if self.plan is None else {"plan": dict(self.plan)}
+        return {**named, "overrides": self.overrides, **joins, **plan}  # type: ignore[typeddict-item]
 
     @property
     def digest(self) -> str:

@@ -41,6 +41,8 @@ from medfed.run.federating import federate, statistics_of
 from medfed.run.privacy import exact, protections
 from medfed.sites import policy
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
+from medfed.sites.studying import place_of
+from medfed.studies.parts import Separate
 
 OTHER = "a part specific to the method, see its page"
 
@@ -225,6 +227,9 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     Raises:
         MedfedError: If anything does not fit; nothing has left the site.
     """
+    if terms.plan is not None:
+        check_plan(terms, file, config)
+        return []
     policy.check_study(file.policy, config)
     start, config = read_start(config)
     hashes = fingerprints(config.values)
@@ -256,6 +261,34 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
         spending.check("this study", planned)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
     return traffic
+
+
+def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
+    """Reads a site's data, and says what each part of a study would send, of how many patients.
+
+    Raises:
+        MedfedError: If the site would refuse the study; nothing has left it.
+    """
+    place = place_of(terms, file, config)
+    data, patients = place.patients_behind()
+    console = wide_console()
+    say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
+    say(console, "A study of statistics: nothing is trained, and no row leaves.")
+    lines: list[list[str]] = []
+    for part in place.parts:
+        if isinstance(part, Separate):
+            told = part.estimate(place.rows).values()
+            count = sum(2 * len(of) for of in told if not isinstance(of, str))
+            lines.append([part.name, str(count), str(len(patients)), "in four digits"])
+        else:
+            sums = part.ask(place.rows, next(part.talk()))
+            how = "under masks, in each step" if len(next(part.talk())) else "under masks"
+            lines.append([part.name, str(len(sums.whole)), str(sums.patients), how])
+    head = ["part", "numbers", "patients behind them", "how"]
+    console.print(Table.of(head, lines, prose=(0, 3)).printed("What would leave"))
+    counted = policy.Counted(file.folder / policy.COUNTED, terms.digest)
+    counted.add_patients(data, patients, file.policy.least, keep=False)
+    say(console, file.approval(terms), f"Site {file.site} is ready.")
 
 
 def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder: Path) -> None:

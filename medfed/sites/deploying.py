@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgspec
+
 from medfed import __version__
 from medfed.common import schemas, untrusted
 from medfed.common.console import levels, shown
@@ -29,10 +31,21 @@ from medfed.common.files import write_json
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.sites import agreement, calls, masks, newcomers, policy, run, site_folder, withdrawal
+from medfed.sites import (
+    agreement,
+    calls,
+    masks,
+    newcomers,
+    policy,
+    run,
+    site_folder,
+    studying,
+    withdrawal,
+)
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.installed import code
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
+from medfed.studies.plan import read_plan
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
@@ -158,6 +171,9 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
     if source["data"].get("path") == "???":
         source["data"]["path"] = None  # the data are the sites'
     config, terms = description.describe(source), calls.Terms(**deployment.terms)
+    if (plan := deployment.agreed.get("plan")) is not None:
+        studying.conduct(plan, transport, deployment.agreed["sites"], Path(config.folder), terms)
+        return
     if deployment.onboard:
         newcomers.join(config, transport, deployment.onboard, deployment.agreed["joins"], terms)
         return
@@ -191,6 +207,8 @@ def start_site(
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
         kit = path.resolve().parent.parent / "startup"
         signer = masks.Certificate(kit) if (kit / "client.key").is_file() else None
+        if terms.plan is not None:
+            return studying.study_site(terms, file, signer)
         return site_folder.hospital(terms, file, keep_bundle, signer)
     except policy.VetoError as veto:
         log.getChild("refused").error("The site %s does not take part: %s", name, veto)
@@ -243,8 +261,9 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     """
     terms = {**keys.terms, "across": bool(keys.across)}
     calls.Terms(**terms)
+    plan = None if keys.study is None else msgspec.to_builtins(read_plan(Path(str(keys.study))))
     agreed, coordinator_only, said = agreement.Agreed.of(
-        typed, [str(site) for site in keys.sites], bool(keys.cut)
+        typed, [str(site) for site in keys.sites], bool(keys.cut), plan
     )
     for line in said:
         _print(line)
@@ -252,6 +271,7 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     folder = keys.resume or keys.folder
     if folder is None:
         method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
+        method = "study" if plan is not None else method
         folder = f"outputs/{config.name}/{method}/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     if keys.resume is None:
         refuse_full(Path(folder))

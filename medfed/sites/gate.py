@@ -20,6 +20,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.sites import masks, wire
 from medfed.sites.policy import Counted, FullError, Policy
 from medfed.sites.wire import START, Request, Status
+from medfed.studies.parts import Part, Separate
 
 MODELS = 10
 """Models of one round that may be trained on or evaluated, in addition to one for each site."""
@@ -41,12 +42,14 @@ class Agreement(Protocol):
         rounds: How many rounds are agreed on.
         members: All sites of the agreement, in order; ``None``: any.
         joins: Steps that the site may take as the last one, which joins; 0: it trains with all.
+        parts: The parts of a study of statistics; none: it trains.
         policy: What the site allows.
     """
 
     name: str
     members: Sequence[str] | None
     joins: int
+    parts: Sequence[Part | Separate]
     policy: Policy
 
     @property
@@ -144,13 +147,33 @@ class Gate:
         """Enough patients contribute to each statistic of the message."""
         self.workplace.agree(asked.phase, asked.body)
 
-    def known_patients(self, asked: wire.Agree) -> None:
+    def known_patients(self, asked: wire.Agree | wire.Ask) -> None:
         """Combined with statistics that left before, its own show enough patients."""
         data, patients = self.workplace.patients_behind()
         self.counted.add_patients(data, patients, self.workplace.policy.least)
 
     def trains(self, asked: Request) -> None:
         """The agreement is one to train."""
+        if self.workplace.joins or self.workplace.parts:
+            raise Refusal("order")
+
+    def counts(self, asked: Request) -> None:
+        """The agreement is one of a study of statistics."""
+        if not self.workplace.parts:
+            raise Refusal("order")
+
+    def keys_for_sum(self, asked: wire.Ask) -> None:
+        """Of a sum, keys were made for this step; estimates need none."""
+        if isinstance(self.workplace.parts[asked.round], Separate):
+            if asked.boxes:
+                raise Refusal("message")
+        else:
+            self.keys_made(asked)
+            if not asked.boxes:
+                raise Refusal("sums")
+
+    def alone(self, asked: Request) -> None:
+        """The site has a session of its own, as it joins no finished run."""
         if self.workplace.joins:
             raise Refusal("order")
 
@@ -345,7 +368,7 @@ def _summed(gate: Gate, asked: wire.Unmask) -> tuple[str, str]:
 
 
 _OPENS: tuple[Callable[[Gate, Any], None], ...] = (
-    *(Gate.trains, Gate.in_session, Gate.training_round),
+    *(Gate.in_session, Gate.training_round),
     *(Gate.in_cohort, Gate.turn, Gate.new_phase),
 )
 _TURN = (Gate.in_session, Gate.turn)
@@ -362,14 +385,14 @@ RULES: dict[type[Request], Rule] = {
         (Gate.enough_patients,),
     ),
     wire.Begin: Rule(
-        (Gate.trains, Gate.named_job, Gate.all_members),
+        (Gate.alone, Gate.named_job, Gate.all_members),
         "the numbers of the kept rounds",
         ("largest_share", "privacy"),
     ),
     wire.Keys: Rule((*_OPENS, Gate.several), "public keys for one sum", ("largest_share",)),
     wire.Shares: Rule((*_TURN, Gate.keys_made), "shares of the masks' secrets, encrypted"),
     wire.Fit: Rule(
-        (*_OPENS, Gate.keys_if_boxes),
+        (Gate.trains, *_OPENS, Gate.keys_if_boxes),
         "the parts of the method's message, under masks if agreed; numbers of steps",
         ("parts", "least_per_message", "largest_share", "privacy"),
         (Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),),
@@ -380,19 +403,35 @@ RULES: dict[type[Request], Rule] = {
         counts=(Count("one set of sites for each sum", _summed, True, "sums"),),
     ),
     wire.Evaluate: Rule(
-        (Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
+        (Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
         "metrics, threshold and calibration in four digits",
         ("least", "test_metrics"),
         (Count("models in a round; of the test, models in all", _measured),),
     ),
     wire.Across: Rule(
-        (Gate.in_session, Gate.may_cross, Gate.measured_round, Gate.after_test, Gate.turn),
+        (
+            Gate.trains,
+            Gate.in_session,
+            Gate.may_cross,
+            Gate.measured_round,
+            Gate.after_test,
+            Gate.turn,
+        ),
         "the personal model, or test metrics of another's in four digits",
         ("send_model", "evaluate_models", "test_metrics"),
         (Count("models, with those of the test", _model("test")),),
     ),
     wire.Commit: Rule((*_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"),
     wire.Load: Rule((*_TURN, Gate.before_training), "a hash of the state"),
+    wire.Ask: Rule(
+        (
+            *(Gate.counts, Gate.in_session, Gate.training_round),
+            *(Gate.turn, Gate.new_phase, Gate.keys_for_sum, Gate.known_patients),
+        ),
+        "counts and sums under masks, or estimates in four digits",
+        ("least", "plans", "privacy"),
+        (Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),),
+    ),
     wire.Onboard: Rule(
         (Gate.may_join, Gate.named_job, Gate.next_question),
         "an answer of the method; at the end test metrics in four digits",

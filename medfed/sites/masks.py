@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from medfed.common.errors import CodecError
-from medfed.federation.wire.fixed_point import FEWEST, FixedPoint, Whole
+from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.packet import Packet
 from medfed.sites.wire import Head, PublicKeys
 
@@ -219,12 +219,16 @@ class Half:
         )
 
     def masked(self, sums: FixedPoint, packet: Packet, boxes: Mapping[str, str]) -> Packet:
-        """Returns the site's message with masks on what is summed.
+        """Returns the site's message with masks on what is summed, which `sums` says."""
+        return sums.added(packet, self.mask(len(sums.read(packet)), boxes))
+
+    def mask(self, length: int, boxes: Mapping[str, str], kind: type[Any] = np.uint32) -> Any:
+        """Returns what the site adds to its numbers, modulo 2^32 or 2^64.
 
         Args:
-            sums: Says which parts are.
-            packet: The message.
+            length: How many numbers.
             boxes: The other sites' shares for this site.
+            kind: The numbers' type.
 
         Raises:
             CodecError: If the shares of a site are missing or were not encrypted by it.
@@ -239,11 +243,10 @@ class Half:
             except (InvalidTag, ValueError) as error:
                 raise CodecError("A share was not encrypted by its site.") from error
             self._kept[site] = both[:_SHARE], both[_SHARE:]
-        length = len(sums.read(packet))
-        total = stream(self._seed, length)
+        total = stream(self._seed, length, kind)
         for site in boxes:
-            total += _pair(self._mask, self._keys, self._context, self.name, site, length)
-        return sums.added(packet, total)
+            total += _pair(self._mask, self._keys, self._context, self.name, site, length, kind)
+        return total
 
     def shares(self, sent: Sequence[str]) -> dict[str, str]:
         """Returns one share for each site: of its seed if it has sent numbers, of its key if not.
@@ -268,7 +271,8 @@ def unmasked(
     sent: Sequence[str],
     shares: Mapping[str, Mapping[str, str]],
     length: int,
-) -> Whole:
+    kind: type[Any] = np.uint32,
+) -> Any:
     """Returns what to add to the sum of the sites' numbers, so that no mask is left in it.
 
     Args:
@@ -277,12 +281,13 @@ def unmasked(
         sent: The sites whose numbers are summed.
         shares: What each of those that answered has given, at least :func:`needed` of them.
         length: How many numbers.
+        kind: See :meth:`Half.mask`.
 
     Raises:
         CodecError: If the shares do not give the secrets whose hashes or public keys are known.
     """
     sites, least = sorted(keys), needed(len(keys))
-    total = np.zeros(length, np.uint32)
+    total = np.zeros(length, kind)
     for site in sites:
         given = {
             sites.index(giver) + 1: bytes.fromhex(one[site])
@@ -293,19 +298,19 @@ def unmasked(
         if site in sent:
             if hashlib.sha256(secret).hexdigest() != keys[site].seal:
                 raise CodecError("Shares of a mask do not fit together.")
-            total -= stream(secret, length)
+            total -= stream(secret, length, kind)
             continue
         key = _curve().X25519PrivateKey.from_private_bytes(secret)
         if key.public_key().public_bytes_raw().hex() != keys[site].mask:
             raise CodecError("Shares of a key do not fit together.")
         for other in sent:
             # What the missing site would have added, so that those of the others cancel.
-            total += _pair(key, keys, context, site, other, length)
+            total += _pair(key, keys, context, site, other, length, kind)
     return total
 
 
-def stream(key: bytes, length: int) -> Whole:
-    """Returns numbers from 0 to 2^32 that follow from a key of 32 bytes, ``(length,)``.
+def stream(key: bytes, length: int, kind: type[Any] = np.uint32) -> Any:
+    """Returns numbers of an unsigned type that follow from a key of 32 bytes, ``(length,)``.
 
     Example:
         >>> stream(bytes(32), 2)
@@ -314,14 +319,17 @@ def stream(key: bytes, length: int) -> Whole:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), None)
-    data = cipher.encryptor().update(bytes(4 * length))
-    return np.frombuffer(data, "<u4").astype(np.uint32)
+    each = np.dtype(kind).newbyteorder("<")
+    data = cipher.encryptor().update(bytes(each.itemsize * length))
+    return np.frombuffer(data, each).astype(kind)
 
 
-def _pair(key: Any, keys: Keys, context: str, site: str, other: str, length: int) -> Whole:
+def _pair(
+    key: Any, keys: Keys, context: str, site: str, other: str, length: int, kind: type[Any]
+) -> Any:
     """What a site adds for another; the other adds the negative."""
     names = sorted((site, other))
-    numbers = stream(_derived(key, keys[other].mask, context, "mask", *names), length)
+    numbers = stream(_derived(key, keys[other].mask, context, "mask", *names), length, kind)
     return numbers if site == names[0] else np.negative(numbers)
 
 

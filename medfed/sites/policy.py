@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MESSAGE_KEYS = "local.steps and data.batch_size"
 # In the folder of all federations:
 SPENT, COUNTED, PATIENTS = "privacy.json", "answered.json", "patients.json"
+NUMBERS = "numbers.json"
 FEW = 5
 """Patients; a mean over fewer reveals something about each."""
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -90,6 +91,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         send_model: Whether the personal model may leave, to be evaluated at other sites.
         evaluate_models: Whether models of other sites are evaluated on the test patients.
         privacy: The most that all runs may spend; studies without noise are then refused.
+        plans: How many times over a fifth of the pooled patients' worth of numbers may leave in
+            studies of statistics, of one data set.
 
     Example:
         >>> Policy(least=20).check_split("training", 12)
@@ -109,6 +112,7 @@ site's file asks for 20; do not take part, or lower policy.least.
     send_model: bool = False
     evaluate_models: bool = False
     privacy: Ceiling | None = None
+    plans: schemas.Count = 3
 
     def check_parts(self, parts: Sequence[str]) -> None:
         """Refuses parts that may not leave.
@@ -205,6 +209,15 @@ def check_study(policy: Policy, config: RunDescription) -> None:
         VetoError: If it does not allow something.
     """
     policy.check_parts(build(config.algorithm).leaves)
+    check_noise(policy, config)
+
+
+def check_noise(policy: Policy, config: RunDescription) -> None:
+    """Refuses a study without noise where the site's file asks for it.
+
+    Raises:
+        VetoError: If it does.
+    """
     keys = config.privacy.example
     if policy.privacy is not None and (keys is None or keys.unit != "patient"):
         raise VetoError(
@@ -402,6 +415,31 @@ class Counted:
             sets.append(new)
             if keep:
                 files.write_json(path, every)
+
+    def add_numbers(self, data: str, what: str, count: int, most: int) -> None:
+        """Remembers how many numbers about some data leave, of all agreements, before they do.
+
+        Args:
+            data: Where the patients' data are.
+            what: What the numbers are; what is known counts once.
+            count: How many.
+            most: How many may leave.
+
+        Raises:
+            VetoError: If they were too many.
+        """
+        path = self.path.with_name(NUMBERS)
+        with _alone(path):
+            kind = dict[str, dict[str, int]]
+            every = untrusted.read_json(path, kind) if path.is_file() else {}
+            known = every.setdefault(data, {})
+            known[f"{self.agreement}/{what}"] = count
+            if (total := sum(known.values())) > most:
+                raise VetoError(
+                    f"{total} numbers about these patients would have left in studies, and this "
+                    f"site lets {most} leave, see policy.plans; {path} lists them."
+                )
+            files.write_json(path, every)
 
     def _every(self) -> dict[str, dict[str, list[str]]]:
         if not self.path.is_file():

@@ -65,6 +65,7 @@ from medfed.sites.wire import (
     declined,
     unreadable,
 )
+from medfed.studies.parts import Part, Separate
 
 Kept = dict[str, Any]
 
@@ -464,6 +465,7 @@ class ConfiguredSite:
     policy: Policy = NO_LIMITS
     members: Sequence[str] | None = None
     joins: int = 0
+    parts: Sequence[Part | Separate] = ()
     data: FederatedDataModule = field(init=False, repr=False)
     task: TaskModule = field(init=False, repr=False)
 

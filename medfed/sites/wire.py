@@ -51,7 +51,7 @@ START = -1
 Status = Literal["ok", "busy", "unready", "refused", "failed"]
 REASONS = (
     *("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message"),
-    *("agreed", "policy", "code", "sums", "answers"),
+    *("agreed", "policy", "code", "sums", "answers", "few"),
 )
 RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -270,6 +270,10 @@ class Loaded(Reply, frozen=True, kw_only=True, tag="load"):
     digest: str
 
 
+class Told(Reply, frozen=True, tag="ask"):
+    """Of a part of a study the site's whole numbers under masks, or its estimates as JSON."""
+
+
 class Joined(Reply, frozen=True, kw_only=True, tag="onboard"):
     """An answer, or metrics on the test patients."""
 
@@ -384,6 +388,12 @@ class Commit(Asking[Committed], frozen=True, kw_only=True, tag="commit"):
 
 class Load(Asking[Loaded], frozen=True, tag="load"):
     """Asks to go back to the round ``at``."""
+
+
+class Ask(Asking[Told], frozen=True, kw_only=True, tag="ask"):
+    """Asks for a step (phase) of a part (round) of a study; body: what the step starts from."""
+
+    boxes: dict[str, str] = {}
 
 
 class Onboard(Asking[Joined], frozen=True, kw_only=True, tag="onboard"):

@@ -26,6 +26,7 @@ BESIDES = {
     "train": SMALL,
     "prepare": SMALL,
     "look": SMALL,
+    "study": SMALL,
     "advise": SMALL,
     "evaluate": ("run=there", "by=sex"),
     "report": ("runs=there",),

@@ -15,3 +15,11 @@ def closed_callers():
     yield
     while OPEN:
         OPEN.pop().__exit__()
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory):
+    """A table of each hospital of a study, and one of all."""
+    from tests.sites import studies  # late: it imports PyTorch
+
+    return studies.written(tmp_path_factory.mktemp("study"))

@@ -47,7 +47,7 @@ def lossy() -> dict[str, Any]:
 class Toy:
     """One client of the toy federation."""
 
-    rounds, members, joins, policy = 3, None, 0, NO_LIMITS
+    rounds, members, joins, policy, parts = 3, None, 0, NO_LIMITS, ()
 
     def __init__(self, name: str, method: str, settings: Settings = plain) -> None:
         self.name, self.method, self.settings = name, method, settings

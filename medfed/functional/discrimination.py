@@ -1,0 +1,129 @@
+"""How good predicted probabilities are at one hospital, each number with its standard error.
+
+Sources: E. R. DeLong, D. M. DeLong, D. L. Clarke-Pearson, "Comparing the areas under two or more
+correlated receiver operating characteristic curves", Biometrics 44, 1988; X. Sun and W. Xu, "Fast
+implementation of DeLong's algorithm", IEEE Signal Processing Letters 21, 2014; D. R. Cox, "Two
+further applications of a model for binary regression", Biometrika 45, 1958 (calibration).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from medfed.functional.pooled import Regression
+
+Floats = NDArray[np.float64]
+_EDGE = 1e-6  # of probabilities whose logarithm is taken
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error."""
+
+    value: float
+    error: float
+
+
+def placements(scores: Floats, label: Floats) -> tuple[Floats, Floats]:
+    """Returns the share of the other class that each case is on the right side of.
+
+    Args:
+        scores: (N,).
+        label: (N,) 1 or 0.
+
+    Returns:
+        (P,) of the positive and (M,) of the negative cases; ties count half. The mean of either is
+        the area under the curve.
+
+    Example:
+        >>> up, down = placements(np.array([0.9, 0.4, 0.4]), np.array([1.0, 1.0, 0.0]))
+        >>> up.tolist(), down.tolist()
+        ([1.0, 0.5], [0.75])
+    """
+    positive, negative = scores[label == 1], scores[label == 0]
+    both = stats.rankdata(np.concatenate([positive, negative]))
+    p, m = len(positive), len(negative)
+    return (both[:p] - stats.rankdata(positive)) / m, 1 - (both[p:] - stats.rankdata(negative)) / p
+
+
+def area(scores: Floats, label: Floats) -> Estimate:
+    """Returns the area under the ROC curve with DeLong's standard error."""
+    return area_difference(scores, None, label)
+
+
+def area_difference(scores: Floats, other: Floats | None, label: Floats) -> Estimate:
+    """Returns by how much the area of `scores` is larger than that of `other`, for equal patients.
+
+    Args:
+        scores: (N,).
+        other: (N,); ``None``: nothing is subtracted.
+        label: (N,) 1 or 0, at least two of each.
+    """
+    up, down = placements(scores, label)
+    value = float(up.mean())
+    if other is not None:
+        up_of_other, down_of_other = placements(other, label)
+        value -= float(up_of_other.mean())
+        up, down = up - up_of_other, down - down_of_other
+    variance = np.var(up, ddof=1) / len(up) + np.var(down, ddof=1) / len(down)
+    return Estimate(value, float(np.sqrt(variance)))
+
+
+def mean_of(values: Floats) -> Estimate:
+    """Returns a mean with its standard error."""
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
+
+
+def squared_errors(p: Floats, label: Floats) -> Floats:
+    """Returns each case's part (N,) of the Brier score."""
+    return (p - label) ** 2
+
+
+def log_losses(p: Floats, label: Floats) -> Floats:
+    """Returns each case's part (N,) of the log loss."""
+    clipped = np.clip(p, _EDGE, 1 - _EDGE)
+    return -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
+
+
+def calibration(p: Floats, label: Floats) -> dict[str, Estimate]:
+    """Returns calibration in the large (0 is right) and the slope (1 is right), by Cox' models.
+
+    Raises:
+        DataError: If the models do not settle.
+    """
+    linear = special.logit(np.clip(p, _EDGE, 1 - _EDGE))
+    one = np.ones((len(p), 1))
+    large = _fitted(one, label, linear)
+    slope = _fitted(np.concatenate([linear[:, None], one], axis=1), label, np.zeros(len(p)))
+    return {"calibration in the large": large, "calibration slope": slope}
+
+
+def _fitted(x: Floats, label: Floats, offset: Floats) -> Estimate:
+    """The first coefficient of a logistic regression."""
+    model = Regression("logistic", own=False)
+    fit = model.fit(x.shape[1], steps=50)
+    beta = next(fit)
+    while True:
+        try:
+            beta = fit.send(model.sums(x, label, beta, offset))
+        except StopIteration as end:
+            return Estimate(float(end.value.coefficients[0]), float(end.value.errors[0]))
+
+
+def area_of_counts(counts: NDArray[np.int64]) -> Estimate:
+    """Returns the area of the scores of all hospitals from counts (B, 2) by bin and class.
+
+    Scores of one bin are ties, so the standard error is DeLong's of rounded scores.
+    """
+    negative, positive = counts.T.astype(float)
+    m, p = negative.sum(), positive.sum()
+    below = negative.cumsum() - negative / 2
+    above = positive.sum() - positive.cumsum() + positive / 2
+    up, down = below / m, above / p
+    value = float(positive @ up / p)
+    spread_up = positive @ (up - value) ** 2 / (p - 1)
+    spread_down = negative @ (down - value) ** 2 / (m - 1)
+    return Estimate(value, float(np.sqrt(spread_up / p + spread_down / m)))

@@ -1,0 +1,348 @@
+"""Studies of statistics across hospitals: a site's half, and the coordinator's.
+
+No model travels and nothing is trained. Each part of a plan is a round and each of its steps a
+phase, so that the gate, the masks and their counters are those of training: sums leave under masks
+alone, of three sites or more and of one set of sites for each step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from medfed.common.console import shown
+from medfed.common.errors import ConfigError, DataError, SiteError
+from medfed.common.floors import LEAST, TIMES
+from medfed.common.schemas import Number, fit, parse_json
+from medfed.config.description import RunDescription
+from medfed.datamodules.one_site import OwnData
+from medfed.federation.wire.fixed_point import FEWEST
+from medfed.run import assembly
+from medfed.sites import calls, masks, wire
+from medfed.sites.agreement import Agreed, SiteFile, fingerprints
+from medfed.sites.gate import Refusal
+from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
+from medfed.sites.site import Site, versions_here
+from medfed.sites.site_folder import listen
+from medfed.sites.wire import Facts, Greeting, Reply, Request
+from medfed.studies.page import write_study
+from medfed.studies.parts import Estimates, Part, Separate, Table, Whole
+from medfed.studies.plan import Plan, plan_of
+from medfed.studies.rows import Rows, hospital_rows
+from medfed.studies.simulation import parts
+
+_log = logging.getLogger(__name__)
+_MASKED = np.uint64
+
+
+@dataclass(eq=False)
+class StudyPlace:
+    """What a site must know of a study: see :class:`medfed.sites.gate.Agreement`.
+
+    Attributes:
+        config: The agreed configuration with the site's keys.
+        plan: What is asked.
+        name: This site.
+        members: All sites, in order.
+        policy: What the site allows.
+        cut: Whether all sites hold the same data set; see :class:`medfed.sites.agreement.Agreed`.
+    """
+
+    config: RunDescription
+    plan: Plan
+    name: str
+    members: Sequence[str] | None
+    policy: Policy
+    cut: bool = False
+    joins: int = 0
+    parts: Sequence[Part | Separate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_noise(self.policy, self.config)
+        self.parts = [*parts(self.plan)]
+        self.rounds = len(self.parts)
+        self._rows: Rows | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The site's rows, read once.
+
+        Raises:
+            VetoError: If they are of too few patients.
+        """
+        if self._rows is None:
+            data = assembly.unread_data(self.config)
+            if not self.cut:
+                data.partition = OwnData(data.partition, self.name, self.members or [])
+            data.plan()
+            rows = hospital_rows(data)[self.name]
+            least = max(self.plan.least, self.policy.least, LEAST)
+            if (count := len(np.unique(rows.patients))) < least:
+                raise VetoError(
+                    f"There are {count} patients, and a study needs {least} at each site; do not "
+                    "take part."
+                )
+            samples = data.plans[self.name].patients
+            self._names = sorted(name for split in samples.values() for name in split)
+            self._rows = rows
+        return self._rows
+
+    def greeting(self) -> Greeting:
+        """Returns hashes of what is agreed."""
+        agreed = fingerprints(self.config.values)
+        versions = versions_here(str(self.config.trainer.accelerator))
+        return Greeting(agreed, {"plan": msgspec.to_builtins(self.plan)}, versions)
+
+    def agree(self, number: int, answer: bytes) -> None:
+        """Reads the data; nothing about them leaves before the study."""
+        _ = self.rows
+
+    def facts(self) -> Facts:
+        """Returns how many patients there are."""
+        return Facts(len(np.unique(self.rows.patients)), "", {})
+
+    def patients_behind(self) -> tuple[str, list[str]]:
+        """Returns where the data are, and the patients, of whom all numbers are."""
+        _ = self.rows
+        return str(self.config.data.get("path")), self._names
+
+    def check_cohort(self, cohort: Sequence[str]) -> None:
+        """Allows each: a sum under masks weighs every patient once."""
+
+    def join(self, everyone: Any) -> Any:
+        """Refuses to train."""
+        raise Refusal("order")
+
+
+class StudySite(Site):
+    """Answers the questions of a study, and trains nothing."""
+
+    workplace: StudyPlace  # type: ignore[assignment]
+
+    def _reply(self, asked: Request) -> Reply:  # type: ignore[override]
+        """Does what an admitted request asks."""
+        if isinstance(asked, wire.Begin):
+            return self._opened(asked)
+        if isinstance(asked, wire.Ask):
+            return self._asked(asked)
+        if isinstance(asked, wire.Hello | wire.Agree | wire.Keys | wire.Shares | wire.Unmask):
+            return super()._reply(asked)
+        raise Refusal("order")
+
+    def _opened(self, asked: wire.Begin) -> Reply:
+        self.gate.start(asked.session, [c.id for c in asked.clients])
+        every = self.workplace.parts
+        self.gate.plan = lambda n: ("step",) * (1 if isinstance(every[n], Separate) else _STEPS)
+        self._pooled = sum(c.num_samples for c in asked.clients)
+        return wire.Begun.to(asked, rounds=[])
+
+    def _asked(self, asked: wire.Ask) -> Reply:
+        place, gate = self.workplace, self.gate
+        part = place.parts[asked.round]
+        most = self._pooled * place.policy.plans // TIMES
+        remember = gate.counted.add_numbers
+        what, (data, _) = f"{asked.round}/{asked.phase}", place.patients_behind()
+        try:
+            if isinstance(part, Separate):
+                told = part.estimate(place.rows)
+                count = sum(2 * len(of) for of in told.values() if not isinstance(of, str))
+                remember(data, what, count, most)
+                gate.phases.append(asked.phase)
+                return wire.Told.to(asked, body=json.dumps(told).encode())
+            whole = part.ask(place.rows, parse_json(asked.body, list[Number])).whole
+        except (ValueError, ConfigError, DataError) as error:
+            self.log.getChild("refused").warning("%s was refused: %s", part.name, error)
+            raise Refusal("few") from error
+        if self._pooled < TIMES * len(whole):
+            raise Refusal("few")
+        remember(data, what, len(whole), most)
+        assert gate.half is not None
+        hidden = whole.view(_MASKED) + gate.half.mask(len(whole), asked.boxes, _MASKED)
+        gate.phases.append(asked.phase)
+        return wire.Told.to(asked, body=hidden.astype("<u8").tobytes())
+
+
+_STEPS = 16  # of a regression, at most
+
+
+def place_of(agreed: Agreed, file: SiteFile, config: RunDescription) -> StudyPlace:
+    """Returns what a site must know of the agreement of a study."""
+    plan = plan_of(agreed.plan or {}, "The agreement")
+    return StudyPlace(config, plan, file.site, agreed.sites, file.policy, agreed.cut)
+
+
+def study_site(agreed: Agreed, file: SiteFile, signer: masks.Signer | None = None) -> StudySite:
+    """Makes a site from the agreement of a study and its file.
+
+    Raises:
+        MedfedError: If they contradict each other.
+    """
+    file.check_approved(agreed)
+    place = place_of(agreed, file, file.config(agreed))
+    listen(file.site, file.folder)
+    counted = Counted(file.folder / COUNTED, agreed.digest)
+    return StudySite(place, file.folder / "study", None, signer, counted)
+
+
+@dataclass(eq=False)
+class Conductor:
+    """The coordinator of a study.
+
+    Attributes:
+        caller: Reaches the sites.
+        plan: What is asked.
+        job: Names the study.
+        remarks: Who took no part in what, and why.
+    """
+
+    caller: calls.Caller
+    plan: Plan
+    job: str
+    remarks: list[str] = field(default_factory=list)
+
+    def run(self) -> list[Table]:
+        """Asks all parts of the plan.
+
+        Returns:
+            The results.
+
+        Raises:
+            SiteError: If a site does not start, or too few answer.
+        """
+        caller = self.caller
+        calls.greet(caller)
+        facts, _, _ = calls.agree_on_data(caller, _nothing())
+        clients = [wire.Client(c, of.num_samples) for c, of in facts.items()]
+        begin = wire.Begin
+        caller.everyone(
+            {c: caller.request(begin, c, job=self.job, clients=clients) for c in caller.sites}
+        )
+        tables: list[Table] = []
+        every = [*parts(self.plan)]
+        for number, part in enumerate(every):
+            _log.info("Part %d of %d: %s.", number + 1, len(every), part.name)
+            if isinstance(part, Separate):
+                tables += self._estimates(number, part)
+            else:
+                tables += self._sums(number, part)
+        return tables
+
+    def _estimates(self, number: int, part: Separate) -> list[Table]:
+        asked = {
+            c: self.caller.request(wire.Ask, c, round=number, body=b"[]") for c in self.caller.sites
+        }
+        replies, why = self.caller.all(asked, self.caller.terms.timeout)
+        each = {}
+        for site, reply in replies.items():
+            try:
+                each[site] = fit(parse_json(reply.body), Estimates)
+            except ValueError:
+                why[site] = "its estimates cannot be read"
+        self._without(part.name, why)
+        return part.join(each)
+
+    def _sums(self, number: int, part: Part) -> list[Table]:
+        talk, step, sites = part.talk(), 0, [*self.caller.sites]
+        state = next(talk)
+        while True:
+            total, sites = self._sum(number, step, state, sites, part.name)
+            step += 1
+            try:
+                state = talk.send(total)
+            except StopIteration as end:
+                found: list[Table] = end.value
+                return found
+
+    def _sum(
+        self, number: int, step: int, state: Sequence[float], sites: list[str], name: str
+    ) -> tuple[Whole, list[str]]:
+        """Returns the sum over sites of one step, and whose it is; sites that are lost stay out."""
+        body, attempt = json.dumps([*state]).encode(), 0
+        while len(sites) >= FEWEST:
+            where = {"round": number, "phase": step, "attempt": attempt}
+            found, why = self._attempt(where, body, sites)
+            self._without(name, why)
+            if found is not None:
+                return found, [c for c in sites if c not in why]
+            sites, attempt = [c for c in sites if c not in why], attempt + 1
+        raise SiteError(f"{name}: fewer than {FEWEST} sites answer, so nothing can be summed.")
+
+    def _attempt(
+        self, where: Mapping[str, int], body: bytes, sites: list[str]
+    ) -> tuple[Whole | None, dict[str, str]]:
+        """Makes keys, shares and the sum; ``None`` if a site is lost too early."""
+        ask, seconds = self.caller.request, self.caller.terms.timeout
+        asked = {c: ask(wire.Keys, c, cohort=sites, **where) for c in sites}
+        announced, why = self.caller.all(asked, seconds)
+        if why:
+            return None, why
+        keys = {c: reply.keys for c, reply in announced.items()}
+        shared, why = self.caller.all(
+            {c: ask(wire.Shares, c, keys=keys, **where) for c in sites}, seconds
+        )
+        if why:
+            return None, why
+        boxes = {c: {o: shared[o].boxes[c] for o in sites if o != c} for c in sites}
+        told, why = self.caller.all(
+            {c: ask(wire.Ask, c, body=body, boxes=boxes[c], **where) for c in sites}, seconds
+        )
+        if len(told) < masks.needed(len(sites)) or not told:
+            return None, why
+        there = [*told]
+        given, lost = self.caller.all(
+            {c: ask(wire.Unmask, c, sent=there, **where) for c in there}, seconds
+        )
+        if len(given) < masks.needed(len(sites)):
+            return None, why | lost
+        vectors = [np.frombuffer(reply.body, "<u8") for reply in told.values()]
+        length = len(vectors[0])
+        if any(len(vector) != length for vector in vectors):
+            raise SiteError("Two sites send numbers of other lengths; check their versions.")
+        context = masks.context_of(asked[sites[0]], sites)
+        shares = {c: reply.shares for c, reply in given.items()}
+        rest = masks.unmasked(context, keys, there, shares, length, _MASKED)
+        total = np.stack([*vectors, rest]).sum(axis=0, dtype=_MASKED)
+        return np.asarray(total.view(np.int64)), why
+
+    def _without(self, name: str, why: Mapping[str, str]) -> None:
+        """Remembers who took no part."""
+        self.remarks += [f"{shown(site)} took no part in {name}: {w}." for site, w in why.items()]
+
+
+def conduct(
+    content: Mapping[str, Any],
+    transport: wire.Transport,
+    sites: Sequence[str],
+    folder: Path,
+    terms: calls.Terms,
+) -> None:
+    """Runs a study across sites, and writes its page.
+
+    Args:
+        content: The plan that all have agreed on.
+        transport: Reaches the sites.
+        sites: Their names.
+        folder: A new or empty folder.
+        terms: How long to wait.
+
+    Raises:
+        SiteError: If sites do not start, or too few answer.
+    """
+    plan = plan_of(content, "The agreement")
+    with calls.Caller(transport, sites, terms) as caller:
+        conductor = Conductor(caller, plan, secrets.token_hex(8))
+        tables = conductor.run()
+    write_study(plan, tables, conductor.remarks, folder)
+
+
+def _nothing() -> Any:
+    """The coordinator's half of an agreement on data of which nothing travels."""
+    yield from ()

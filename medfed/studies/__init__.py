@@ -1,0 +1,1 @@
+"""Studies across hospitals that train nothing: a plan says what is counted and summed."""

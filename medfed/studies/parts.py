@@ -1,0 +1,173 @@
+"""The parts of a plan: what a hospital sums, and what the sums say.
+
+A hospital's half turns its rows into whole numbers: counts, and sums of columns in fixed point,
+less an agreed centre and over an agreed width. Only their sum over hospitals is read, so that a
+simulation and hospitals under masks get the same integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.floors import TIMES
+from medfed.studies.rows import Rows
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+Word = str | float
+State = Sequence[float]
+"""What the hospitals are told before they answer: nothing, or the coefficients of a step."""
+UNIT = 2.0**34
+"""Steps of fixed point: the largest squares of 2^20 patients fit 63 bits."""
+_FURTHEST = 16.0  # half-widths of a column's bins beyond which a value is clipped
+
+
+Estimates = dict[str, dict[str, tuple[float, float]] | str]
+"""By what they are of: each number and its standard error by name, or why there are none."""
+
+
+class Sums(NamedTuple):
+    """What a hospital adds.
+
+    Attributes:
+        whole: The whole numbers.
+        patients: How many patients stand behind them.
+        clipped: How many values lie too far from the agreed bins, and count as the furthest.
+    """
+
+    whole: Whole
+    patients: int
+    clipped: int = 0
+
+
+class Table(NamedTuple):
+    """A result: the titles of columns, and lines of words and numbers."""
+
+    title: str
+    head: Sequence[str]
+    lines: Sequence[Sequence[Word]]
+
+
+class Part(Protocol):
+    """A part of a plan."""
+
+    @property
+    def name(self) -> str:
+        """What the part is about."""
+
+    def ask(self, rows: Rows, state: State) -> Sums:
+        """A hospital's half: its sums.
+
+        Raises:
+            DataError: If the rows cannot answer, or too few patients stand behind the answer.
+        """
+
+    def talk(self) -> Generator[State, Whole, list[Table]]:
+        """The other half: yields states, receives the hospitals' added sums, returns results."""
+
+
+@runtime_checkable
+class Separate(Protocol):
+    """A part of which hospitals send estimates with their errors, and no sums."""
+
+    @property
+    def name(self) -> str:
+        """What the part is about."""
+
+    def estimate(self, rows: Rows) -> Estimates:
+        """A hospital's half: its estimates in four digits, or why it has none."""
+
+    def join(self, each: Mapping[str, Estimates]) -> list[Table]:
+        """The other half: receives the hospitals' estimates, returns results."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that a part compares.
+
+    Attributes:
+        by: The column of categories; ``None``: all patients are one group.
+        names: Its categories.
+    """
+
+    by: str | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return max(len(self.names), 1)
+
+    def place(self, rows: Rows) -> NDArray[np.int64]:
+        """Returns the group (N,) of each row; of those in none it is `count`."""
+        if self.by is None:
+            return np.zeros(len(rows.patients), np.int64)
+        code = rows.coded(self.by, self.names)
+        return np.where(np.isnan(code) | (code < 0), self.count, code).astype(np.int64)
+
+
+def fixed(sums: Floats) -> Whole:
+    """Returns sums in fixed point.
+
+    Example:
+        >>> (fixed(np.array([0.5, -2.0])) / UNIT).tolist()
+        [0.5, -2.0]
+    """
+    return np.asarray(np.rint(sums * UNIT), np.int64)
+
+
+def four(number: tuple[float, float]) -> tuple[float, float]:
+    """Returns an estimate and its error in four digits, of which no patient can be told.
+
+    Example:
+        >>> four((0.123456, 2.0))
+        (0.1235, 2.0)
+    """
+    value, error = (float(f"{each:.4g}") for each in number)
+    return value, error
+
+
+def scaled(values: Floats, ends: Sequence[float]) -> Floats:
+    """Returns values less the middle of their bins, over half of their width, clipped."""
+    centre, half = middle(ends)
+    return np.clip((values - centre) / half, -_FURTHEST, _FURTHEST)
+
+
+def middle(ends: Sequence[float]) -> tuple[float, float]:
+    """Returns the middle of bins, and half of their width.
+
+    Example:
+        >>> middle([0.0, 5.0, 20.0])
+        (10.0, 10.0)
+    """
+    return (ends[0] + ends[-1]) / 2, (ends[-1] - ends[0]) / 2
+
+
+def p_value(p: float) -> str:
+    """Writes a p-value.
+
+    Example:
+        >>> p_value(0.0312), p_value(3e-9), p_value(math.nan)
+        ('0.031', '< 0.0001', '–')
+    """
+    return "–" if math.isnan(p) else f"{p:.2g}" if p >= 1e-4 else "< 0.0001"
+
+
+def share_of(count: int, of: int) -> str:
+    """Writes a count with its share; not where it is of 1 to 4 patients, or of all but these.
+
+    Example:
+        >>> share_of(30, 120), share_of(3, 120), share_of(118, 120), share_of(0, 0)
+        ('30 (25 %)', '< 5', '> 115', '0')
+    """
+    if 0 < count < TIMES:
+        return f"< {TIMES}"
+    if 0 < of - count < TIMES:
+        return f"> {of - TIMES}"
+    return f"{count} ({100 * count / of:.0f} %)" if of else "0"

@@ -1,0 +1,214 @@
+"""The plan of a study: what hospitals agree to count and to sum, before anything is counted.
+
+The ends of bins and the names of categories stand in the plan, so that they say nothing about the
+patients of any one hospital.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from medfed.common.errors import ConfigError
+from medfed.common.floors import CATEGORY, LEAST
+from medfed.common.schemas import Number, fit
+from medfed.common.untrusted import read_yaml
+from medfed.functional.pooled import Family
+from medfed.studies.rows import OUTCOME, Rows
+
+_CODES = 6  # values of a column that count as categories
+_BINS, _FINE = 20, (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+class Survival(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Curves of survival until the ends of intervals of time, by the categories of a column."""
+
+    ends: Annotated[list[Number], msgspec.Meta(min_length=2, max_length=1000)]
+    by: str | None = None
+
+
+class Model(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A regression of the outcome, a column of 0 and 1 or of counts, on columns.
+
+    Attributes:
+        of: The columns; a category stands against the first of its column.
+        family: See :class:`medfed.functional.pooled.Regression`.
+        outcome: The column that is explained; ``hazard`` takes the times and events.
+        intercept: ``hospital``: each has its own; ``common``: all have one.
+        join: ``sums`` of all hospitals, or ``estimates``: each hospital fits the model by itself,
+            and a meta-analysis joins the coefficients.
+    """
+
+    of: Annotated[list[str], msgspec.Meta(min_length=1, max_length=30)]
+    family: Family = "logistic"
+    outcome: str = OUTCOME
+    intercept: Literal["hospital", "common"] = "hospital"
+    join: Literal["sums", "estimates"] = "sums"
+
+    @property
+    def answer(self) -> str:
+        """What is explained."""
+        return "survival" if self.family == "hazard" else self.outcome
+
+
+class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Scores that are compared with what happened.
+
+    Attributes:
+        scores: Columns of probabilities of the outcome's second category.
+        outcome: A column of two categories, or of 0 and 1.
+        reference: The score that is in use, against which the others are judged.
+        margin: By how much the Brier score may be larger than that of the reference.
+        by: Columns of categories whose groups are evaluated, too.
+    """
+
+    scores: Annotated[list[str], msgspec.Meta(min_length=1, max_length=20)]
+    outcome: str = OUTCOME
+    reference: str | None = None
+    margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.02
+    by: list[str] = []
+
+
+class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A study of statistics.
+
+    Attributes:
+        columns: By name the ends of the bins of a column of numbers, or the names of categories.
+        by: A column of categories whose groups the tables compare.
+        survival: The curves, if any.
+        models: The regressions.
+        evaluate: The scores that are evaluated, if any.
+        least: The fewest patients of a hospital that takes part.
+    """
+
+    columns: dict[str, list[Number | str]]
+    kind: Literal["statistics"] = "statistics"
+    by: str | None = None
+    survival: Survival | None = None
+    models: list[Model] = []
+    evaluate: Evaluation | None = None
+    least: Annotated[int, msgspec.Meta(ge=LEAST)] = LEAST
+
+    def check(self, source: object) -> Plan:
+        """Returns the plan if its parts fit each other.
+
+        Raises:
+            ConfigError: Naming what does not.
+        """
+        lists = {f"columns.{n}": ends for n, ends in self.columns.items()}
+        if self.survival is not None:
+            lists["survival.ends"] = [*self.survival.ends]
+        for key, ends in lists.items():
+            if len(ends) < 2 or len({*map(str, ends)}) < len(ends):
+                raise ConfigError(f"{source}, {key}: list two or more different values.")
+            numbers = [end for end in ends if not isinstance(end, str)]
+            if numbers and (len(numbers) < len(ends) or any(a >= b for a, b in pairwise(numbers))):
+                raise ConfigError(
+                    f"{source}, {key}: list the ends of bins in increasing order, or the names of "
+                    'categories, in quotation marks where they are numbers: ["1", "2"].'
+                )
+        grouped = [self.by, self.survival.by if self.survival else None]
+        if self.evaluate is not None:
+            grouped += self.evaluate.by
+            reference = self.evaluate.reference
+            if reference is not None and reference not in self.evaluate.scores:
+                raise ConfigError(f"{source}: the reference {reference} is none of the scores.")
+        for name in grouped:
+            if name is not None and not self.groups(name):
+                raise ConfigError(
+                    f"{source}: groups are those of a column with categories; list the names of "
+                    f"{name} under columns."
+                )
+        for model in self.models:
+            for name in [*model.of, *([] if model.family == "hazard" else [model.outcome])]:
+                if name not in self.columns:
+                    raise ConfigError(f"{source}: a model names {name}; list it under columns.")
+            if model.family == "hazard" and self.survival is None:
+                raise ConfigError(f"{source}: a model of hazards needs survival.ends.")
+            if model.outcome in model.of:
+                raise ConfigError(f"{source}: a model explains {model.outcome} by itself.")
+        return self
+
+    def groups(self, name: str | None) -> tuple[str, ...]:
+        """The categories of a column; none for numbers and for no column."""
+        return tuple(v for v in self.columns.get(name or "", ()) if isinstance(v, str))
+
+    def ends(self, name: str) -> tuple[float, ...]:
+        """The ends of a column's bins; none for categories."""
+        return tuple(float(v) for v in self.columns[name] if not isinstance(v, str))
+
+
+def read_plan(path: Path) -> Plan:
+    """Reads a plan.
+
+    Raises:
+        ConfigError: If it is none.
+        CheckpointError: If the file cannot be read.
+    """
+    return plan_of(read_yaml(path), path)
+
+
+def plan_of(content: Mapping[str, Any], source: object) -> Plan:
+    """Returns plain content as a plan.
+
+    Args:
+        content: The content.
+        source: Where it is from, for sentences.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    try:
+        return fit(content, Plan).check(source)
+    except ValueError as error:
+        raise ConfigError(f"{source} is no plan of a study: {error}.") from error
+
+
+def suggested(hospitals: Mapping[str, Rows]) -> Plan:
+    """Returns a plan of all columns for data that lie in one place: rounded bins of their range.
+
+    Across hospitals the plan is written by hand, or taken from public data: its ends and names
+    would say what one hospital has.
+    """
+    first = next(iter(hospitals.values()))
+    columns: dict[str, list[float | str]] = {}
+    for name in first.columns:
+        values = np.concatenate([rows.columns[name] for rows in hospitals.values()])
+        values = values[~np.isnan(values)]
+        if texts := first.categories.get(name):
+            counts = np.bincount(values.astype(int), minlength=len(texts))
+            kept = [t for t, n in zip(texts, counts, strict=True) if n >= CATEGORY]
+            if len(kept) > 1:
+                columns[name] = [*kept]
+        elif 1 < len(few := np.unique(values)) <= _CODES:
+            columns[name] = [f"{value:g}" for value in few]
+        elif len(few) > 1:
+            columns[name] = _ends(float(values.min()), float(values.max()))
+    survival, by = None, OUTCOME if OUTCOME in first.categories else None
+    if first.survival is not None:
+        last = max(
+            float(rows.survival[:, 0].max())
+            for rows in hospitals.values()
+            if rows.survival is not None and len(rows.survival)
+        )
+        survival = Survival(_ends(0.0, last)[1:])
+    return Plan(columns, by=by if by in columns else None, survival=survival)
+
+
+def _ends(low: float, high: float) -> list[Any]:
+    """Round ends of about twenty bins that hold a range.
+
+    Example:
+        >>> _ends(21.0, 99.0)[:3], len(_ends(21.0, 99.0))
+        ([20.0, 25.0, 30.0], 17)
+    """
+    rough = (high - low) / _BINS
+    unit = 10.0 ** np.floor(np.log10(rough))
+    width = next(f for f in _FINE if f * unit >= rough * (1 - 1e-9)) * unit
+    first, last = np.floor(low / width), np.floor(high / width) + 1
+    return [float(f"{n * width:.12g}") for n in np.arange(first, last + 1)]

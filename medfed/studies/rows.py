@@ -1,0 +1,102 @@
+"""The rows of one hospital, as a study reads them: columns of numbers and of categories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.splits import SPLITS
+from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.standalone.csv_files import as_number
+
+Floats = NDArray[np.float64]
+OUTCOME = "outcome"
+"""The column of the answer, whatever the table calls it."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N rows of a hospital.
+
+    Attributes:
+        columns: (N,) by name; NaN is missing, a category its position.
+        categories: The categories of columns that have some.
+        survival: (N, 2) times and events; None where the data have none.
+        patients: (N,) the patient of each row.
+    """
+
+    columns: Mapping[str, Floats]
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    survival: Floats | None = None
+    patients: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def column(self, name: str) -> Floats:
+        """Returns a column.
+
+        Raises:
+            ConfigError: If there is none of this name.
+        """
+        if name not in self.columns:
+            hint = did_you_mean(name, self.columns)
+            raise ConfigError(
+                f"The study's plan names the column {name!r}, which the data do not have{hint}; "
+                f"they have {', '.join(self.columns)}."
+            )
+        return self.columns[name]
+
+    def coded(self, name: str, names: tuple[str, ...]) -> Floats:
+        """Returns a column as positions in the names of categories; -1: another.
+
+        Example:
+            >>> Rows({"grade": np.array([1.0, 3.0, np.nan])}).coded("grade", ("1", "2")).tolist()
+            [0.0, -1.0, nan]
+        """
+        column, known = self.column(name), self.categories.get(name)
+        if known is None:  # numbers that the plan takes for categories
+            same = column[:, None] == np.array([as_number(n) for n in names])
+            return np.where(np.isnan(column), np.nan, np.where(same.any(1), same.argmax(1), -1))
+        codes = np.array([names.index(t) if t in names else -1 for t in known] or [0], float)
+        there = ~np.isnan(column)
+        return np.where(there, codes[np.where(there, column, 0).astype(int)], np.nan)
+
+    def times(self) -> tuple[Floats, Floats]:
+        """Returns times (N,) and whether the event happened (N,).
+
+        Raises:
+            ConfigError: If the data have no such times.
+        """
+        if self.survival is None:
+            raise ConfigError(
+                "The study's plan asks for survival; set data.outcome=survival, data.time=COLUMN "
+                "and data.event=COLUMN."
+            )
+        return self.survival[:, 0], self.survival[:, 1]
+
+
+def hospital_rows(data: FederatedDataModule) -> dict[str, Rows]:
+    """Returns the rows of every hospital of planned data, of all its splits.
+
+    Raises:
+        ConfigError: If the data are no table.
+    """
+    if not isinstance(data, TabularDataModule):
+        raise ConfigError("medfed study counts columns of tables; the data hold images.")
+    table, samples = data.table, data.samples
+    hospitals = {}
+    for client, plan in data.plans.items():
+        index, patients = samples.select([p for s in SPLITS for p in plan.patients[s]], None, 0)
+        columns = dict(zip(table.names, table.features[index].T, strict=True))
+        categories, survival, labels = dict(table.categories), None, samples.labels[index]
+        if samples.survival:
+            survival = labels
+        else:
+            columns[OUTCOME] = labels.astype(float)
+            if not samples.continuous:
+                categories[OUTCOME] = table.classes
+        hospitals[client] = Rows(columns, categories, survival, patients)
+    return hospitals

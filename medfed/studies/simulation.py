@@ -1,0 +1,106 @@
+"""A study of hospitals whose rows lie in one place: the same integers as across hospitals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from medfed.common.errors import ConfigError, DataError, few
+from medfed.common.floors import LEAST, TIMES
+from medfed.federation.wire.fixed_point import FEWEST
+from medfed.studies.describing import Categories, Curves, Numbers
+from medfed.studies.evaluating import Scores
+from medfed.studies.parts import Groups, Part, Separate, Table
+from medfed.studies.plan import Plan
+from medfed.studies.regressions import ByHospital, Coefficients
+from medfed.studies.rows import Rows
+
+
+def parts(plan: Plan) -> Iterator[Part | Separate]:
+    """Yields the parts of a plan."""
+    for name in plan.columns:
+        by = plan.by if plan.by != name else None
+        groups = Groups(by, plan.groups(by))
+        if names := plan.groups(name):
+            yield Categories(name, names, groups)
+        else:
+            yield Numbers(name, plan.ends(name), groups)
+    if plan.survival is not None:
+        by = plan.survival.by
+        yield Curves(tuple(plan.survival.ends), Groups(by, plan.groups(by)))
+    for model in plan.models:
+        yield (Coefficients if model.join == "sums" else ByHospital)(model, plan)
+    if plan.evaluate is not None:
+        yield Scores(plan.evaluate, plan)
+
+
+def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:
+    """Answers a plan.
+
+    Args:
+        plan: What is asked.
+        hospitals: The rows by hospital.
+
+    Returns:
+        The tables, and what hospitals would refuse, leave out or clip.
+
+    Raises:
+        ConfigError: If too few hospitals have enough patients.
+    """
+    sizes = {name: len(np.unique(rows.patients)) for name, rows in hospitals.items()}
+    small = [f"{name} ({size})" for name, size in sizes.items() if size < plan.least]
+    hospitals = {name: rows for name, rows in hospitals.items() if sizes[name] >= plan.least}
+    remarks = [f"Left out, with fewer than {plan.least} patients: {few(small)}."] if small else []
+    if not hospitals:
+        raise ConfigError(
+            f"No hospital has {plan.least} patients; a study needs one, and three for sums."
+        )
+    rows = sum(len(one.patients) for one in hospitals.values())
+    patients = sum(sizes[name] for name in hospitals)
+    if rows > patients:
+        remarks.append(f"{rows} rows are of {patients} patients; rows are counted.")
+    if len(hospitals) < FEWEST:
+        remarks.append(
+            "Across hospitals, sums need three of them: of two, each would know the other's. Ask "
+            "for models with join: estimates."
+        )
+    tables: list[Table] = []
+    for part in parts(plan):
+        if isinstance(part, Separate):
+            tables += part.join({name: part.estimate(rows) for name, rows in hospitals.items()})
+        else:
+            tables += _asked(part, hospitals, remarks)
+    return tables, list(dict.fromkeys(remarks))
+
+
+def _asked(part: Part, hospitals: Mapping[str, Rows], remarks: list[str]) -> list[Table]:
+    talk = part.talk()
+    state = next(talk)
+    while True:
+        sums = {}
+        for name, rows in hospitals.items():
+            try:
+                sums[name] = part.ask(rows, state)
+            except DataError as error:
+                raise DataError(
+                    f"{name} refuses. {error} Leave the hospital out by a larger 'least', or ask "
+                    "for less."
+                ) from error
+        total = np.sum([one.whole for one in sums.values()], axis=0)
+        patients = sum(one.patients for one in sums.values())
+        if patients < max(LEAST, TIMES * len(total)):
+            remarks.append(
+                f"Hospitals would refuse {part.name}: {len(total)} numbers of {patients} patients; "
+                f"{TIMES} patients must stand behind each."
+            )
+        if clipped := sum(one.clipped for one in sums.values()):
+            remarks.append(
+                f"{part.name}: {clipped} values lie far beyond the bins of the plan and count as "
+                "the furthest; check their unit, or widen the bins."
+            )
+        try:
+            state = talk.send(total)
+        except StopIteration as end:
+            found: list[Table] = end.value
+            return found

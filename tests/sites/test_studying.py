@@ -1,0 +1,166 @@
+"""Studies of statistics across sites: the simulation's numbers, under masks, past one gate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from medfed.common.errors import SiteError
+from medfed.sites import wire
+from medfed.sites.calls import Caller
+from medfed.sites.policy import Counted, Policy, VetoError
+from medfed.sites.studying import Conductor, StudySite
+from medfed.studies.plan import Plan
+from tests.sites.direct import Direct
+from tests.sites.hospitals import QUICK
+from tests.sites.studies import NAMES, PLAN, conducted, place, plain, rows, simulation, sites, write
+from tests.sites.toy_sites import opened
+
+
+def test_sites_have_the_numbers_of_the_simulation(tables, tmp_path):
+    """To the last bit: the same whole numbers are added."""
+    found, remarks = conducted(sites(tables, tmp_path))
+    assert remarks == []
+    assert plain(found) == plain(simulation(tables))
+
+
+class Listening(Direct):
+    """Keeps what sites answer to the questions of sums."""
+
+    def __init__(self, inner: Direct) -> None:
+        super().__init__(inner.sites)
+        self.heard: list[tuple[str, int, int, bytes]] = []
+
+    def call(self, site: str, request: bytes, timeout: float) -> bytes:
+        answer = super().call(site, request, timeout)
+        asked, reply = wire.Request.from_bytes(request), wire.Reply.from_bytes(answer)
+        if isinstance(asked, wire.Ask) and reply.status == "ok":
+            self.heard.append((site, asked.round, asked.phase, reply.body))
+        return answer
+
+
+def test_what_a_site_sends_of_a_sum_looks_like_chance(tables, tmp_path):
+    """Its bits are half ones, and it is not the site's own vector."""
+    transport = Listening(sites(tables, tmp_path))
+    conducted(transport)
+    part = place(tables, "alpha").parts[0]
+    own = part.ask(place(tables, "alpha").rows, ()).whole
+    sent = np.frombuffer(next(b for s, r, p, b in transport.heard if (s, r) == ("alpha", 0)), "<u8")
+    assert len(sent) == len(own)
+    assert not (sent.view(np.int64) == own).any()
+    ones = np.unpackbits(sent.view(np.uint8)).mean()
+    assert abs(ones - 0.5) < 6 * 0.5 / np.sqrt(64 * len(sent))
+
+
+def test_a_site_that_is_lost_is_named_and_the_sum_is_that_of_the_others(tables, tmp_path):
+    plan = Plan({"age": PLAN.columns["age"]})
+    transport = sites(tables, tmp_path, plan)
+    gone = transport.sites["delta"]
+
+    class Silent:
+        def answer(self, request: bytes) -> bytes:
+            asked = wire.Request.from_bytes(request)
+            if isinstance(asked, wire.Ask) and asked.round == 0:
+                return wire.declined(asked, "failed", "OSError").to_bytes()
+            return gone.answer(request)
+
+    transport.sites["delta"] = Silent()
+    found, remarks = conducted(transport, plan)
+    assert remarks == ["delta took no part in age: it failed (OSError); see the log of delta."]
+    assert plain(found) == plain(simulation(tables, plan, without="delta"))
+
+
+def test_a_study_trains_nothing_and_measures_no_model(tables, tmp_path):
+    """Every other request of a coordinator is refused, also after a session has begun."""
+    transport = sites(tables, tmp_path)
+    conducted(transport)
+    site = transport.sites["alpha"]
+    head = {"session": site.gate.session, "round": 0, "attempt": 9}
+    for asked in (
+        wire.Fit("alpha", cohort=NAMES, **head),
+        wire.Evaluate("alpha", split="val", trained=False, **head),
+        wire.Across("alpha", of="alpha", **head),
+        wire.Onboard("alpha", last=True, job="job", clients=[], **head),
+        wire.Commit("alpha", needed=[], **head),
+        wire.Load("alpha", **head),
+    ):
+        reply = wire.Reply.from_bytes(site.answer(asked.to_bytes()))
+        assert reply.status in ("refused", "unready"), asked.kind
+        assert reply.body == b""
+
+
+def step(site: StudySite, number: int, phase: int, state: bytes, attempt: int = 20, **more):
+    asked = wire.Ask(site.name, site.gate.session, number, attempt, phase, body=state, **more)
+    return wire.Reply.from_bytes(site.answer(asked.to_bytes()))
+
+
+def test_a_step_is_answered_once_and_not_without_masks(tables, tmp_path):
+    transport = sites(tables, tmp_path)
+    conducted(transport)
+    site = transport.sites["alpha"]
+    assert step(site, 0, 0, b"[]").reason == "stale"  # later parts were answered
+    assert step(site, 6, 0, b"[]").reason == "round"
+    assert step(site, 5, 1, b"[]").reason == "order"  # estimates take one step
+    assert step(site, 5, 0, b"[2]", attempt=21).reason == "answers"
+    fresh = sites(tables, tmp_path / "fresh").sites["alpha"]
+    fresh.answer(wire.Hello("alpha").to_bytes())
+    clients = [wire.Client(name, 150) for name in NAMES]
+    fresh.answer(wire.Agree("alpha").to_bytes())
+    fresh.answer(wire.Begin("alpha", "session", job="job", clients=clients).to_bytes())
+    assert step(fresh, 0, 0, b"[]").reason == "order"  # no keys were made
+
+
+def test_chosen_coefficients_are_refused(tables, tmp_path):
+    """A coordinator that starts a regression where the weights select few patients gets nothing."""
+    transport = sites(tables, tmp_path)
+
+    class Greedy(Conductor):
+        def _sum(self, number, step, state, sites, name):
+            if state:
+                state = [4000.0, 4000.0]
+            return super()._sum(number, step, state, sites, name)
+
+    conductor = Greedy(opened(Caller(transport, NAMES, QUICK)), PLAN, "job")
+    with pytest.raises(Exception, match="fewer than 3 sites answer"):
+        conductor.run()
+    assert all("too few patients" in line for line in conductor.remarks)
+
+
+def test_all_studies_together_are_limited(tables, tmp_path):
+    transport = sites(tables, tmp_path, alpha=Policy(plans=0))
+    _, remarks = conducted(transport)
+    assert remarks
+    assert all(line.startswith("alpha took no part") for line in remarks)
+
+
+def test_a_hospital_of_few_patients_takes_no_part(tables, tmp_path):
+    write(tmp_path / "alpha.csv", rows("alpha", 12))
+    with pytest.raises(VetoError, match="There are 12 patients, and a study needs 20"):
+        _ = place(tmp_path, "alpha").rows
+
+
+def test_two_studies_that_differ_by_one_patient_are_refused(tables, tmp_path):
+    """Differencing: the second would show the row that the first did not have."""
+    conducted(sites(tables, tmp_path))
+    other = tmp_path / "tables"
+    other.mkdir()
+    for name in NAMES:
+        write(other / f"{name}.csv", [*rows(name)][: 149 if name == "alpha" else None])
+    transport = sites(other, tmp_path)
+    for name, site in transport.sites.items():
+        behind = site.workplace.patients_behind()
+        site.workplace.patients_behind = lambda behind=behind, name=name: (
+            str(tables / f"{name}.csv"),
+            behind[1],
+        )
+        site.gate.counted = Counted(tmp_path / name / "answered.json", "another")
+    with pytest.raises(SiteError, match=r"^alpha: its policy, or the least number of patients"):
+        conducted(transport)
+
+
+def test_a_plan_of_another_coordinator_is_not_that_of_the_sites(tables, tmp_path):
+    transport = sites(tables, tmp_path)
+    other = replace(PLAN, models=[])
+    assert place(tables, "alpha", other).greeting() != place(tables, "beta").greeting()
+    assert transport.sites

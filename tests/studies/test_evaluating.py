@@ -1,0 +1,94 @@
+"""Scores that others made, evaluated at each hospital without training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+from medfed.common.errors import ConfigError, DataError
+from medfed.studies.plan import Evaluation, Plan
+from medfed.studies.rows import Rows
+from medfed.studies.simulation import simulated
+
+
+def hospital(seed, size=400, harm=0.0):
+    """A good score, and one that is spoilt by `harm` of noise."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=size)
+    label = (rng.random(size) < 1 / (1 + np.exp(-truth))).astype(float)
+    good = 1 / (1 + np.exp(-truth))
+    bad = 1 / (1 + np.exp(-(truth + harm * 4 * rng.normal(size=size))))
+    columns = {"good": good, "new": bad, "outcome": label, "sex": rng.integers(0, 2, size) * 1.0}
+    return Rows(columns, {"outcome": ("no", "yes"), "sex": ("f", "m")}, None, np.arange(size))
+
+
+PLAN = Plan(
+    {"outcome": ["no", "yes"], "sex": ["f", "m"]},
+    evaluate=Evaluation(["good", "new"], reference="good", margin=0.03, by=["sex"]),
+).check("plan")
+EACH = {"a": hospital(0), "b": hospital(1), "c": hospital(2, harm=1.0), "d": hospital(3, 60, 0.1)}
+
+
+def tables(each=EACH, plan=PLAN):
+    return {table.title: table for table in simulated(plan, each)[0]}
+
+
+def test_every_hospital_has_scikit_learns_numbers():
+    lines = {(line[0], line[1]): line for line in tables()["Every hospital"].lines}
+    for name, rows in EACH.items():
+        for score in ("good", "new"):
+            p, y = rows.columns[score], rows.columns["outcome"]
+            _, _, patients, auroc, brier, *_ = lines[score, name]
+            assert patients == len(y)
+            assert float(auroc.split()[0]) == pytest.approx(roc_auc_score(y, p), abs=6e-4)
+            assert float(brier.split()[0]) == pytest.approx(brier_score_loss(y, p), abs=6e-4)
+    assert ("new, sex: f", "a") in lines
+
+
+def test_the_mean_of_hospitals_lies_between_them():
+    means = {(line[0], line[1]): line for line in tables()["Means of hospitals"].lines}
+    each = [roc_auc_score(r.columns["outcome"], r.columns["new"]) for r in EACH.values()]
+    _, _, mean, low, high, _, count = means["new", "AUROC"]
+    assert min(each) < mean < max(each)
+    assert low < mean < high
+    assert count == 4
+    assert means["new", "− Brier score"][2] > 0
+
+
+def test_the_harmed_hospital_is_named_and_no_other():
+    verdicts = {
+        line[1]: line[-1] for line in tables()["Who would be harmed"].lines if line[0] == "new"
+    }
+    assert verdicts["c"] == "worse"
+    assert verdicts["a"] == verdicts["b"] == "not worse by more than 0.03"
+    assert "worse" not in verdicts["d"] or verdicts["d"].startswith("not worse")
+
+
+def test_few_patients_cannot_tell_and_the_line_says_how_many_would():
+    each = {name: hospital(seed, 60, 0.3) for seed, name in enumerate("abc", start=20)}
+    plan = Plan(PLAN.columns, evaluate=Evaluation(["good", "new"], reference="good", margin=0.005))
+    lines = tables(each, plan)["Who would be harmed"].lines
+    assert any(str(line[-1]).startswith("cannot tell; about") for line in lines)
+
+
+def test_hospitals_of_few_cases_send_nothing_and_are_named():
+    few = hospital(5, 40)
+    few.columns["outcome"][:] = 0.0
+    few.columns["outcome"][:3] = 1.0
+    found = tables({**EACH, "few": few})
+    assert ["good", "few", "fewer than 20 patients, or than 5 of a class"] in [
+        [*line] for line in found["Too few to evaluate"].lines
+    ]
+    assert "few" not in {line[1] for line in found["Every hospital"].lines}
+
+
+def test_wrong_scores_are_named():
+    odd = hospital(6)
+    odd.columns["new"][4] = 12.0
+    with pytest.raises(DataError, match="The score new holds 12; a score is a probability"):
+        tables({"odd": odd})
+    with pytest.raises(ConfigError, match="the reference old is none of the scores"):
+        Plan(PLAN.columns, evaluate=Evaluation(["new"], reference="old")).check("plan")
+    with pytest.raises(DataError, match="needs two categories"):
+        tables(EACH, Plan({"outcome": ["a", "b", "c"]}, evaluate=Evaluation(["good"])))

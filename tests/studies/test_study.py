@@ -1,0 +1,269 @@
+"""Studies of made hospitals: the sums say what all rows say, and show no patient."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy import stats
+
+from medfed.commands.study import main
+from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.studies import regressions
+from medfed.studies.parts import UNIT, Groups
+from medfed.studies.plan import Model, Plan, Survival, read_plan, suggested
+from medfed.studies.rows import Rows
+from medfed.studies.simulation import parts, simulated
+
+RNG = np.random.default_rng(11)
+N = 800
+AGE = np.round(RNG.normal(68, 12, N))
+AGE[RNG.random(N) < 0.05] = np.nan
+SEX = RNG.integers(0, 2, N).astype(float)
+OLD = np.nan_to_num(AGE, nan=68.0)
+DEAD = (RNG.random(N) < 1 / (1 + np.exp(-(OLD - 70) / 10))).astype(float)
+TIMES = np.stack([np.ceil(RNG.exponential(60 / (1 + DEAD), N)), RNG.integers(0, 2, N)], 1)
+ALL = Rows(
+    {"age": AGE, "sex": SEX, "outcome": DEAD},
+    {"sex": ("f", "m"), "outcome": ("no", "yes")},
+    TIMES,
+    np.arange(N),
+)
+ENDS = [*range(20, 121, 5)]
+PLAN = Plan(
+    {"age": ENDS, "sex": ["f", "m"], "outcome": ["no", "yes"]},
+    by="outcome",
+    survival=Survival([10, 20, 40, 80, 160, 320], by="sex"),
+    models=[Model(["age", "sex"]), Model(["age", "sex"], intercept="common")],
+).check("plan.yaml")
+
+
+def dealt(whole, places):
+    """Deals rows to hospitals."""
+    return {
+        f"h{at}": Rows(
+            {name: column[places == at] for name, column in whole.columns.items()},
+            whole.categories,
+            None if whole.survival is None else whole.survival[places == at],
+            whole.patients[places == at],
+        )
+        for at in np.unique(places)
+    }
+
+
+def table(tables, title):
+    return {str(line[0]): line[1:] for t in tables if t.title.startswith(title) for line in t.lines}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_deal_of_the_rows_has_the_same_sums(seed):
+    """Only regressions with an intercept per hospital ask which rows lie together."""
+    places = np.random.default_rng(seed).integers(0, 3 + seed, N)
+    common = replace_models(PLAN, [PLAN.models[1]])
+    several, _ = simulated(common, dealt(ALL, places))
+    single, _ = simulated(common, {"all": ALL})
+    for one, other in zip(several, single, strict=True):
+        assert [*one.head] == [*other.head]
+        for line, same in zip(one.lines, other.lines, strict=True):
+            assert [w for w in line if isinstance(w, str)] == [
+                w for w in same if isinstance(w, str)
+            ]
+            numbers = [[w for w in each if not isinstance(w, str)] for each in (line, same)]
+            np.testing.assert_allclose(*numbers, rtol=1e-8, atol=1e-9, equal_nan=True)
+
+
+def replace_models(plan, models):
+    return Plan(plan.columns, by=plan.by, survival=plan.survival, models=models)
+
+
+def test_columns_are_numpys_and_scipys():
+    found, remarks = simulated(PLAN, dealt(ALL, np.arange(N) % 4))
+    assert not remarks
+    groups = [AGE[(g == DEAD) & ~np.isnan(AGE)] for g in (0, 1)]
+    age = table(found, "age")
+    every = np.concatenate(groups)
+    np.testing.assert_allclose(age["mean"], [every.mean(), *(g.mean() for g in groups)], rtol=1e-9)
+    sd = [v.std(ddof=1) for v in (every, *groups)]
+    np.testing.assert_allclose(age["standard deviation"], sd, rtol=1e-8)
+    quartiles = [[np.quantile(v, q) for v in (every, *groups)] for q in (0.25, 0.5, 0.75)]
+    ours = [age["lower quartile"], age["median"], age["upper quartile"]]
+    np.testing.assert_allclose(ours, quartiles, atol=1.5)
+    p = stats.ttest_ind(*groups, equal_var=False).pvalue
+    assert age["p (Welch)"][0] == (f"{p:.2g}" if p >= 1e-4 else "< 0.0001")
+    assert age["missing"][0] == f"{np.isnan(AGE).sum()} ({100 * np.isnan(AGE).mean():.0f} %)"
+    p = stats.chi2_contingency(np.histogram2d(SEX, DEAD, 2)[0], correction=False).pvalue
+    assert table(found, "sex")["p (χ²)"] == [f"{p:.2g}"]
+
+
+def test_regressions_are_statsmodels_with_a_dummy_per_hospital():
+    places = np.arange(N) % 4
+    found, _ = simulated(PLAN, dealt(ALL, places))
+    lines = table(found, "Logistic regression of outcome")
+    known = ~np.isnan(AGE)
+    x = np.stack([AGE, SEX], 1)[known]
+    both = []
+    for dummies in (np.eye(4)[places[known]], np.ones((known.sum(), 1))):
+        whole = sm.GLM(DEAD[known], np.concatenate([x, dummies], 1), family=sm.families.Binomial())
+        both.append(whole.fit(tol=1e-13))
+    fits = [t for t in found if t.title.startswith("Logistic")]
+    assert len(fits) == 2
+    for one, theirs in zip(fits, both, strict=True):
+        ours = [line[1:3] for line in one.lines]
+        expected = np.stack([theirs.params[:2], theirs.bse[:2]], 1)
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    assert [*lines] == ["age", "sex: m against f"]
+
+
+def test_hazards_are_a_poisson_regression_and_near_cox():
+    """Exactly that of events on time at risk; with ten intervals a tenth of an error from Cox."""
+    time, event = TIMES.T
+    ends = sorted({*np.quantile(time[event == 1], np.linspace(0.1, 1, 10)).tolist()})
+    models = [Model(["sex"], "hazard"), Model(["sex"], "hazard", join="estimates")]
+    plan = Plan({"sex": ["f", "m"]}, survival=Survival(ends), models=models).check("plan")
+    places = np.arange(N) % 3
+    found, _ = simulated(plan, dealt(ALL, places))
+    ((ours, error, *_),) = table(found, "Hazard regression").values()
+    beside = np.eye(3)[places]
+    x, y, at_risk = [], [], []
+    for at, (begin, end) in enumerate(zip([0.0, *ends], ends, strict=False)):
+        there = time > begin
+        interval = np.tile(np.eye(len(ends))[at, 1:], (there.sum(), 1))
+        x.append(np.concatenate([SEX[there, None], beside[there], interval], 1))
+        y.append((time[there] <= end) & (event[there] == 1))
+        at_risk.append(np.minimum(time[there], end) - begin)
+    x, y, at_risk = (np.concatenate(each).astype(float) for each in (x, y, at_risk))
+    whole = sm.GLM(y, x, family=sm.families.Poisson(), offset=np.log(at_risk)).fit(tol=1e-13)
+    np.testing.assert_allclose([ours, error], [whole.params[0], whole.bse[0]], rtol=1e-6)
+    cox = sm.PHReg(time, np.concatenate([SEX[:, None], beside[:, 1:]], 1), event, ties="efron")
+    theirs = cox.fit()
+    assert abs(ours - theirs.params[0]) < 0.1 * theirs.bse[0]
+    joined = next(t for t in found if t.title == "Meta-analysis, hazard regression of survival")
+    assert abs(joined.lines[0][1] - theirs.params[0]) < theirs.bse[0]
+
+
+def test_one_step_at_chosen_coefficients_shows_nobody():
+    """The weights p(1 - p) select patients of one age; such a step is refused."""
+    part = regressions.Coefficients(Model(["age"], intercept="common"), PLAN)
+    honest = part.ask(ALL, [0.0, 0.0])
+    assert honest.patients > 700
+    spot = regressions.scaled(np.array([93.0]), PLAN.ends("age"))[0]
+    steep = 4000.0
+    with pytest.raises(DataError, match="patients decide the sums"):
+        part.ask(ALL, [steep, -steep * spot])
+
+
+def test_few_patients_are_not_printed():
+    """Neither a count of 1 to 4, nor one from which it follows."""
+    rare = np.where(np.arange(N) < 3, 2.0, SEX)
+    rows = replace(ALL, columns={"sex": rare}, categories={"sex": ("f", "m", "other one")})
+    found, _ = simulated(Plan({"sex": ["f", "m", "other one"]}), dealt(rows, np.arange(N) % 3))
+    assert table(found, "sex")["other one"] == ["< 5"]
+
+
+def test_sums_are_whole_numbers_of_counts_and_fixed_point():
+    part = next(p for p in parts(PLAN) if p.name == "age")
+    whole = part.ask(ALL, ()).whole
+    assert whole.dtype == np.int64
+    cells = (len(ENDS) + 2) * 3
+    assert whole[:cells].sum() == N
+    z = (AGE[~np.isnan(AGE)] - 70) / 50
+    np.testing.assert_allclose(whole[cells:].reshape(2, 3).sum(1) / UNIT, [z.sum(), (z**2).sum()])
+
+
+def test_small_hospitals_are_left_out_by_name():
+    places = np.where(np.arange(N) < 9, 3, np.arange(N) % 3)
+    found, remarks = simulated(PLAN, dealt(ALL, places))
+    assert remarks[0] == "Left out, with fewer than 20 patients: h3 (9)."
+    assert table(found, "age")["patients"][0] == N - 9
+
+
+def test_values_far_beyond_the_bins_are_said():
+    plan = Plan({"age": [20, 21, 22]})
+    _, remarks = simulated(plan, dealt(ALL, np.arange(N) % 3))
+    assert any("far beyond the bins" in line for line in remarks)
+
+
+WRONG = {
+    "columns: {age: [50, 40]}": "list the ends of bins in increasing order",
+    "columns: {age: [50, 50]}": "list two or more different values",
+    "columns: {age: [40, 50], sex: [f, 1]}": "in quotation marks where they are numbers",
+    "columns: {age: [40, 50]}\nby: age": "groups are those of a column with categories",
+    "columns: {age: [40, 50]}\nmodels: [{of: [sex]}]": "a model names sex; list it under columns",
+    "columns: {age: [40, 50]}\nleast: 3": "least",
+    "columns: {age: [40, 50]}\nwhatever: 3": "whatever is unknown",
+    "columns: {age: [40, 50]}\nmodels: [{of: [age], family: hazard}]": "needs survival.ends",
+    "[1, 2]": "plan.yaml",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG.items(), ids=[*WRONG])
+def test_a_wrong_plan_is_one_sentence(tmp_path, text, words):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(MedfedError) as error:
+        read_plan(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_columns_that_are_not_there_are_named():
+    with pytest.raises(ConfigError, match="did you mean age"):
+        simulated(Plan({"agee": [1, 2]}), {"all": ALL})
+
+
+def test_a_table_becomes_a_page_and_a_plan_from_which_to_go_on(tmp_path):
+    """The suggested plan, read again, gives the same numbers."""
+    lines = [
+        [
+            f"p{i}",
+            "abc"[i % 3],
+            "" if np.isnan(AGE[i]) else int(AGE[i]),
+            "fm"[int(SEX[i])],
+            "ny"[int(DEAD[i])],
+        ]
+        for i in range(240)
+    ]
+    with (tmp_path / "t.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["id", "hospital", "age", "sex", "died"], *lines])
+    words = [
+        "data=csv",
+        f"data.path={tmp_path / 't.csv'}",
+        "data.label=died",
+        "data.patient=id",
+        "data.centre=hospital",
+        "partition=centre",
+    ]
+    main([*words, f"folder={tmp_path / 'first'}"])
+    plan = tmp_path / "first" / "plan.yaml"
+    main([*words, f"plan={plan}", f"folder={tmp_path / 'second'}"])
+    first, second = (
+        json.loads((tmp_path / name / "study.json").read_text(encoding="utf-8"))
+        for name in ("first", "second")
+    )
+    assert first == second
+    titles = {t["title"]: t for t in first["tables"]}
+    assert {*titles} == {"age", "sex", "outcome"}
+    ages = np.array([float(line[2]) for line in lines if line[2] != ""])
+    rows = {line[0]: line[1:] for line in titles["age"]["lines"]}
+    assert rows["mean"][0] == pytest.approx(ages.mean(), rel=1e-9)
+    page = (tmp_path / "first" / "study.html").read_text(encoding="utf-8")
+    assert "Table 1" in page
+    assert (tmp_path / "first" / "tables" / "Table 1.csv").is_file()
+
+
+def test_suggested_bins_hold_all_values():
+    plan = suggested({"all": ALL})
+    assert plan.ends("age")[0] <= np.nanmin(AGE)
+    assert plan.ends("age")[-1] > np.nanmax(AGE)
+    assert plan.groups("sex") == ("f", "m")
+
+
+def test_groups_hold_every_row_once():
+    rows = replace(ALL, columns={**ALL.columns, "sex": np.where(np.arange(N) < 5, np.nan, SEX)})
+    place = Groups("sex", ("f",)).place(rows)
+    assert place.shape == (N,)
+    assert set(place) == {0, 1}
