@@ -484,8 +484,9 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
         for client, known in zip(task.clients, defined, strict=True)
     }
     why = f"are too few; a verdict takes {LEAST_CASES} or more"
+    nan, says = math.nan, "cannot tell"
     small = {
-        c: Gain(*[math.nan] * 4, "cannot tell", f"{has} {why}", 0, len(asked.patients[c]))
+        c: Gain(nan, nan, nan, nan, says, f"{has} {why}", 0, len(asked.patients[c]))
         for c, has in task.small.items()
     }
     return {client: {**known, **small}[client] for client in asked.patients}

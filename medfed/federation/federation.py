@@ -366,8 +366,8 @@ class Round:
                     f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
                     f"its phase {self.phase}."
                 ) from None
-            kept = {} if self._moments is None else {PART: self._moments}
-            federation.server = {**stop.value, **kept}
+            moments = {} if self._moments is None else {PART: self._moments}
+            federation.server = {**stop.value, **moments}
             return False
         self._take(outbox)
         return True
