@@ -84,15 +84,7 @@ class Pilot(Group):
         return [{}]
 
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, by this method.
-
-        Args:
-            variant: The task, of which there is one.
-            as_arm: Without a meaning here.
-
-        Raises:
-            ConfigError: If it does not compose.
-        """
+        """Composes what the user would train with, by this method."""
         if (variant, "") not in self._composed:
             config = composed(self.overrides, self.method.name)
             rounds = min(self.rounds or config.rounds, config.rounds)
@@ -129,9 +121,6 @@ def composed(overrides: Sequence[str], method: str) -> RunDescription:
     Args:
         overrides: As ``medfed train`` takes them.
         method: The name of the method.
-
-    Raises:
-        ConfigError: If it does not compose, or asks for several devices.
     """
     kept = [
         o for o in overrides if key_of(o) not in _ITS_OWN and not key_of(o).startswith("hydra.")
@@ -175,16 +164,7 @@ class Question:
 
 
 def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
-    """Reads who is who, and deals the patients whom a run would train and validate on.
-
-    Args:
-        overrides: What the user would train with, without a method.
-        folds: Parts that are tested in turn.
-        repeats: The number of divisions into folds.
-
-    Raises:
-        MedfedError: If the configuration or the data cannot be used.
-    """
+    """Reads who is who, and deals the patients whom a run would train and validate on."""
     config = composed(overrides, "local")
     data = unread_data(config)
     data.plan()
@@ -253,14 +233,7 @@ def split_again(
 def pilots(
     asked: Question, methods: Sequence[str], out: Path, rounds: int | None = None
 ) -> list[Pilot]:
-    """Writes the divisions of the patients, and returns the methods to run.
-
-    Args:
-        asked: The question.
-        methods: The methods.
-        out: Where cells and divisions are kept.
-        rounds: See `Pilot`.
-    """
+    """Writes the divisions of the patients, and returns the methods to run."""
     for division in asked.divisions:
         if not (file := out / "divisions" / division.name).is_file():
             write_json(file, division.content)
@@ -374,12 +347,6 @@ def needed(
     difference: Difference, count: int, overlap: float, comparisons: int = 1
 ) -> tuple[float, int]:
     """Returns how large a pilot must be to show the observed difference.
-
-    Args:
-        difference: The measured difference.
-        count: Repetitions.
-        overlap: See `gain_of`.
-        comparisons: See `gain_of`.
 
     Returns:
         Times as many patients, as the variance falls with their number, NaN if more than `MOST`;
@@ -537,15 +504,7 @@ class Advice:
 
 
 def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
-    """Reads the pilot's cells.
-
-    Args:
-        asked: The question.
-        progress: The cells of every method, training alone among them.
-
-    Raises:
-        MedfedError: If there is nothing to compare.
-    """
+    """Reads the pilot's cells."""
     task = task_of(progress, progress[0].group.variants[0])
     notes = [n.replace(f" on {task.name}", "").replace(task.name, "the pilot") for n in task.notes]
     others = [name for name in task.scores if name != ALONE]
@@ -650,11 +609,7 @@ def _growth(result: Mapping[str, Any], times: float) -> float:
 
 
 def sentences(advice: Advice) -> list[str]:
-    """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them.
-
-    Args:
-        advice: The advice.
-    """
+    """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them."""
     hospitals = advice.methods[advice.shown].hospitals
     text = filled(
         _TEMPLATES / "advice.txt",
@@ -762,12 +717,6 @@ def advise(
         out: The folder for cells; the advice goes to a folder in it, one per question.
         workers: Processes; 0 computes in this one.
         quiet: Whether to print nothing.
-
-    Returns:
-        The advice, and its folder.
-
-    Raises:
-        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
     asked = question(overrides, folds, repeats)
     out = out.expanduser()

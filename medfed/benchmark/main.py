@@ -54,12 +54,6 @@ def benchmark(
         figures: Whether to write the pictures as vector files, too.
         target: The smallest difference worth knowing: the report says how many splits detect it.
         quiet: Whether to print nothing.
-
-    Returns:
-        The report.
-
-    Raises:
-        MedfedError: If a name is unknown, or a cell's file cannot be trusted.
     """
     chosen, by_suite, further = wanted_of(suite, methods, size, arms, plugins)
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []

@@ -63,15 +63,7 @@ class Group:
         return suites.points(space, self.size.trials)
 
     def config(self, variant: str, as_arm: bool = False) -> description.RunDescription:
-        """Composes the task with this method, at its defaults and of no split in particular.
-
-        Args:
-            variant: The task.
-            as_arm: Whether with what the arm changes.
-
-        Raises:
-            ConfigError: If the suite or the method does not compose; the suite is named.
-        """
+        """Composes the task with this method, at its defaults and of no split in particular."""
         arm, suite = self.arm if as_arm else None, self.suite
         key = variant, arm.name if arm else ""
         if key not in self._composed:
@@ -110,11 +102,7 @@ class Group:
         return int(config.rounds * config.local.steps)
 
     def cell(self, variant: str, stage: Stage, trial: int, split: int, setting: Setting) -> Cell:
-        """Returns a cell.
-
-        Raises:
-            ConfigError: If a key of the setting or of the split is unknown.
-        """
+        """Returns a cell."""
         as_arm = self.arm is not None and stage == "final"
         config, changed = self.config(variant, as_arm), dict[str, Any]()
         if self.arm is not None and as_arm:
@@ -151,11 +139,7 @@ class Group:
         return [self.cell(base, "tune", n, suites.TUNING, s) for n, s in enumerate(self.settings)]
 
     def final(self, trial: int) -> list[Cell]:
-        """Returns the cells that are reported.
-
-        Args:
-            trial: The setting that was best.
-        """
+        """Returns the cells that are reported."""
         if trial not in self._final:
             setting, both = self.settings[trial], product(self.variants, range(self.size.splits))
             cells = [self.cell(variant, "final", trial, split, setting) for variant, split in both]
@@ -167,9 +151,6 @@ def best_trial(results: Sequence[Mapping[str, Any]]) -> int:
     """Returns the trial with the best validation score; of equal ones the first.
 
     A run that failed, or has no score, is worse than any other.
-
-    Args:
-        results: Of the trials, the default's first.
 
     Example:
         >>> best_trial([{"score": 0.5}, {"failed": "…"}, {"score": 0.7}, {"score": None}])
@@ -206,9 +187,6 @@ def groups(
         arms: Further measurements, by suite.
         named: Whether the methods are somebody's choice, so that all are measured on all variants;
             else further variants have only the few methods that the suite names.
-
-    Raises:
-        ConfigError: If a variant is unknown, or real data are named that are not there.
     """
     chosen_groups: list[Group] = []
     notes: list[str] = []
@@ -244,9 +222,6 @@ def shard_of(all_groups: Sequence[Group], shard: str | None) -> Iterator[Group]:
     Args:
         all_groups: Those of all jobs.
         shard: ``i/n``, the i-th of n jobs, from 1; None: all.
-
-    Raises:
-        ConfigError: If it is not of that form.
 
     Example:
         >>> list(shard_of(["a", "b", "c"], "2/2"))

@@ -47,12 +47,6 @@ class Progress:
         """Reads the cells that are there; returns those of the present stage that are not.
 
         Once all settings are tried, it chooses the best one, and the next stage begins.
-
-        Args:
-            out: The folder of the benchmark.
-
-        Raises:
-            CheckpointError: If a cell's file is torn or has been changed.
         """
         if self.trial is None:
             self.wanted = self.group.tuning
@@ -104,13 +98,6 @@ def run_groups(
         out: The folder of the benchmark.
         workers: Processes; 0 computes in this one.
         quiet: Whether to show nothing.
-
-    Returns:
-        What went wrong that is no user's mistake, by cell.
-
-    Raises:
-        CheckpointError: If a cell's file is torn or has been changed.
-        RankError: If a process has ended, by the system's hand for example.
     """
     progress = [Progress(g) for g in groups]
     broken: dict[str, str] = {}
@@ -167,10 +154,6 @@ def _ended(cell: Cell) -> RankError:
 def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
     """Reads the finished cells of groups, without running any.
 
-    Args:
-        groups: The methods, each on a suite.
-        out: The folder of the benchmark.
-
     Returns:
         Of each group the cells that are there; of one that is not tuned to the end, no final ones.
     """
@@ -223,16 +206,7 @@ def _begin(folder: str) -> None:
 
 
 def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
-    """Says what could not be computed, if anything.
-
-    Args:
-        broken: The reason by place.
-        what: What was to be computed.
-        kept: What of it is kept.
-
-    Raises:
-        MedfedError: If there is any.
-    """
+    """Says what could not be computed, if anything."""
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(

@@ -80,11 +80,7 @@ class Arm:
         return {key: value for key, value in tuned.items() if key not in self.own}
 
     def scale(self, source: dict[str, Any]) -> None:
-        """Multiplies what `times` names.
-
-        Raises:
-            ConfigError: If it names no number of the configuration.
-        """
+        """Multiplies what `times` names."""
         for key, factor in self.times.items():
             value = sections.select(source, key)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -105,9 +101,6 @@ def chosen_arms(
         wanted: True or ``all``; False; or names, which each some suite must have.
         by_suite: The arms of all suites that are run.
         methods: The names of all methods, which no arm may have.
-
-    Raises:
-        ConfigError: If one is unknown, or has a method's name.
 
     Example:
         >>> arms = {"digits": {"apart": Arm("pfednet", name="apart")}, "heart": {}}
@@ -221,9 +214,6 @@ class Suite:
 
         Args:
             wanted: Names, ``all``, or None for the base alone.
-
-        Raises:
-            ConfigError: If one is unknown.
         """
         whole = (
             f"variants={{}} is none of suite={self.name}{{}}; it has {', '.join(self.variants)}."
@@ -231,14 +221,7 @@ class Suite:
         return [self.base] if wanted is None else chosen(wanted, self.variants, whole)
 
     def sized(self, size: str) -> Size:
-        """Returns how much is computed.
-
-        Args:
-            size: The name of a size.
-
-        Raises:
-            ConfigError: If the suite has none of that name.
-        """
+        """Returns how much is computed."""
         if size not in self.sizes:
             raise ConfigError(
                 f"suite={self.name} has no size={size}; it has {', '.join(self.sizes)}."
@@ -247,9 +230,6 @@ class Suite:
 
     def seeds(self, split: int) -> dict[str, Any]:
         """Returns the keys by which a split differs from others.
-
-        Args:
-            split: Its number.
 
         Example:
             >>> suites()["diabetes"].seeds(7)
@@ -271,9 +251,6 @@ def chosen(wanted: str | Sequence[str], known: Collection[str], sentence: str) -
         known: All names.
         sentence: Of the error, with places for the name and a hint.
 
-    Raises:
-        ConfigError: If one is unknown.
-
     Example:
         >>> chosen("all", ["a", "b"], ""), chosen("b", ["a", "b"], "")
         (['a', 'b'], ['b'])
@@ -291,9 +268,6 @@ def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
 
     Args:
         folders: Further folders that hold ``configs/suites``, or ``suites``.
-
-    Raises:
-        ConfigError: If one cannot be read; the error names the file and the reason.
     """
     places = [compose.CONFIG_DIR / "suites"]
     places += [Path(f) / below / "suites" for f in folders for below in ("configs", ".")]
@@ -302,16 +276,7 @@ def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
 
 
 def read_yaml(file: Path, what: str, read: Callable[[str, dict[str, Any]], T]) -> T:
-    """Reads a suite or a claim.
-
-    Args:
-        file: Its file.
-        what: What it is.
-        read: Makes it of its name and its keys.
-
-    Raises:
-        ConfigError: If it is none; the error names the file and the reason.
-    """
+    """Reads a suite or a claim."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -323,11 +288,7 @@ def read_yaml(file: Path, what: str, read: Callable[[str, dict[str, Any]], T]) -
 
 
 def read_suite(file: Path) -> Suite:
-    """Reads a suite.
-
-    Raises:
-        ConfigError: If it is no suite; the error names the file and the reason.
-    """
+    """Reads a suite."""
     return read_yaml(file, "suite", _suite)
 
 
@@ -376,9 +337,6 @@ def check_shard(shard: str | None) -> tuple[int, int]:
     Args:
         shard: ``i/n``; None: the only one.
 
-    Raises:
-        ConfigError: If it is not of that form.
-
     Example:
         >>> check_shard("2/4"), check_shard(None)
         ((2, 4), (1, 1))
@@ -395,9 +353,6 @@ def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None
     Args:
         paths: By suite; None: unknown.
         known: All suites.
-
-    Raises:
-        ConfigError: If there is no such suite of real data, or nothing lies there.
     """
     real = [suite.name for suite in known if suite.path]
     for name, place in paths.items():
@@ -416,9 +371,6 @@ def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = (
     Args:
         wanted: A name, names, or ``all``.
         folders: See :func:`suites`.
-
-    Raises:
-        ConfigError: If one is unknown.
 
     Example:
         >>> [suite.name for suite in chosen_suites(["digits", "heart"])]
@@ -479,9 +431,6 @@ def chosen_methods(
         usual: Those of the suite, or ``all``.
         known: The names of all methods.
 
-    Raises:
-        ConfigError: If one is unknown.
-
     Example:
         >>> [m.name for m in chosen_methods(["ditto"], [], ["ditto", "local"])]
         ['local', 'fedavg', 'pooled', 'pooled_finetuned', 'ditto']
@@ -499,11 +448,7 @@ def wanted_of(
     arms: bool | str | Sequence[str],
     folders: Sequence[str | Path] = (),
 ) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
-    """Returns the wanted suites, and by suite the methods and arms; arguments as `benchmark` has.
-
-    Raises:
-        ConfigError: If a name is unknown.
-    """
+    """Returns the wanted suites, and the methods and arms of each; see `benchmark`."""
     chosen, known = chosen_suites(suite, folders), known_methods(folders)
     usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
     by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
@@ -512,10 +457,6 @@ def wanted_of(
 
 def search_space(card: Card, lr: Range) -> dict[str, Range]:
     """Returns the ranges of tuning by key: the learning rate, then those of the card.
-
-    Args:
-        card: Of the method.
-        lr: The learning rates of the suite.
 
     Example:
         >>> list(search_space(Card(tune={"mu": Range(0.1, 1.0)}), Range(0.01, 0.1)))

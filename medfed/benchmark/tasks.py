@@ -27,15 +27,7 @@ Result = Mapping[str, Any]
 
 
 def task_of(progress: Sequence[Progress], variant: str) -> Task:
-    """Reads a task.
-
-    Args:
-        progress: What there is of every method on the suite.
-        variant: The task.
-
-    Raises:
-        CheckpointError: If cells of one split are not of the same patients; one is named.
-    """
+    """Reads a task."""
     suite = progress[0].group.suite
     situation = str(suite.variants[variant].situation or suite.situation)
     task = Task(
@@ -226,11 +218,6 @@ def crossings(
 
     Where between them is not known: a dial such as a number of groups has no values there.
 
-    Args:
-        dial: Where they were measured, in growing order.
-        first: One curve.
-        second: The other.
-
     Example:
         >>> crossings([0, 1, 2], [0.9, 0.7, 0.5], [0.6, 0.6, 0.6])
         [(1, 2)]
@@ -279,14 +266,7 @@ def sentences_of(dials: Mapping[str, Any]) -> list[str]:
 def findings(
     progress: Sequence[Progress], size: str, notes: Sequence[str] = (), target: float | None = None
 ) -> Report:
-    """Judges all tasks of a benchmark.
-
-    Args:
-        progress: The cells of all methods on all suites.
-        size: The size of the benchmark.
-        notes: The suites that are left out, and why.
-        target: The smallest difference worth knowing, see `splits_of_target`.
-    """
+    """Judges all tasks of a benchmark."""
     report = judged(tasks_of(progress), target)
     report.size, report.libraries = size, libraries()
     report.dials = dials_of(progress, report.tasks)

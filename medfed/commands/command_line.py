@@ -87,10 +87,6 @@ def plain(
 ) -> Callable[[Callable[[list[str]], Any]], Main]:
     """Turns a function of the words of a command line into a command that Hydra does not start.
 
-    Args:
-        help_of: Prints the help, given the docstring of the command's module.
-        needs_words: Whether the help is the answer to no words.
-
     Returns:
         A decorator. The decorated function takes the command line without the program (by default
         that of this process), and prints an error as one sentence.
@@ -193,11 +189,7 @@ class _RunOfSweep:
 
 
 def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
-    """Runs all combinations; the failure of one ends no other.
-
-    Raises:
-        SystemExit: If one has failed; at the end.
-    """
+    """Runs all combinations; the failure of one ends no other."""
     failed: list[tuple[Job, str]] = []
     done = 0
     with ExitStack() as open_until_the_end:
@@ -280,9 +272,6 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
 
 def parsed(arguments: Sequence[str]) -> Namespace:
     """Divides a command line into Hydra's flags and the overrides.
-
-    Raises:
-        ConfigError: If a flag is not allowed.
 
     Example:
         >>> asked = parsed(["-m", "seed=0,1", "--cfg", "job"])

@@ -37,12 +37,6 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
     An ordinary name is its own file name. In a name that some system would refuse, ``_`` replaces
     the characters, and a hash is added; names that differ only by upper case get a hash, too.
 
-    Args:
-        names: All names that share a folder, in any order.
-
-    Returns:
-        Name to file name, without a suffix.
-
     Example:
         >>> file_names(["hospital_0", "St. Mary's"])
         {'hospital_0': 'hospital_0', "St. Mary's": "St. Mary's"}
@@ -423,11 +417,7 @@ class Steps:
             self._bar.stop()
 
     def advance(self, item: str) -> None:
-        """Counts one item.
-
-        Args:
-            item: Its id, of which the end is shown.
-        """
+        """Counts one item."""
         self.done += 1
         if self._bar:
             self._bar.update(self._task, completed=self.done, item=shown(item[-24:]))

@@ -35,12 +35,6 @@ def save_figures(
         kind: One of `FORMATS`: ``png``, which reports show; ``pdf`` or ``svg``, in addition to PNG;
             ``none``, which writes nothing.
         endings: The formats, where they are others than PNG and ``kind``.
-
-    Returns:
-        Name to PNG file.
-
-    Raises:
-        ConfigError: If the folder is a link.
     """
     if kind == "none":
         return {}

@@ -50,11 +50,7 @@ least 40.'
         return "set data.scaling=client" if pooled else f"change {self.key}"
 
     def too_few(self, least: int = 0) -> str | None:
-        """Says that too few patients stand behind it; ``None`` if they are enough.
-
-        Args:
-            least: How many a hospital asks for, beyond the floor of all.
-        """
+        """Says that too few patients stand behind it; ``None`` if they are enough."""
         floor = max(LEAST, least, TIMES * self.size)
         if self.patients >= floor:
             return None

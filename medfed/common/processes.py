@@ -123,9 +123,6 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
 
     The script of a SLURM job is not one of several, although SLURM sets its variables there, too.
 
-    Args:
-        environ: The environment variables.
-
     Example:
         >>> told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
         >>> launched({"TORCHELASTIC_RUN_ID": "none", **told})
@@ -160,9 +157,6 @@ def go_by_rank() -> None:
 
 def number(environ: Mapping[str, str] = os.environ) -> int:
     """Returns this process's rank, as far as it is known; only the first process of a run has 0.
-
-    Args:
-        environ: The environment variables.
 
     Example:
         >>> number({"NODE_RANK": "1", "LOCAL_RANK": "0"}), number({})
@@ -248,11 +242,7 @@ def worker_pool(
 
 
 def begin_worker(environ: Mapping[str, str] | None = None) -> None:
-    """Makes a process of a pool end with the one that started it, and use one thread.
-
-    Args:
-        environ: The environment variables of that process, which may be newer than the pool's.
-    """
+    """Makes a process of a pool end with the one that started it, and use one thread."""
     os.environ.update(environ or {})
     start_worker()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

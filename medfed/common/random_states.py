@@ -40,10 +40,6 @@ class RandomStates:
     Each block continues where the last one stopped. Outside of the blocks all states are as if
     there had been none, so blocks of several seeds may take turns.
 
-    Args:
-        seed: Seed of all states.
-        objects: Where to search for further states.
-
     Example:
         >>> draw = partial(lambda rng, _: int(rng.integers(100)), np.random.default_rng())
         >>> def three(seed):

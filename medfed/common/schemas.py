@@ -54,12 +54,6 @@ def parse_json(
     Returns:
         The content; every text in it can be encoded in UTF-8.
 
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is too large or nested too deeply, names a key twice, holds NaN, infinity,
-            a whole number of more than 64 bits or half a character, or does not fit the type; the
-            reason has one line.
-
     Example:
         >>> parse_json(b'{"a": [1, 2.5]}')
         {'a': [1, 2.5]}
@@ -100,9 +94,6 @@ def fit(content: Any, kind: type[T]) -> T:
         kind: The type. Keys that it does not have are left out, or refused by a ``Struct`` with
             ``forbid_unknown_fields``.
 
-    Raises:
-        ValueError: If the content does not fit; the error names the place (``[...]`` is any key).
-
     Example:
         >>> fit({"a": {"dice": 1}}, dict[str, dict[str, float]])
         {'a': {'dice': 1.0}}
@@ -124,9 +115,6 @@ def fit_keys(content: object, kind: type[T], what: str) -> T:
         content: Content from YAML; None is no key at all.
         kind: The dataclass.
         what: What the content is, for the sentence.
-
-    Raises:
-        ValueError: If the content does not fit.
 
     Example:
         >>> from dataclasses import make_dataclass
@@ -194,12 +182,6 @@ def packed(rows: Sequence[Any]) -> bytes:
 
     A checkpoint of 1,000 clients and 100 rounds has a million such values. ``torch.save`` calls
     Python for each of them, at ten times the cost.
-
-    Args:
-        rows: Named tuples.
-
-    Returns:
-        See :func:`unpacked`.
     """
     return msgspec.msgpack.encode(rows)
 
@@ -210,9 +192,6 @@ def unpacked(data: bytes, row: type[T]) -> list[T]:
     Args:
         data: The bytes.
         row: The class of the rows.
-
-    Raises:
-        CheckpointError: If they hold anything else.
 
     Example:
         >>> unpacked(packed([(1, "a")]), tuple[int, str])

@@ -42,9 +42,6 @@ def derive_seed(*key: object) -> int:
 def numpy_rng(*key: object) -> np.random.Generator:
     """Returns a separate NumPy generator for the given purpose.
 
-    Args:
-        key: As for :func:`derive_seed`.
-
     Example:
         >>> int(numpy_rng(0, "a").integers(100)) == int(numpy_rng(0, "a").integers(100))
         True
@@ -54,9 +51,6 @@ def numpy_rng(*key: object) -> np.random.Generator:
 
 def torch_rng(*key: object) -> torch.Generator:
     """Returns a separate PyTorch generator on the CPU for the given purpose.
-
-    Args:
-        key: As for :func:`derive_seed`.
 
     Example:
         >>> import torch

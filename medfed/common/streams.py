@@ -27,13 +27,6 @@ def own_stream(seed: int) -> Iterator[None]:
     The numbers are those after ``torch.manual_seed(seed)``. Neither other threads nor PyTorch's
     global stream are affected. Each operation becomes some microseconds slower.
 
-    Args:
-        seed: Seed of the body.
-
-    Raises:
-        RuntimeError: If an operation that takes no generator draws; or if a backward pass draws,
-            because checkpointed activations are recomputed with numbers of the global stream.
-
     Example:
         >>> before = torch.get_rng_state()
         >>> with own_stream(3):
@@ -56,10 +49,6 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
     checkpointed activations and compiled code need it. Any other thread uses an :func:`own_stream`
     on the CPU. PyTorch cannot give operations on a GPU another stream, so only one thread at a time
     may train there.
-
-    Args:
-        seed: Seed of the body.
-        device: The device on which the body draws.
 
     Example:
         >>> with seeded(3):

@@ -28,9 +28,6 @@ def reading(path: Path, what_to_do: str = "") -> Iterator[None]:
         path: The file.
         what_to_do: How the sentence ends; empty: as it does for files of a run.
 
-    Raises:
-        CheckpointError: If it is missing, torn, or holds something else.
-
     Example:
         >>> with reading(Path("run/summary.json")):
         ...     float("x")
@@ -60,9 +57,6 @@ def read_json(path: Path, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[
     Args:
         path: The file.
         kind: The type; see :func:`medfed.common.schemas.fit`.
-
-    Raises:
-        CheckpointError: If it is missing, torn, or holds something else.
     """
     with reading(path):
         content: Any = parse_json(path, finite=False)  # a metric may be NaN
@@ -73,13 +67,6 @@ def read_yaml(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
     """Reads a YAML file with a mapping of plain values, as a program writes it.
 
     It refuses aliases, which can expand without end, extreme nesting, and tags.
-
-    Args:
-        path: The file.
-        kind: The type of the content, which may have further keys.
-
-    Raises:
-        CheckpointError: If it is missing, torn, or holds something else.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -128,15 +115,7 @@ def _fitted(path: Path, content: Any, kind: type[T]) -> T:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Reads a CSV file with a header and complete rows.
-
-    Args:
-        path: The file.
-        columns: Columns that it must have.
-
-    Raises:
-        CheckpointError: If it is missing or torn, or lacks a column.
-    """
+    """Reads a CSV file with a header and complete rows."""
     with reading(path):
         with path.open(newline="", encoding="utf-8") as file:
             table = csv.DictReader(file, strict=True)
@@ -150,11 +129,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads a safetensors file of weights.
-
-    Raises:
-        CheckpointError: If it is missing or torn, or holds NaN or infinity.
-    """
+    """Reads a safetensors file of weights."""
     from safetensors.torch import load_file
 
     from medfed.common.tensors import first_non_finite
@@ -175,9 +150,6 @@ def read_checkpoint(path: Path, **how: Any) -> Any:
     Args:
         path: The file.
         how: Further arguments of ``torch.load``.
-
-    Raises:
-        CheckpointError: If it is missing or torn, or would run code.
     """
     import torch
 

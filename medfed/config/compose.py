@@ -225,9 +225,6 @@ def with_other_data(overrides: Sequence[str]) -> list[str]:
     patients or channels. On other data a user must ask for it. Its settings of augmentation,
     patches and spacing are alike. If its data always come from a path, they are its own.
 
-    Args:
-        overrides: Overrides in Hydra's spelling, without a sweep.
-
     Example:
         >>> with_other_data(["experiment=brats_pfednet", "data.path=/data/msd"])[2:]
         ['partition=auto', 'partition.protocol=channel_missing', 'augment=light', \
@@ -283,15 +280,7 @@ def source_of(config: DictConfig) -> dict[str, Any]:
 
 
 def parse(overrides: Sequence[str], what: str) -> list[Override]:
-    """Parses overrides in Hydra's spelling.
-
-    Args:
-        overrides: The overrides.
-        what: Their name in errors.
-
-    Raises:
-        ConfigError: If Hydra cannot parse them.
-    """
+    """Parses overrides in Hydra's spelling."""
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
         return parsed

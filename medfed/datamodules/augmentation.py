@@ -130,9 +130,6 @@ class Augmentation:
             :class:`medfed.datamodules.augmentation.ChannelDropout`.
         rescale: Scaling of the remaining channels: ``None`` or ``sqrt``.
 
-    Raises:
-        ConfigError: If a chance is not in [0, 1], or a strength has no meaning.
-
     Example:
         >>> chain = Augmentation(flip_chance=1.0).build((2, 2), flips=(0,))
         >>> chain(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([0]), seed=7)[0].tolist()
@@ -244,9 +241,6 @@ class Chain:
             label: (B, R, *size); (B, M, 7) boxes, which are only flipped; or (B,), which does not
                 change.
             seed: The batch's seed.
-
-        Returns:
-            Both, copied.
         """
         self._stream.seed(seed)
         coins = self._stream.rand(len(self._chances), len(image)) < self._chances[:, None]
@@ -333,9 +327,6 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
         image: (B, C, *size).
         label: (B, R, *size) or (B,).
         seed: The batch's seed.
-
-    Returns:
-        Image and label, of the same types.
     """
     with seeded(seed), one_thread():
         if isinstance(augment, Chain):

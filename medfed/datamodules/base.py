@@ -53,10 +53,6 @@ class BatchWorkers:
 
     A batch depends only on the epoch's seed, its number and its samples, so every process makes the
     same batch.
-
-    Args:
-        clients: All clients, by id.
-        workers: Number of processes.
     """
 
     def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
@@ -78,16 +74,7 @@ class BatchWorkers:
         return self._pool
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
-        """One epoch of a client; see `ClientData.train_batches`.
-
-        Args:
-            client: Its id.
-            seed: The epoch's.
-            order: The samples of every batch.
-
-        Raises:
-            DataError: If a process was killed.
-        """
+        """One epoch of a client; see `ClientData.train_batches`."""
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
         try:
@@ -221,11 +208,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Reads the patients, or opens the cache that holds them.
-
-        Args:
-            plans: The clients' plans, by client id.
-        """
+        """Reads the patients, or opens the cache that holds them."""
 
     def settings(self) -> dict[str, Any]:
         """Settings that the record holds next to the splits, such as the evaluated slices."""
@@ -264,15 +247,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return [self.class_names[order.index(k)] for k in range(self.num_classes)]
 
     def setup(self, stage: str | None = None) -> None:
-        """Assigns, splits and reads, once; further calls change nothing.
-
-        Args:
-            stage: Ignored: all splits are read together.
-
-        Raises:
-            DataError: If a client has no patients, a patient appears twice, or a file is bad.
-            ConfigError: If the partition does not fit the data.
-        """
+        """Assigns, splits and reads, once; further calls change nothing."""
         if not self.clients:
             self.plan()
             self.build()
@@ -314,11 +289,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             )
 
     def annotate(self, labels: Mapping[str, tuple[str, ...]]) -> None:
-        """Notes in the plans which labels each client annotates, if one does not annotate all.
-
-        Raises:
-            DataError: If nobody annotates a label, or a client annotates none.
-        """
+        """Notes in the plans which labels each client annotates, if one does not annotate all."""
         every = {name for names in labels.values() for name in names}
         lost = [name for name in self.class_names if name not in every]
         if lost and not hasattr(self.partition, "sites"):  # other sites may annotate it
@@ -395,9 +366,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             name: The client's name.
             plan: The client's plan.
             blocks: Samples of every split; ``label`` is (N,), int64 or float32, or (N, K) float32.
-
-        Raises:
-            ConfigError: If the partition gives outcomes an order or proportions of classes.
         """
         labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
         if labels["train"].is_floating_point():
@@ -477,11 +445,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return {str(path): sha256(path) for path in sorted(files)}
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Training samples of all clients together, for central training.
-
-        Returns:
-            A shuffled loader (its own seeded generator) of dict batches.
-        """
+        """Training samples of all clients together, for central training."""
         samples = [(c, n) for c in self.clients.values() for n in range(c.num_samples)]
         generator = torch.Generator().manual_seed(self.seed)
         more: Any = {"shuffle": True, "collate_fn": client_data.pooled, "generator": generator}

@@ -35,11 +35,7 @@ class Claims:
         return self.names[at] if at < len(self.names) else f"client {at + 1}"
 
     def counted(self, what: str, messages: Sequence[Sequence[float]]) -> Array:
-        """Returns the counts in all messages.
-
-        Raises:
-            DataError: If one is no count; the client is named.
-        """
+        """Returns the counts in all messages."""
         for at, counts in enumerate(messages):
             if odd := [n for n in counts if not (0 <= n < _MOST and n == int(n))]:
                 raise DataError(
@@ -51,11 +47,7 @@ class Claims:
         return np.array(messages, dtype=float)
 
     def refuse(self, wrong: NDArray[np.bool_], what: str) -> None:
-        """Refuses messages whose numbers contradict each other.
-
-        Raises:
-            DataError: If there is one; the client is named.
-        """
+        """Refuses messages whose numbers contradict each other."""
         for at in np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1)).tolist():
             raise DataError(
                 f"{self.name(at)} sends {what}; check its data and its version of medfed."

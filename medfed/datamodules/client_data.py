@@ -139,10 +139,6 @@ class ClientData:
         fresh: Cuts new samples for every epoch; `train` is then one such set, for callers that only
             inspect samples. None: every epoch uses `train`.
         source: Makes training batches ahead; None: they are made on demand.
-
-    Raises:
-        DataError: If there is no training sample.
-        ConfigError: If a batch size is below 1.
     """
 
     id: str
@@ -202,9 +198,6 @@ class ClientData:
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """One epoch over the training samples; the last, short batch is kept.
 
-        Args:
-            seed: The only source of the order and of the augmentation, never the global stream.
-
         Yields:
             As `samples`, with B = `batch_size` or fewer samples.
         """
@@ -235,9 +228,6 @@ class ClientData:
             seed: The epoch's seed.
             number: The batch's number, from 0.
             index: (B,) int64, its samples.
-
-        Returns:
-            As `samples`, augmented.
         """
         image, label, present = self._picked(self._samples_of(seed), index)
         if not len(index):  # of patients drawn by chance, there may be none
@@ -264,9 +254,6 @@ class ClientData:
 
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.
-
-        Args:
-            limit: The most inputs.
 
         Returns:
             (min(limit, num_samples), C, *spatial) or (…, F).
@@ -338,9 +325,6 @@ def finding_counts(label: Tensor) -> Tensor:
 
 def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
     """Checks both sizes of batches.
-
-    Raises:
-        ConfigError: If one is below 1, or beyond what a tensor can count.
 
     Example:
         >>> check_batch_sizes(32, 256)

@@ -150,9 +150,6 @@ def find_duplicates(
 def one_patient_each(samples: Iterable[Sample]) -> dict[str, str]:
     """Joins patients who share samples, directly or through other patients.
 
-    Args:
-        samples: All samples.
-
     Returns:
         For each patient the first one of its group; patients without copies are left out.
 

@@ -47,9 +47,6 @@ class ImageDataModule(OnDiskDataModule):
         official_splits: Whether to use the data set's splits.
         duplicates: What to do about equal images in two splits or at two clients: ``"warn"``,
             ``"error"``, or ``"together"``, which counts patients who share an image as one.
-
-    Raises:
-        ConfigError: If a choice is unknown.
     """
 
     reader: Callable[..., ImageSet]

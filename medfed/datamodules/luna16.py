@@ -43,15 +43,7 @@ class CtDataModule(CachedDataModule[AnyScans]):
     def recipe_of(
         self, kind: str, name: str, read: Any, facts: Callable[[str], Sequence[Any]], joined: bool
     ) -> Recipe:
-        """Returns a recipe with an item per scan.
-
-        Args:
-            kind: The name of the cache, which is that of the data's configuration.
-            name: The attribute that says how scans are read.
-            read: Reads a scan, given its header, the facts about it and that attribute.
-            facts: What is known of a series.
-            joined: As of `Recipe`.
-        """
+        """Returns a recipe with an item per scan."""
         spec, items = getattr(self, name), []
         for scan in self.list_patients():
             header = scan.files["header"]

@@ -205,9 +205,6 @@ class ScanPatches:
     def block(self, seed: int) -> Block:
         """Draws the patches of one epoch, scan by scan.
 
-        Args:
-            seed: The epoch's.
-
         Returns:
             ``image``, ``label`` and ``case``.
         """

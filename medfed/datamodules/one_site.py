@@ -67,9 +67,6 @@ class OwnData(Wrapped):
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """Takes all patients, or those of the site's centre if the data name several.
 
-        Raises:
-            ConfigError: If there are several centres, but none with the site's name.
-
         Example:
             >>> from medfed.datamodules.partitions.by_centre import ByCentre
             >>> own = OwnData(ByCentre(), "x", ["x", "y"])
@@ -125,17 +122,9 @@ class OwnData(Wrapped):
 def setup_alone(data: FederatedDataModule, site: str) -> Generator[bytes, bytes, None]:
     """Does `FederatedDataModule.setup` for one client, without reading others' patients.
 
-    Args:
-        data: A data module that is not set up.
-        site: The client.
-
     Yields:
         Its messages to the server, which answers (`FederatedDataModule.merging`); none if none are
         needed.
-
-    Raises:
-        ConfigError: If the partition has no such client.
-        DataError: As in `setup`.
     """
     data.plan()
     if site not in data.plans:

@@ -36,9 +36,6 @@ def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, in
     Returns:
         (h, w, 1) or (h, w, d).
 
-    Raises:
-        ConfigError: If the two do not fit together.
-
     Example:
         >>> patch_size_3d((64, 64), 2)
         (64, 64, 1)
@@ -352,9 +349,6 @@ class FreshPatches:
 
     def block(self, seed: int) -> Block:
         """Draws the patches of one epoch.
-
-        Args:
-            seed: The epoch's.
 
         Returns:
             ``image``, ``label``, ``case`` and, where volumes say it, ``present``, patient by

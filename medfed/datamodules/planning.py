@@ -116,11 +116,7 @@ class Agreed:
 
     @classmethod
     def read(cls, answer: bytes) -> Agreed:
-        """Reads the server's answer.
-
-        Raises:
-            DataError: If it is malformed.
-        """
+        """Reads the server's answer."""
         try:
             return parse_json(answer, cls)
         except ValueError as error:
@@ -190,10 +186,6 @@ class Planning:
             labels: Labels, including the background.
             dims: 2 or 3.
             given: What the user sets, as :class:`Planner` takes it, for axes (x, y, z).
-
-        Raises:
-            DataError: If a message is malformed.
-            ConfigError: If there is no such plan.
         """
         every = [self._read(content, sum(map(is_ct, channels))) for content in messages]
         tables = [

@@ -68,9 +68,6 @@ class ClientPlan:
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     """Returns the patients by their ids.
 
-    Raises:
-        DataError: If two have the same id, or two ids or hospitals are spelled alike.
-
     Example:
         >>> list(by_id([Patient("b"), Patient("a")]))
         ['b', 'a']
@@ -115,13 +112,6 @@ def plan_clients(
         fractions: Shares of validation and of test patients per client, for random splits.
         fold: k and K, if the test patients are the k-th of K parts.
         most: Patients of a client that may train and validate, see `split_patients`.
-
-    Returns:
-        A plan per client, in the partition's order.
-
-    Raises:
-        DataError: If a client has no patients, or a patient appears twice.
-        ConfigError: If the partition does not fit the data.
     """
     assigned = partition.assign(list(patients.values()), seed)
     clients, fixed = list(assigned), partition.splits(list(assigned))
@@ -165,15 +155,6 @@ def match_files(
     missing: Missing,
 ) -> dict[str, ClientPlan]:
     """Removes the channels of which a client's training cases have no file.
-
-    Args:
-        plans: What the partition has decided, by client.
-        cases: The cases of every patient.
-        channels: Names of the C channels.
-        missing: See `readers.base.VolumeReader`.
-
-    Raises:
-        DataError: If a case lacks a channel that its client must have, or has none of its client's.
 
     Example:
         >>> case = Patient("p", lacks={"T1": "p/T1.nii.gz is missing."})
@@ -224,10 +205,6 @@ def labels_of_clients(
         cases: The cases of every patient.
         labels: Names of the R regions.
         given: The labels of clients; for the others, their cases say them.
-
-    Raises:
-        ConfigError: If a label is unknown.
-        DataError: If a client's cases differ in their labels.
 
     Example:
         >>> plans = {name: ClientPlan({"train": [name]}, torch.tensor([True])) for name in "ab"}
@@ -285,13 +262,6 @@ data.reader.hospitals cuts the sorted list into blocks.']
 def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:
     """Checks the clients that are kept out of training.
 
-    Args:
-        keep_out: Their ids.
-        clients: All clients of the partition.
-
-    Raises:
-        ConfigError: If one is unknown or named twice, or no client is left to train.
-
     Example:
         >>> check_keep_out(["b"], ["a", "b"])
         >>> check_keep_out(["a", "b"], ["a", "b"])
@@ -324,12 +294,6 @@ def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
         client: The client.
         count: How many training patients, 1 or more; all if there are fewer.
         seed: Seed of the order.
-
-    Returns:
-        A new client, with its labels counted again.
-
-    Raises:
-        ConfigError: If the count is below 1.
     """
     if count < 1:
         raise ConfigError(f"A client keeps 1 training patient or more, not {count}.")
@@ -345,15 +309,7 @@ def trained_patients(client: ClientData) -> Tensor:
 
 
 def with_patients(client: ClientData, kept: Tensor) -> ClientData:
-    """Keeps some of a client's training patients; the other splits do not change.
-
-    Args:
-        client: The client.
-        kept: Positions of patients who have a training sample.
-
-    Returns:
-        A new client, with its labels counted again.
-    """
+    """Keeps some of a client's training patients; the other splits do not change."""
     case, kept = _dense(client.train["case"]), kept.sort().values
     index = torch.isin(case, kept).nonzero().flatten()
     block: Block = {name: _some(values, index) for name, values in client.train.items()}

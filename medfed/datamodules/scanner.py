@@ -65,9 +65,6 @@ class Scanner:
                 not change.
             key: Determines the random numbers together with seed and client, such as the patient.
 
-        Raises:
-            ConfigError: If it is not an image.
-
         Example:
             >>> dark = Scanner("a", seed=0, gamma=2.0)
             >>> dark.apply(torch.tensor([[[-1.0, 0.0, 1.0]]]), "patient").tolist()
@@ -146,9 +143,6 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
         table: Settings of each client; a missing setting has no effect.
         seed: See `Scanner`.
 
-    Raises:
-        ConfigError: If a setting is unknown, not a number or out of its range.
-
     Example:
         >>> scanners_from({"a": {"gamma": 2.0}}, seed=0)["a"].gamma
         2.0
@@ -171,9 +165,6 @@ def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]
         images: (N, C, *spatial), changed in place.
         scanner: The scanner.
         keys: The N samples' keys for random numbers.
-
-    Returns:
-        The same tensor.
     """
     for n, key in enumerate(keys):
         images[n] = scanner.apply(images[n], *key)

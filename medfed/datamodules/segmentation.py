@@ -169,11 +169,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @cached_property
     def preparation(self) -> Preparation | None:
-        """The preparation of every volume; None uses only the reader's normalisation.
-
-        Raises:
-            ConfigError: If a setting cannot be used, or the reader normalises itself.
-        """
+        """The preparation of every volume; None uses only the reader's normalisation."""
         changed = self.normalize is not None or self.spacing is not None or self.crop_foreground
         setting = self.scans.normalize if self.normalize is None else self.normalize
         if self.scans.normalize == "own":
@@ -563,11 +559,6 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Cuts one case's patches; their places depend on the seed and the case only.
 
-        Args:
-            patient: The case's id.
-            case: Its patient's index in the split.
-            plan: The client's channels and scanner.
-
         Returns:
             ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,),
             ``present`` (P, C) bool.
@@ -598,12 +589,6 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume.
-
-        Args:
-            patient: The case's id.
-            case: Its patient's index in the split.
-            plan: The client's channels and scanner.
-            every: Keep every n-th slice with brain.
 
         Returns:
             ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,),

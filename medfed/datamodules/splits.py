@@ -40,12 +40,6 @@ def split_patients(
         most: At most so many patients train and validate, in the same proportions, and others are
             left out; fewer are among those that a larger number keeps. The test patients stay.
 
-    Returns:
-        Sorted patient ids per split.
-
-    Raises:
-        ConfigError: If the fractions leave nothing to train on.
-
     Example:
         >>> split_patients(["a", "b", "c"], 0.2, 0.2, seed=0)
         {'train': ['c'], 'val': ['b'], 'test': ['a']}
@@ -90,9 +84,6 @@ def split_patients(
 def check_fold(fold: Sequence[int] | None) -> None:
     """Checks the fold of test patients.
 
-    Raises:
-        ConfigError: If it is invalid.
-
     Example:
         >>> check_fold([4, 5])
         >>> check_fold([5, 5])
@@ -111,9 +102,6 @@ parts: K at least 2, and k from 0 to K - 1.
 def check_fractions(val_fraction: float, test_fraction: float) -> None:
     """Checks the shares of validation and test patients.
 
-    Raises:
-        ConfigError: If one is negative or not a number, or they leave nothing to train on.
-
     Example:
         >>> check_fractions(0.2, 0.2)
     """
@@ -127,12 +115,6 @@ def check_fractions(val_fraction: float, test_fraction: float) -> None:
 
 def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
     """Refuses clients without any test patient; warns if no round can be selected.
-
-    Args:
-        clients: Patient ids per client and split.
-
-    Raises:
-        ConfigError: If no client has a test patient.
 
     Example:
         >>> check_measurable({"a": {"train": ["p"], "val": [], "test": []}})
@@ -163,9 +145,6 @@ def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> 
 def warn_small(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
     """Warns of clients with empty splits or a single training patient.
 
-    Args:
-        clients: The patients per split of each client.
-
     Example:
         >>> warn_small({"a": {"train": ["p", "q"], "val": ["r"], "test": ["s"]}})
     """
@@ -180,11 +159,7 @@ def warn_small(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
 
 
 def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:
-    """Logs what clients have in common, in one line each, however many they are.
-
-    Args:
-        found: A client, what it does, and the same words for several clients.
-    """
+    """Logs what clients have in common, in one line each, however many they are."""
     alike: dict[tuple[str, str], list[str]] = {}
     for client, one, many in found:
         alike.setdefault((one, many), []).append(client)
@@ -197,12 +172,6 @@ def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:
 
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
     """Stops the run if a patient appears twice.
-
-    Args:
-        clients: Patient ids per client and split.
-
-    Raises:
-        DataError: Naming the patient and both places.
 
     Example:
         >>> check_leakage({"a": {"train": ["p1"], "test": ["p1"]}})  # doctest: +ELLIPSIS

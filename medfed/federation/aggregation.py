@@ -60,11 +60,6 @@ class Far(NamedTuple):
 def far_parts(replies: Mapping[str, Message], round: int, phase: str) -> list[Far]:
     """Finds the parts whose norm is more than :data:`FAR` times the median over clients.
 
-    Args:
-        replies: The replies of a phase, by client.
-        round: The round's number.
-        phase: The phase's name.
-
     Example:
         >>> sent = {"a": torch.tensor([1.0]), "b": torch.tensor([-2.0]), "c": torch.tensor([40.0])}
         >>> replies = {c: Message("fit", {"shared": {"w": t}}) for c, t in sent.items()}
@@ -120,9 +115,6 @@ class Aggregation:
             items: Tensors of equal names and shapes, one mapping per client.
             weights: A weight per client.
             start: Where the items are models, the server's model; ``None`` for displacements.
-
-        Raises:
-            ConfigError: If there are too few clients.
         """
         if len(items) < self.least:
             raise ConfigError(
@@ -139,9 +131,6 @@ class Clip(Aggregation):
     Attributes:
         times: The largest norm, in multiples of the (lower) median norm, positive; ``inf`` is the
             mean.
-
-    Raises:
-        ConfigError: If it is not positive.
 
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 1.0, -20.0)]
@@ -190,9 +179,6 @@ class Trimmed(_Ordered):
     Attributes:
         faulty: How many values to leave out at each end; 0 is the mean.
 
-    Raises:
-        ConfigError: If it is negative.
-
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 3.0)]
         >>> Trimmed(faulty=1).combine(items, [1, 1, 1, 1, 1])
@@ -239,9 +225,6 @@ class Krum(Aggregation):
     Attributes:
         faulty: f, how many clients may send anything; needs at least 2 f + 3 clients.
         keep: m, how many clients remain: 1 is Krum, more is multi-Krum; ``None``: all but f.
-
-    Raises:
-        ConfigError: If a value is out of range.
 
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 2.0)]

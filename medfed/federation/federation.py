@@ -50,10 +50,6 @@ class Federation:
         seed: Seed of the run.
         model: The training loop; a server without clients has its network, too.
 
-    Raises:
-        ConfigError: If the algorithm needs all clients in every round, and the cohort excludes
-            some.
-
     Attributes:
         memory: The state of the server's end of the channel, by direction and client.
         client_start: The initial state of every client.
@@ -162,9 +158,6 @@ class Federation:
             position: The position of the phase within the round.
             noisy: How many clients at least add noise to the sum, if the round's cohort is not
                 known here.
-
-        Raises:
-            NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
         """
         with naming(client, number, packet.phase), self.clients[client].present() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
@@ -284,11 +277,7 @@ class Round:
         return self._sent[client]
 
     def fit(self, client: str) -> Packet:
-        """Delivers a client's message, trains, and returns its encoded reply.
-
-        Raises:
-            NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
-        """
+        """Delivers a client's message, trains, and returns its encoded reply."""
         return self.federation.answer(client, self._sent[client], self.number, self.position)
 
     def exchange(
@@ -301,12 +290,6 @@ class Round:
         Args:
             replies: Of all recipients.
             check: Sees the decoded replies before the server; what it raises ends the round.
-
-        Returns:
-            Whether another phase is open.
-
-        Raises:
-            ValueError: If a reply is missing or the algorithm departs from its ``phases``.
         """
         federation, phase = self.federation, self.phase
         for client in self.recipients:
@@ -347,11 +330,7 @@ class Round:
         return True
 
     def _means(self, replies: Mapping[str, Packet]) -> Mapping[str, Tensors]:
-        """Returns the means of the parts that are summed.
-
-        Raises:
-            ValueError: If only some clients send such a part.
-        """
+        """Returns the means of the parts that are summed."""
         means: dict[str, Tensors] = {}
         if (sums := self.federation.channel.sums) is None:
             return means

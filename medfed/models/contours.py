@@ -74,9 +74,6 @@ def contour_grid(
     Returns:
         A figure; ``figure.savefig(path)`` writes it.
 
-    Raises:
-        ValueError: If there is no client or no method to draw.
-
     Example:
         >>> import torch
         >>> truth = torch.zeros(1, 16, 16)
@@ -133,9 +130,6 @@ def prediction_row(
         title: The title above all panels.
         threshold: Probability at which a contour is drawn.
         aspect: Height of a pixel in units of its width.
-
-    Returns:
-        A figure.
 
     Example:
         >>> import torch

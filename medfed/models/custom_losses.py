@@ -45,9 +45,6 @@ def value_of(
         target: ``(B, ...)``.
         weights: ``(B,)``, the samples' weights in the mean of their losses.
 
-    Returns:
-        The mean of the loss's values.
-
     Example:
         >>> each = nn.CrossEntropyLoss(reduction="none")
         >>> logits, label = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])
@@ -78,15 +75,6 @@ def name_of(part: object) -> str:
 
 def check_loss(loss: object, tried: Tried, *, weighted: bool = False) -> None:
     """Tries a loss on predictions of known quality, before training.
-
-    Args:
-        loss: The loss.
-        tried: The predictions and labels.
-        weighted: Whether samples have weights.
-
-    Raises:
-        ConfigError: If it does not accept such tensors, gives no finite mean or value per sample,
-            sums over samples, has no gradient, expects probabilities, or prefers worse predictions.
 
     Example:
         >>> labels = torch.tensor([0, 1])

@@ -46,9 +46,6 @@ class DetectionTask(TaskModule):
         threshold: Likewise.
         boxes: Likewise.
         more: As ``common``.
-
-    Raises:
-        ConfigError: If a number is out of its range.
     """
 
     inference: BoxInference
@@ -156,9 +153,6 @@ def detection_loss(scores: Tensor, codes: Tensor, anchors: Tensor, label: Tensor
         codes: ``(B, N, 6)`` the numbers of their boxes.
         anchors: ``(N, 6)`` corners in voxels.
         label: ``(B, M, 7)``, see :class:`DetectionTask`.
-
-    Returns:
-        A scalar.
 
     Example:
         >>> anchors = torch.tensor([[0.0, 0, 0, 4, 4, 4], [8.0, 8, 8, 12, 12, 12]])

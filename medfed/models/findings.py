@@ -34,9 +34,6 @@ class FindingsTask(TaskModule):
             counted in all clients' training data together; batches carry it as ``class_weights (B,
             K)``. The ``loss`` metric has no weights. None for equal ones.
         more: As ``common``.
-
-    Raises:
-        ConfigError: If the weights are unknown.
     """
 
     activation: Activation = "sigmoid"

@@ -96,10 +96,6 @@ class FiniteOnly:
     Metrics made of NaN can look like others (``argmax`` finds a class, ``NaN > 0.5`` an empty
     mask), so one such prediction, or an infinite loss, gives every metric of the split its worst
     possible value. Metrics that the data leave undefined stay NaN.
-
-    Args:
-        meter: The meter of the task.
-        custom: Computes the user's metrics.
     """
 
     def __init__(self, meter: Meter, custom: Meter | None = None) -> None:
@@ -296,15 +292,7 @@ class CustomMetrics:
 
 
 def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> None:
-    """Checks the names of metrics, and registers their directions.
-
-    Args:
-        metrics: By name.
-        known: The task's names.
-
-    Raises:
-        ConfigError: If the task has the same name, or a name holds a separator.
-    """
+    """Checks the names of metrics, and registers their directions."""
     for name, metric in metrics.items():
         if not isinstance(metric, CustomMetric):
             raise ConfigError(
@@ -320,16 +308,7 @@ def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> 
 
 
 def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
-    """Tries metrics on predictions of known quality, before training.
-
-    Args:
-        metrics: By name.
-        tried: The predictions and labels.
-
-    Raises:
-        ConfigError: If a metric does not accept them, gives no single number, or prefers worse
-            predictions.
-    """
+    """Tries metrics on predictions of known quality, before training."""
     for name, metric in metrics.items():
         if getattr(metric.metric, "include_background", True) is False:
             raise ConfigError(

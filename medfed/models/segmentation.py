@@ -239,9 +239,6 @@ def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Acti
     Returns:
         ``sigmoid`` or ``softmax``.
 
-    Raises:
-        ConfigError: If it is another word, or softmax of regions that overlap.
-
     Example:
         >>> chosen_activation("auto", 3, True), chosen_activation("auto", 1, True)
         ('softmax', 'sigmoid')
@@ -321,9 +318,6 @@ def dice_bce_loss(
         annotated: ``(B, R)`` bool, the regions that are outlined; the others count in no mean and
             have no gradient. None for all.
 
-    Returns:
-        A scalar.
-
     Example:
         >>> logits, target = torch.full((1, 1, 2, 2), 20.0), torch.ones(1, 1, 2, 2)
         >>> round(dice_bce_loss(logits, target).item(), 6)
@@ -358,9 +352,6 @@ def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> tu
         ce_weight: Factor of the cross-entropy, averaged over voxels.
         annotated: ``(B, R)`` bool, the regions that are outlined; only these have a Dice. None for
             all.
-
-    Returns:
-        A scalar.
 
     Example:
         >>> logits = torch.tensor([0.0, 20.0, 0.0]).view(1, 3, 1, 1)

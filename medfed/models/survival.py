@@ -44,9 +44,6 @@ class SurvivalTask(TaskModule):
         horizon: The time at which AUROC and Brier score are computed; None for the middle cut.
         least_events: A concordance needs as many events.
         more: As ``common``.
-
-    Raises:
-        ConfigError: If a choice is unknown or the horizon is not within the cuts.
     """
 
     default_selection: ClassVar[tuple[str, str]] = ("loss", "min")

@@ -359,9 +359,6 @@ def l2_penalty(network: nn.Module, l2: float) -> Tensor:
         network: The network; the memberships of a canonical model are mixing proportions.
         l2: The strength, 0 or more.
 
-    Returns:
-        A scalar.
-
     Example:
         >>> network = nn.Linear(2, 1)
         >>> _ = nn.init.constant_(network.weight, 3.0)

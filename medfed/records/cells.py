@@ -107,9 +107,6 @@ def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
     """Returns a hash of a file's code, and its imports, relative ones as they are.
 
     A file is read once: what a process has loaded does not change while it is edited.
-
-    Args:
-        file: A Python file.
     """
     tree = ast.parse(file.read_bytes())
     imported: set[str] = set()
@@ -185,13 +182,7 @@ class Cell:
 
 
 def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str, dict[str, Any]]:
-    """Returns the hash of everything that a cell depends on, and the configuration to send.
-
-    Args:
-        config: The configuration.
-        stage: See :class:`Cell`.
-        finetuned: Whether a copy of the model is trained on at every client.
-    """
+    """Returns the hash of everything that a cell depends on, and the configuration to send."""
     plain = config.values.plain()
     settings = _without(plain, (*NOT_THE_EXPERIMENT, *_PLACES))
     content = {
@@ -220,9 +211,6 @@ def data_fingerprint(path: str | None) -> str:
 
     Args:
         path: A file or folder.
-
-    Raises:
-        DataError: If it does not exist.
     """
     if path is None:
         return ""
@@ -257,15 +245,8 @@ def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:
 def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
     """Reads a cell.
 
-    Args:
-        out: The folder of the benchmark.
-        cell: The cell.
-
     Returns:
         Its result; None if it has not been run.
-
-    Raises:
-        CheckpointError: If its file is damaged, changed, or another cell's.
     """
     path = cell.file(out)
     if not path.is_file():
@@ -280,12 +261,7 @@ def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
 
 
 def stale_cells(out: Path, cells: list[Cell]) -> Iterator[str]:
-    """Yields the places of cells that exist only under another key.
-
-    Args:
-        out: The folder of the benchmark.
-        cells: The cells of a report.
-    """
+    """Yields the places of cells that exist only under another key."""
     for cell in cells:
         file = cell.file(out)
         if not file.is_file() and any(file.parent.glob(f"{Path(cell.place).name}-*.json")):

@@ -205,12 +205,7 @@ class RunFolder(Places):
     def files(
         self, kind: Literal["models", "centers", "predictions"], clients: Iterable[str]
     ) -> dict[str, Path]:
-        """Returns the file of each client.
-
-        Args:
-            kind: The kind of folder.
-            clients: All clients of the run, as a file's name depends on the others'.
-        """
+        """Returns the file of each client."""
         ending = "npz" if kind == "predictions" else "safetensors"
         names = file_names(clients)
         return {c: self.folder / kind / f"{name}.{ending}" for c, name in names.items()}
@@ -227,18 +222,7 @@ class RunFolder(Places):
         preprocessing: Mapping[str, Any],
         cohort: Mapping[str, Any],
     ) -> None:
-        """Writes the facts before the first round, or checks them against a run to continue.
-
-        Args:
-            config: The run's configuration, with facts of the data.
-            splits: The data's splits.
-            preprocessing: What becomes of each client's scans before its network sees them.
-            cohort: What each client has, and what is there twice.
-
-        Raises:
-            CheckpointError: If the run to resume does not exist, or has another configuration or
-                other data.
-        """
+        """Writes the facts before the first round, or checks them against a run to continue."""
         if config.resume is not None:
             kept = read_json(self.splits_json, _Splits)["files"]
             if any(kept.get(file, value) != value for file, value in splits["files"].items()):
@@ -265,14 +249,7 @@ class RunFolder(Places):
         write_text(self.config_yaml, config.yaml())
 
     def check_data(self, splits: Mapping[str, Any]) -> None:
-        """Compares the data with those of the run, wherever its record is opened again.
-
-        Args:
-            splits: Of the data as they are now.
-
-        Raises:
-            CheckpointError: If files, labels or splits have changed; they are named.
-        """
+        """Compares the data with those of the run, wherever its record is opened again."""
         kept, record, why = read_json(self.splits_json, _Splits), self.splits_json, ""
         then, now = kept["files"], splits["files"]
         before, after = kept["clients"], splits["clients"]
@@ -465,11 +442,7 @@ class RunFolder(Places):
         return {p.stem: p for p in sorted(self.pictures_folder.glob("*.png"))}
 
     def check_client(self, client: str) -> None:
-        """Refuses the name of a client that the run does not have.
-
-        Raises:
-            ConfigError: With the names that it has.
-        """
+        """Refuses the name of a client that the run does not have."""
         if client not in self.clients:
             raise errors.ConfigError(
                 f"The run in {self.folder} has no client {client}"
@@ -477,12 +450,7 @@ class RunFolder(Places):
             )
 
     def model(self, client: str) -> nn.Module:
-        """Returns a client's personal network, in evaluation mode.
-
-        Raises:
-            ConfigError: If there is no such client.
-            CheckpointError: If its file is missing or torn, or of another network.
-        """
+        """Returns a client's personal network, in evaluation mode."""
         # Late: the other questions need no PyTorch.
         from medfed.federation.other_state import OTHER, filled
         from medfed.federation.split import float_entries
@@ -565,16 +533,7 @@ def save_prediction(
 
 
 def read_predictions(method: str, folder: Path, clients: Sequence[str]) -> dict[str, Case]:
-    """Reads the predicted slices of a run.
-
-    Args:
-        method: The name of its method.
-        folder: The run folder.
-        clients: All clients of the run.
-
-    Returns:
-        Per client the image, its truth, the method's probabilities, and the channels' names.
-    """
+    """Reads the predicted slices of a run."""
     files = RunFolder(folder).files("predictions", clients).items()
     saved_slices = sorted((path.stem, c, path) for c, path in files if path.is_file())
     if not saved_slices:

@@ -92,9 +92,6 @@ BEGUN = tuple(map(str, _BEGUN))
 def check_made(values: Mapping[str, Any]) -> None:
     """Checks that the run folders and bundles of a command's keys are there.
 
-    Raises:
-        CheckpointError: If one is not; the error names the key.
-
     Example:
         >>> check_made({"run": "/no/such/run"})
         Traceback (most recent call last):
@@ -118,9 +115,6 @@ def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None
         folder: The folder for results; need not exist.
         known_by: A file; a folder that holds it is accepted.
         otherwise: Another remedy, for the error; by default, to resume a run.
-
-    Raises:
-        ConfigError: If the folder is a file or not empty.
 
     Example:
         >>> import tempfile

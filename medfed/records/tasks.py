@@ -24,9 +24,6 @@ class CanonicalParts:
         count: K, the instances.
         mix: ``outputs`` or ``parameters``.
         parts: Patterns of parameter names; ``None``: what the model calls personal, its head.
-
-    Raises:
-        ConfigError: If the count is below 1.
     """
 
     count: int = 4
@@ -48,9 +45,6 @@ def build_task(model: Section, canonical: Section | None, seed: int) -> TaskModu
         model: The section, facts of the data filled in.
         canonical: The section, if there is one; see :class:`CanonicalParts`.
         seed: Of the run.
-
-    Raises:
-        ConfigError: If the model has no such part, or its instances would be equal.
     """
     return mixed(plain_task(model, seed), model, canonical, seed)
 

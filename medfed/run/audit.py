@@ -166,10 +166,6 @@ def audit(
         minutes: Time for them.
         rounds: Number of first rounds whose messages are attacked.
         tolerance: Largest distance of a row that counts as exact, as a share of its norm.
-
-    Raises:
-        ConfigError: If a number is out of range.
-        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
     least = LEAST if shadows is None else shadows
     for key, value, kind in (
@@ -208,9 +204,6 @@ def audit(
 
 class _Audited:
     """A run that is attacked.
-
-    Args:
-        experiment: The run, reopened at its selected round.
 
     Attributes:
         notes: Sentences about what is not measured.
@@ -361,12 +354,6 @@ def attack(
 ) -> tuple[Floats, Bools]:
     """Attacks the run's model by the shadows without a patient, or each shadow by the others.
 
-    Args:
-        sure: How sure each of S shadows is of the N training and of the M test patients.
-        inside: (S, N) which training patients it was trained with.
-        target: How sure the run's model is of them.
-        of_run: Whether the run's model is attacked.
-
     Returns:
         Scores, and who is a member: (1, N + M) of the run's model, (S, N) of the shadows.
     """
@@ -400,12 +387,7 @@ def compared(described: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> Iterato
 
 
 def first_layer(task: TaskModule, data: ClientData) -> nn.Module:
-    """Returns the first layer with weights that a network calls.
-
-    Args:
-        task: The task.
-        data: A client's.
-    """
+    """Returns the first layer with weights that a network calls."""
     called: list[nn.Module] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, _: called.append(module))

@@ -20,16 +20,8 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
 
     The round with the best validation score is selected; the test split is read once, at the end.
 
-    Args:
-        config: The run's description.
-        logs: Whether the run folder gets a log.
-
     Returns:
         The summary that ``summary.json`` holds, and the objects.
-
-    Raises:
-        MedfedError: If the configuration, data or run folder does not fit; see
-            :func:`build_experiment`.
     """
     with claimed(config, logs):
         with said_once():

@@ -34,18 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
-    """Maps a ``.npy`` file, read-only and without pickle.
-
-    Args:
-        path: The file.
-        whole: Whether to read it now, which is faster than mapping for small files.
-
-    Returns:
-        An array whose values are read from the disk when they are touched.
-
-    Raises:
-        DataError: If the file is missing, incomplete or not an array.
-    """
+    """Maps a ``.npy`` file, read-only and without pickle."""
     try:
         mapped = np.load(path, mmap_mode=None if whole else "r", allow_pickle=False)
     except Exception as error:  # every error of NumPy on bad bytes, its tokenizer's too
@@ -55,9 +44,6 @@ def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
 
 def checksum(arrays: Arrays) -> str:
     """Hashes arrays with their names, types and shapes.
-
-    Args:
-        arrays: Arrays by name.
 
     Returns:
         The SHA-256 in hexadecimal.
@@ -102,11 +88,7 @@ class Item:
     args: tuple[Any, ...] = ()
 
     def sources(self) -> list[list[Any]]:
-        """Returns name, size and time of change (ns) of every file, for JSON.
-
-        Raises:
-            DataError: If a file is gone.
-        """
+        """Returns name, size and time of change (ns) of every file, for JSON."""
         rows = []
         for path in self.files:
             try:
@@ -268,13 +250,6 @@ class Store:
 def shard(index: int, name: str) -> str:
     """The path of one item's array below the cache's folder.
 
-    Args:
-        index: The item's position in the recipe, as ids may not be valid file names.
-        name: The array's name.
-
-    Returns:
-        A relative path.
-
     Example:
         >>> shard(3, "image")
         'items/00003.image.npy'
@@ -288,15 +263,8 @@ def find(recipe: Recipe, root: Path) -> Store | None:
     Checks the sizes of all files, and the sources' sizes and modification times, against the
     manifest; `Store.verify` checks the checksums, which need all bytes.
 
-    Args:
-        recipe: What the cache is made of.
-        root: The folder of caches.
-
     Returns:
         The cache, or None if there is none or only an unfinished one.
-
-    Raises:
-        DataError: If it is damaged, or a source has changed since it was made.
     """
     folder = root / recipe.name
     try:
@@ -343,12 +311,6 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
         workers: Worker processes; 1 works in this process; None uses one per core, or 1 if the
             sources are so small that starting processes would take longer.
         quiet: Whether to hide progress.
-
-    Returns:
-        The finished cache.
-
-    Raises:
-        DataError: If a source is bad, or the folder cannot be written. The finished items stay.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker runs its parent's script again: the two would wait for each other.
@@ -430,19 +392,6 @@ def make_item(
     """Makes one item, or keeps it if it is whole and its sources have not changed.
 
     The arrays are written first, each atomically, and sealed by a JSON file with their checksum.
-
-    Args:
-        read: See `Recipe.read`.
-        item: The item.
-        index: Its position in the recipe.
-        folder: The cache's folder.
-        sync: Whether to wait for the disk.
-
-    Returns:
-        The item's entry for the manifest.
-
-    Raises:
-        DataError: If the item cannot be read or written.
     """
     seal = folder / ITEMS / f"{index:05d}.json"
     sources = item.sources()

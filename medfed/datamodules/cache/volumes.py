@@ -58,15 +58,7 @@ def read_volume(
 
 
 def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
-    """Reads one patient from the cache.
-
-    Args:
-        store: The cache.
-        patient: The patient's id.
-
-    Returns:
-        The result of `VolumeReader.prepared`.
-    """
+    """Reads one patient from the cache."""
     arrays = store.arrays(patient)
     image, label = decode(arrays)
     volume = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
@@ -235,20 +227,12 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
 
     @cached_property
     def scans(self) -> AnyReader:
-        """The reader of these data.
-
-        Raises:
-            ConfigError: If there are no data: no path, and nothing to generate.
-        """
+        """The reader of these data."""
         return self.reader(given_path(self.source))
 
     @property
     def caches(self) -> Path:
-        """The folder of caches; never in the folder of the user's data.
-
-        Raises:
-            ConfigError: If `cache` names a folder there.
-        """
+        """The folder of caches; never in the folder of the user's data."""
         chosen = Path(self.cache or Path(self.root, "cache")).expanduser()
         if self.path is None:
             return chosen
@@ -295,18 +279,11 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
 
         Args:
             workers: Worker processes; None takes as many as there are cores.
-
-        Returns:
-            The cache, also kept for `setup`.
         """
         self.store = build(self.recipe(), self.caches, workers)
         return self.store
 
     def find_cache(self) -> Store | None:
-        """Opens the cache, if it is finished.
-
-        Raises:
-            DataError: If it is damaged, or a source has changed since it was made.
-        """
+        """Opens the cache, if it is finished."""
         self.store = self.store or find(self.recipe(), self.caches)
         return self.store

@@ -104,9 +104,6 @@ def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> H
         rng: Source of randomness, this patient's own.
         shape: (H, W, D).
         hospital: Case mix and outlining habits.
-
-    Returns:
-        The maps and the label.
     """
     axes = (np.linspace(-1, 1, n, dtype=np.float32) for n in shape)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"))
@@ -215,11 +212,6 @@ def _blend(masks: Masks, brain: NDArray[np.bool_]) -> Array:
 
 def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
     """Scans one head.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        head: The anatomy.
-        hospital: The scanner.
 
     Returns:
         (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.

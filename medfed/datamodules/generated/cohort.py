@@ -55,11 +55,6 @@ class Hospital:
     def draw(cls, count: int, seed: int, ranges: Mapping[str, Range] | None = None) -> list[Self]:
         """Draws the hospitals of a cohort.
 
-        Args:
-            count: How many.
-            seed: Seed of the order of every trait.
-            ranges: The lowest and the highest value of traits with other ranges than the defaults.
-
         Returns:
             The hospitals, ``hospital_0`` first.
 
@@ -116,14 +111,7 @@ class Cohort(ABC):
         """What it is, such as ``"a BraTS-like cohort of 40 patients"``."""
 
     def provide(self, root: Path) -> tuple[Path, str]:
-        """Generates the cohort unless it exists, and logs it.
-
-        Args:
-            root: Data folder.
-
-        Returns:
-            The cohort's path, and one line about it.
-        """
+        """Generates the cohort unless it exists, and logs it."""
         path, new = self.ensure(root)
         began = "Generated" if new else "Data:"
         return path, f"{began} {self.what} in {path} (real data: {self.instead})."
@@ -133,12 +121,6 @@ class Cohort(ABC):
 
         Args:
             root: Data folder; the cohort is in ``generated/`` below it.
-
-        Returns:
-            The cohort's folder, and whether this call generated it.
-
-        Raises:
-            DataError: If the folder cannot be written; no partial files remain.
         """
         target = root / "generated" / self.name
         if target.exists():
@@ -203,13 +185,7 @@ class ScanCohort(Cohort):
     def owners(
         self, kind: type[AnyHospital], seed: int, ranges: Mapping[str, Range] | None = None
     ) -> list[AnyHospital]:
-        """Returns the hospital of every patient.
-
-        Args:
-            kind: The class of the hospitals.
-            seed: The seed of their traits.
-            ranges: The traits with other ranges than the defaults.
-        """
+        """Returns the hospital of every patient."""
         all_hospitals = kind.draw(self.hospitals, seed, ranges)
         return [hospital for hospital in all_hospitals for _ in range(self.each)]
 
@@ -228,10 +204,6 @@ class VolumeCohort(ScanCohort):
     @abstractmethod
     def scan(self, rng: Any, hospital: Any) -> tuple[Any, Any, Any]:
         """Draws one patient of a hospital and scans it.
-
-        Args:
-            rng: This patient's source of randomness.
-            hospital: Scanner and case mix.
 
         Returns:
             Image (H, W, D) or (H, W, D, C) and label (H, W, D), as RAS has them, and (3,) mm.
@@ -281,9 +253,6 @@ class VolumeCohort(ScanCohort):
 
 def check_range(key: str, given: Sequence[float]) -> Range:
     """Returns a range of a trait over the hospitals.
-
-    Raises:
-        ConfigError: If it is not two positive numbers in order.
 
     Example:
         >>> check_range("data.generated.blur", [0.1, 0.9])

@@ -242,9 +242,6 @@ def make_chest(rng: Rng, shape: Shape, spacing: Spacing, hospital: CtHospital) -
         shape: Voxels x, y, z.
         spacing: mm along x, y, z.
         hospital: Emphysema and contrast agent.
-
-    Returns:
-        The chest, in HU without noise.
     """
     canvas = Canvas(np.full(shape[::-1], -1000, dtype=np.float32), spacing)
     side = int(rng.choice([-1, 1]))
@@ -359,11 +356,6 @@ def _grow_airways(rng: Rng, chest: Chest) -> None:
 def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
     """Paints the nodules of one patient, at least one.
 
-    Args:
-        rng: Source of randomness, this patient's own.
-        chest: The lung, changed in place.
-        hospital: Number, size and kind of nodules.
-
     Returns:
         The nodules; they do not touch each other or the end of the volume.
     """
@@ -389,9 +381,6 @@ def add_lookalikes(
         hospital: Share of scars and plaques.
         nodules: The nodules; these places keep a distance from them.
         count: How many to look for.
-
-    Returns:
-        Their places: vessels and their forks, airways, scars, plaques, bumps of the pleura.
     """
     places: list[Point] = []
     for _ in range(count):
@@ -574,12 +563,6 @@ def write_scan(
         spacing: mm along the file's x, y, z.
         origin: Place of the first voxel, in mm.
         direction: The nine numbers of the direction matrix, row by row.
-
-    Returns:
-        The header.
-
-    Raises:
-        OSError: If the files cannot be written.
     """
     import SimpleITK as sitk
 
@@ -597,11 +580,6 @@ def write_scan(
 
 def acquire(rng: Rng, canvas: Canvas, hospital: CtHospital) -> NDArray[np.int16]:
     """Scans a chest: blur of kernel and slice, noise as fine as the kernel is sharp, offset.
-
-    Args:
-        rng: Source of randomness, this patient's own.
-        canvas: The anatomy.
-        hospital: The scanner.
 
     Returns:
         (z, y, x) int16 HU.

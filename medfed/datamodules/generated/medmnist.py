@@ -90,11 +90,6 @@ class BloodCells(Cohort):
 def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uint8]:
     """Draws one cell.
 
-    Args:
-        rng: Source of all variation.
-        label: Index in `CLASSES`.
-        size: Side in pixels.
-
     Returns:
         (size, size, 3) uint8.
     """

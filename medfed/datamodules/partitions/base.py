@@ -320,12 +320,6 @@ def count_classes(patients: Sequence[Patient]) -> Counts:
     Args:
         patients: P patients, each with one label or with counts.
 
-    Returns:
-        (P, K), with K the number of classes up to the largest that occurs.
-
-    Raises:
-        ConfigError: If a patient has neither.
-
     Example:
         >>> count_classes([Patient("a", label=2), Patient("b", counts=(5, 1))]).tolist()
         [[0, 0, 1], [5, 1, 0]]

@@ -23,9 +23,6 @@ class ByCentre(Partition):
         centres: Names of the centres to keep, in this order; None keeps all, sorted.
         patients: The least and the largest number of patients of the centres to keep; None keeps
             all sizes.
-
-    Raises:
-        ConfigError: If the numbers are not in order.
     """
 
     centres: Sequence[str] | None = None
@@ -118,10 +115,6 @@ class CentreSplit(Partition):
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`.
 
-        Raises:
-            ConfigError: If a patient has no centre, a named centre is unknown, or has too few
-                patients.
-
         Example:
             >>> found = CentreSplit(2).assign([Patient(i, centre="x") for i in "abc"], seed=0)
             >>> {name: len(ids) for name, ids in found.items()}
@@ -175,9 +168,6 @@ class Auto(Partition):
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`.
-
-        Raises:
-            ConfigError: If a number of clients is given although hospitals are known.
 
         Example:
             >>> Auto().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)

@@ -63,10 +63,6 @@ class LabelGroups(base.Dealt):
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
-        Raises:
-            ConfigError: If a patient has no label, or samples of two groups, or a group has fewer
-                patients than clients.
-
         Example:
             >>> patients = [Patient(str(i), label=i % 3) for i in range(6)]
             >>> LabelGroups(3, [[0, 1], [2]]).deal(patients, seed=0)
@@ -106,10 +102,6 @@ class LabelGroups(base.Dealt):
 def grouped_names(num_clients: int, groups: int) -> list[str]:
     """Names clients by their groups.
 
-    Args:
-        num_clients: Number of clients, spread evenly over the groups.
-        groups: Number of groups.
-
     Example:
         >>> grouped_names(3, 2)
         ['group_0_hospital_0', 'group_1_hospital_0', 'group_1_hospital_1']
@@ -120,15 +112,6 @@ def grouped_names(num_clients: int, groups: int) -> list[str]:
 
 def group_of(client: str) -> int:
     """Reads the group from the name of a client.
-
-    Args:
-        client: A name from `grouped_names`.
-
-    Returns:
-        The number of its group.
-
-    Raises:
-        ConfigError: If it is not such a name.
 
     Example:
         >>> group_of("group_3_hospital_0")
@@ -189,9 +172,6 @@ class SiteGroups(base.Dealt):
     def availability(self, clients: base.Ids, channels: base.Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`.
 
-        Raises:
-            ConfigError: If a channel is unknown, or a group lacks all of them.
-
         Example:
             >>> two = SiteGroups(2, lacks=[["T1"], []])
             >>> {k: v.tolist() for k, v in two.availability(two.names(), ["T1", "T2"], 0).items()}
@@ -221,9 +201,6 @@ class SiteGroups(base.Dealt):
 
     def label_orders(self, clients: base.Ids, num_classes: int, seed: int) -> dict[str, base.Order]:
         """See `Partition.label_orders`.
-
-        Raises:
-            ConfigError: If the shift does not change the order of the classes.
 
         Example:
             >>> two = SiteGroups(2, label_shift=1)

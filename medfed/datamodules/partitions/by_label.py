@@ -46,9 +46,6 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
     Returns:
         K whole numbers of sum `size`; among equal remainders, the later class is rounded up.
 
-    Raises:
-        ConfigError: If `shares` are not proportions.
-
     Example:
         >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
         ((2, 3), (2, 4, 4))
@@ -71,9 +68,6 @@ def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int,
     Returns:
         Samples per class: `apportion` of the largest size for which every class has enough samples;
         zeros if there is none.
-
-    Raises:
-        ConfigError: If `shares` are not proportions, or not one per class.
 
     Example:
         >>> largest_fit((100, 8), (0.8, 0.2)), largest_fit((100, 0), (0.5, 0.5))
@@ -102,9 +96,6 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
 
     Returns:
         (m,) int64 indices, ascending; empty if no sample can be kept.
-
-    Raises:
-        ConfigError: If `shares` are not proportions, or a label has none.
 
     Example:
         >>> kept = thin(np.array([0, 0, 0, 0, 1]), (0.5, 0.5), seed=0)
@@ -175,9 +166,6 @@ def check_shares(shares: Sequence[float]) -> None:
     Args:
         shares: (K,) numbers.
 
-    Raises:
-        ConfigError: If one is negative or not finite, or their sum is not 1.
-
     Example:
         >>> check_shares((0.8, 0.4))
         Traceback (most recent call last):
@@ -224,9 +212,6 @@ class LabelImbalance(base.Dealt):
 
         Returns:
             `num_clients` numbers in [0, 1].
-
-        Raises:
-            ConfigError: If a setting is out of range.
 
         Example:
             >>> LabelImbalance(3, delta=3.0).fractions()
@@ -375,9 +360,6 @@ class Shards(base.Dealt):
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
 
-        Raises:
-            ConfigError: If a patient has no label, or there are more shards than patients.
-
         Example:
             >>> patients = [Patient(str(i), label=i // 2) for i in range(8)]
             >>> Shards(2).deal(patients, seed=3)
@@ -423,9 +405,6 @@ class Dirichlet(base.Dealt):
 
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
-
-        Raises:
-            ConfigError: If a patient has no label, or some client is too small after all redraws.
 
         Example:
             >>> patients = [Patient(str(i), label=i % 2) for i in range(8)]

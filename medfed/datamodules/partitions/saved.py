@@ -45,11 +45,7 @@ class Saved(Partition):
     file: ExistingPath
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
-
-        Raises:
-            DataError: If the file cannot be used, or names a patient that the data lack.
-        """
+        """See `Partition.assign`."""
         known = {p.id for p in patients}
         assigned = {}
         for client, held in self._content["clients"].items():
@@ -122,9 +118,6 @@ def read_partition(path: Path) -> dict[str, Any]:
 
     Returns:
         Its content, with ``clients`` as described there.
-
-    Raises:
-        DataError: If it is missing, not JSON, or of another form.
 
     Example:
         >>> import tempfile

@@ -41,12 +41,6 @@ _LISTED = 6
 class LowRank(nn.Module):
     """Adds (alpha / r) B A to a weight.
 
-    Args:
-        weight: The weight, (d, ...).
-        rank: r.
-        alpha: Its factor, times r.
-        generator: Of A.
-
     Example:
         >>> low = LowRank(torch.zeros(4, 3, 2), 1, 1.0, torch_rng(0))
         >>> low.lora_A.shape, low.lora_B.shape, low(torch.ones(4, 3, 2)).shape
@@ -92,9 +86,6 @@ class Adapters:
         part: ``shared``, or ``personal`` for a method that keeps what the model calls personal.
         base: ``sent``: a run that starts from weights sends the frozen ones once; ``known``: every
             hospital has them.
-
-    Raises:
-        ConfigError: If a value cannot be used.
     """
 
     rank: Annotated[int, check_count] = 4
@@ -141,14 +132,6 @@ class Adapted:
 
 def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
     """Adds adapters to a network, in place, and freezes all other entries.
-
-    Args:
-        network: Any network. Its weights and outputs do not change.
-        adapters: The adapters' settings.
-        seed: Seed of their matrices A.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or there is no layer to adapt.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))

@@ -48,10 +48,6 @@ class Canonical(Mixture):
     Shapes:
         As the network's. Parameters: ``membership (K,)``, ``common.*``, ``canonical.k.*``.
 
-    Raises:
-        ConfigError: If the patterns match nothing or half a layer, a value is unknown, or two
-            instances are equal.
-
     Example:
         >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
         >>> net = Canonical(nets, ["2.*"])

@@ -157,9 +157,6 @@ PERSONAL = {k: tuple(v) for k, v in yaml.safe_load(_TABLE.read_text("utf-8")).it
 def known_personal(network: nn.Module) -> tuple[str, ...]:
     """Returns the patterns of the table for a network's class, or one that it extends.
 
-    Args:
-        network: Any module.
-
     Returns:
         Those that match something, as a U-Net of two levels has no inner one; none for a class that
         the table does not have.
@@ -209,9 +206,6 @@ def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
     Returns:
         Module names, each layer by its first one; ``[""]`` where the whole network matches.
         Parameters with several names match if one of them does, and then count under all.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or part of a layer only.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
