@@ -50,7 +50,7 @@ Parts = dict[Split, list[str]]
 
 
 @dataclass(frozen=True)
-class Division:
+class PilotSplit:
     """One division of the patients.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pilot(Group):
     """
 
     overrides: tuple[str, ...] = ()
-    divisions: tuple[Division, ...] = ()
+    divisions: tuple[PilotSplit, ...] = ()
     out: Path = Path()
     rounds: int | None = None
 
@@ -154,7 +154,7 @@ class Question:
     rounds: int
     patients: Mapping[str, Sequence[str]]
     kept_out: int
-    divisions: tuple[Division, ...]
+    divisions: tuple[PilotSplit, ...]
     folds: int
 
     @property
@@ -188,7 +188,7 @@ def question(overrides: Sequence[str], folds: int, repeats: int) -> Question:
     )
 
 
-def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> Division:
+def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> PilotSplit:
     labels = {i: p.label for i, p in data.patients.items()}
     content = {
         "clients": {
@@ -197,7 +197,7 @@ def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> 
         },
         "partition": {c: p.record(data.plan_names) for c, p in data.plans.items()},
     }
-    return Division(content, f"{digest(content)[:16]}.json")
+    return PilotSplit(content, f"{digest(content)[:16]}.json")
 
 
 def split_again(

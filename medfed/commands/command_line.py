@@ -32,7 +32,7 @@ from medfed.config.compose import as_typed, composed, show, source_of
 from medfed.config.description import checked, describe
 from medfed.config.paths import literal
 from medfed.config.sections import select
-from medfed.config.spelling import spelled
+from medfed.config.spelling import to_hydra_overrides
 from medfed.config.sweeps import RECORD, Engine, Job, Sweep
 from medfed.records.places import Places, check_made, refuse_full
 
@@ -248,7 +248,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
             raise errors.ConfigError(
                 f"{engine.named} is for a sweep; add -m, or leave {engine.named} out."
             )
-        overrides = spelled(command.with_keys(given), sweeps)
+        overrides = to_hydra_overrides(command.with_keys(given), sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
         compositions = composed(sys.argv[1:], command.name)
         if (several := compositions[0].sweep) and not sweeps:

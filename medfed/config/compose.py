@@ -32,7 +32,7 @@ from medfed.config.allowed import check_targets, with_plugins
 from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, leaves, walk
-from medfed.config.spelling import GROUPS, key_of, spelled
+from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
@@ -103,7 +103,7 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
         ConfigError: If a key, an option of a group or a value is unknown; the error names the known
             ones.
     """
-    config = _composed(spelled(overrides), name).config
+    config = _composed(to_hydra_overrides(overrides), name).config
     with open_dict(config), read_write(config):
         for key in ("hydra", "on_other_data"):
             config.pop(key, None)
@@ -302,7 +302,7 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         ConfigError: See :func:`load`.
     """
     several = bool({"-m", "--multirun"} & set(arguments))
-    overrides = spelled([a for a in arguments if not a.startswith("-")], several)
+    overrides = to_hydra_overrides([a for a in arguments if not a.startswith("-")], several)
     if name in ("look", "prepare"):  # which make a folder only if all is well, so Hydra makes none
         at = "hydra.run.dir="
         overrides = [f"folder={o.removeprefix(at)}" if o.startswith(at) else o for o in overrides]

@@ -32,7 +32,7 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].strip().lstrip("+~")
 
 
-def spelled(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
+def to_hydra_overrides(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
     """Returns a command line in Hydra's spelling, and makes its plugins importable.
 
     Args:
@@ -40,9 +40,9 @@ def spelled(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
         sweeps: Whether a comma may separate paths of which each has a run.
 
     Example:
-        >>> spelled(["hydra.run.dir=runs/a (1)", "seed=1"])
+        >>> to_hydra_overrides(["hydra.run.dir=runs/a (1)", "seed=1"])
         ["hydra.run.dir='runs/a (1)'", 'seed=1']
-        >>> spelled(["+hydra.callbacks.mine._target_=os.system"])
+        >>> to_hydra_overrides(["+hydra.callbacks.mine._target_=os.system"])
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own \

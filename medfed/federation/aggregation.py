@@ -36,7 +36,7 @@ FAR = 5.0
 """Times the median norm of a part; a longer one is noted."""
 
 
-class Far(NamedTuple):
+class Outlier(NamedTuple):
     """A part of a client's message that is far longer than those of the other clients."""
 
     round: int
@@ -57,13 +57,13 @@ class Far(NamedTuple):
         )
 
 
-def far_parts(replies: Mapping[str, Message], round: int, phase: str) -> list[Far]:
+def find_outliers(replies: Mapping[str, Message], round: int, phase: str) -> list[Outlier]:
     """Finds the parts whose norm is more than :data:`FAR` times the median over clients.
 
     Example:
         >>> sent = {"a": torch.tensor([1.0]), "b": torch.tensor([-2.0]), "c": torch.tensor([40.0])}
         >>> replies = {c: Message("fit", {"shared": {"w": t}}) for c, t in sent.items()}
-        >>> [(far.client, far.norm, far.median) for far in far_parts(replies, 0, "fit")]
+        >>> [(far.client, far.norm, far.median) for far in find_outliers(replies, 0, "fit")]
         [('c', 40.0, 2.0)]
     """
     keys, norms = [], []
@@ -79,7 +79,7 @@ def far_parts(replies: Mapping[str, Message], round: int, phase: str) -> list[Fa
     for (part, client), norm in zip(keys, torch.stack(norms).tolist(), strict=True):
         by_part.setdefault(part, {})[client] = min(norm, _MOST)
     return [
-        Far(round, phase, client, part, norm, usual)
+        Outlier(round, phase, client, part, norm, usual)
         for part, known in by_part.items()
         if len(known) >= _FEWEST and (usual := statistics.median_low(known.values())) > 0
         for client, norm in known.items()

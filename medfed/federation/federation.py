@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medfed.common.errors import CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import State, Tensors, digest, states_on
-from medfed.federation.aggregation import Far, far_parts
+from medfed.federation.aggregation import Outlier, find_outliers
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
@@ -83,7 +83,7 @@ class Federation:
         self.seed = seed
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
         self.arrived: dict[str, Packet] = {}
-        self.far: list[Far] = []
+        self.far: list[Outlier] = []
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.absent_folder: Path | None = None
         self.noise: ClientPrivacy | None = None
@@ -173,7 +173,7 @@ class Federation:
             # Only now: a client that fails earlier keeps the state on which both ends agree.
             local.memory = {"down": received, "up": sent}
         if self.absent_folder is not None:
-            local.put_down(self.absent_folder)
+            local.offload(self.absent_folder)
         return encoded
 
     def delivery(self, client: str) -> Packet:
@@ -312,7 +312,7 @@ class Round:
         kept = self._coded("up", decode_one)
         decoded = PhaseReplies(self.recipients, again if large else kept.__getitem__)
         check(decoded)
-        federation.far += far_parts(decoded, self.number, phase)
+        federation.far += find_outliers(decoded, self.number, phase)
         decoded.means = self._means(replies)
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.

@@ -239,7 +239,7 @@ class LocalClient:
         """Returns the client's state, loadable with ``weights_only=True``."""
         return {"state": self.state, "optimizers": self._optimizers, "memory": self.memory}
 
-    def put_down(self, folder: Path) -> None:
+    def offload(self, folder: Path) -> None:
         """Moves the client's state to disk until it is read."""
         kept = on_disk(self.state_dict(), folder)
         self.state, self._optimizers, self.memory = kept.values()

@@ -233,7 +233,7 @@ def task_for(
     config: RunDescription, data: FederatedDataModule
 ) -> tuple[RunDescription, TaskModule]:
     """Builds the task for data that have been read, and tries it on them."""
-    config = numbered_inputs(settled(config, data), data)
+    config = numbered_inputs(resolve_facts(config, data), data)
     task = plain_task(config.model, config.seed)
     if isinstance(task, RegressionTask) and task.deviation != 1:
         inform(
@@ -270,7 +270,7 @@ def numbered_inputs(config: RunDescription, data: FederatedDataModule) -> RunDes
     return config if new == lists else config.completed(new)
 
 
-def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription:
+def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescription:
     """Fills in the facts of the data; a fact that the user set must agree with the data.
 
     The window size is not a fact of the data, but only segmentation has windows.

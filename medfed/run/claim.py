@@ -27,7 +27,7 @@ _ELSEWHERE = "choose another run folder"
 
 
 @contextmanager
-def claimed(config: RunDescription, logs: bool = False) -> Iterator[None]:
+def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[None]:
     """Locks a run folder for one training; the other ranks rely on the first rank's lock.
 
     If the run ends before it is opened, its files are removed again, and nothing else.

@@ -10,7 +10,7 @@ from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
 from medfed.run import results
-from medfed.run.claim import claimed
+from medfed.run.claim import locked_run_folder
 from medfed.run.experiment import Experiment, build_experiment, test_selected
 from medfed.run.loggers import ended
 
@@ -23,7 +23,7 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
     Returns:
         The summary that ``summary.json`` holds, and the objects.
     """
-    with claimed(config, logs):
+    with locked_run_folder(config, logs):
         with said_once():
             experiment = build_experiment(config)
         run = RunFolder(experiment.folder)
