@@ -51,6 +51,23 @@ def test_no_cycle():
     assert not cycles
 
 
+def test_methods_take_what_they_are_written_with_from_one_module():
+    """No method imports from elsewhere what ``medfed.method`` gives; its groups name all of it."""
+    tree = ast.parse((PACKAGE / "method.py").read_text(encoding="utf-8"))
+    given = {alias.name for n in tree.body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    (listed,) = (ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign))
+    assert sorted(listed) == sorted(given - {"annotations"})
+    for path in sorted((PACKAGE / "personalize").glob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        names = {
+            alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and node.module != "medfed.method"
+            for alias in node.names
+        }
+        assert not names & set(listed), path.name
+
+
 def test_the_federation_draws_nothing():
     """Neither the rounds nor what travels need a plotting library."""
     for module, others in imports().items():

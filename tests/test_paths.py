@@ -14,7 +14,7 @@ from medfed.config.compose import CONFIG_DIR, load, parse
 from medfed.config.description import resolved
 from medfed.config.paths import PATH_LISTS, literal, paths_in, unquoted, with_paths
 from medfed.config.sections import select
-from medfed.config.spelling import hydra_spelling, spelled
+from medfed.config.spelling import hydra_spelling, to_hydra_overrides
 
 # The keys of which a value is a path, by command; train stands for what is composed like it.
 KEYS = {
@@ -172,8 +172,8 @@ def test_plugins_in_any_folder(tmp_path, monkeypatch):
     config = load([f"plugins={folder}", "algorithm=mine"])
     assert config.plugins == [str(folder)]
     assert config.algorithm._target_.endswith("FedAvg")
-    again = spelled([f"plugins={folder}"])
-    assert spelled(again) == again
+    again = to_hydra_overrides([f"plugins={folder}"])
+    assert to_hydra_overrides(again) == again
 
 
 def test_no_key_of_a_path_is_forgotten():

@@ -195,16 +195,7 @@ def _begin(folder: str) -> None:
 
 
 def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
-    """Says what could not be computed, if anything.
-
-    Args:
-        broken: The reason by place.
-        what: What was to be computed.
-        kept: What of it is kept.
-
-    Raises:
-        MedfedError: If there is any.
-    """
+    """Says what could not be computed, if anything."""
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(

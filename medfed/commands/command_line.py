@@ -32,7 +32,7 @@ from medfed.config.compose import as_typed, composed, show, source_of
 from medfed.config.description import checked, describe
 from medfed.config.paths import literal
 from medfed.config.sections import select
-from medfed.config.spelling import spelled
+from medfed.config.spelling import to_hydra_overrides
 from medfed.config.sweeps import RECORD, Engine, Job, Sweep
 from medfed.records.places import Places, check_made, refuse_full
 
@@ -86,10 +86,6 @@ def plain(
     help_of: Callable[[str], None], needs_words: bool = False
 ) -> Callable[[Callable[[list[str]], Any]], Main]:
     """Turns a function of the words of a command line into a command that Hydra does not start.
-
-    Args:
-        help_of: Prints the help, given the docstring of the command's module.
-        needs_words: Whether the help is the answer to no words.
 
     Returns:
         A decorator. The decorated function takes the command line without the program (by default
@@ -193,11 +189,7 @@ class _RunOfSweep:
 
 
 def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
-    """Runs all combinations; the failure of one ends no other.
-
-    Raises:
-        SystemExit: If one has failed; at the end.
-    """
+    """Runs all combinations; the failure of one ends no other."""
     failed: list[tuple[Job, str]] = []
     done = 0
     with ExitStack() as open_until_the_end:
@@ -256,7 +248,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
             raise errors.ConfigError(
                 f"{engine.named} is for a sweep; add -m, or leave {engine.named} out."
             )
-        overrides = spelled(command.with_keys(given), sweeps)
+        overrides = to_hydra_overrides(command.with_keys(given), sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
         compositions = composed(sys.argv[1:], command.name)
         if (several := compositions[0].sweep) and not sweeps:
@@ -280,9 +272,6 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
 
 def parsed(arguments: Sequence[str]) -> Namespace:
     """Divides a command line into Hydra's flags and the overrides.
-
-    Raises:
-        ConfigError: If a flag is not allowed.
 
     Example:
         >>> asked = parsed(["-m", "seed=0,1", "--cfg", "job"])

@@ -17,11 +17,7 @@ from medfed.sites import actions
 
 
 class Hospital:
-    """The component that a job names for each site; ``local/medfed.yaml`` in its kit is its file.
-
-    Args:
-        agreed: What all sites have agreed on, encoded by :mod:`medfed.sites.deploying`.
-    """
+    """The component that a job names for each site; its file is ``local/medfed.yaml`` in a kit."""
 
     def __init__(self, agreed: str) -> None:
         self.agreed = agreed

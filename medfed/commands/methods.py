@@ -102,15 +102,7 @@ def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
 
 
 def method(name: str, yaml: Path) -> Method:
-    """Loads the class that a method's yaml names.
-
-    Args:
-        name: The method.
-        yaml: Its file.
-
-    Raises:
-        ConfigError: If the yaml names something that a configuration may not build.
-    """
+    """Loads the class that a method's yaml names."""
     from hydra.utils import get_class
     from omegaconf import OmegaConf
 

@@ -65,9 +65,6 @@ def read(what: str, given: Sequence[str]) -> dict[str, str]:
     Args:
         what: The command, such as ``check``.
         given: The rest of the command line.
-
-    Raises:
-        ConfigError: If a key is unknown or missing.
     """
     keys = {a.partition("=")[0]: a.partition("=")[2] for a in given}
     for key in keys:

@@ -22,13 +22,7 @@ _NOT_BEGUN = "the run had not begun; start it again."
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
-    """Checks the algorithm, budget and cohort by building them before anything large is loaded.
-
-    Raises:
-        ConfigError: If a value is out of range, there is no GPU where one is asked for, a sweep
-            would run on several ranks, each of which would start the whole sweep again, or ranks
-            would have a folder each.
-    """
+    """Checks the algorithm, budget and cohort by building them before anything large is loaded."""
     for config in configs:
         check_gpu(config.trainer["accelerator"])
         ranks = config.trainer["devices"]

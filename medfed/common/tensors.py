@@ -124,9 +124,6 @@ def numel(layout: Layout) -> int:
 def cut(flat: Tensor, layout: Layout) -> Tensors:
     """Cuts a vector of shape (d,) into views with the names, shapes and dtypes of ``layout``.
 
-    Raises:
-        ValueError: If the number of elements differs.
-
     Example:
         >>> cut(torch.arange(3.0), (("a", (1, 2), "float32"), ("b", (), "float32")))
         {'a': tensor([[0., 1.]]), 'b': tensor(2.)}

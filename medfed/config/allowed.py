@@ -72,11 +72,7 @@ name one that holds Python modules and configs.
 
 
 def plugin_folders(override: str) -> list[Path]:
-    """Returns the folders of ``plugins=FOLDER``, and makes them importable.
-
-    Raises:
-        ConfigError: If one does not exist.
-    """
+    """Returns the folders of ``plugins=FOLDER``, and makes them importable."""
     names = [unquoted(name) for name in paths_in(override.removeprefix(KEY))]
     folders = [Path(name).expanduser() for name in names if name != "null"]
     for folder in folders:
@@ -127,15 +123,7 @@ def is_plugin(name: str) -> bool:
 
 
 def check_plugins(config: Mapping[str, Any], folder: Path) -> None:
-    """Checks that the user has named the plugins of a run that is opened again.
-
-    Args:
-        config: The configuration in the run folder.
-        folder: The run folder, for the error.
-
-    Raises:
-        ConfigError: If the user has not named a plugin.
-    """
+    """Checks that the user has named the plugins of a run that is opened again."""
     recorded = [str(p) for p in config.get("plugins") or ()]
     if lacking := [p for p in recorded if Path(p) not in _active]:
         raise ConfigError(

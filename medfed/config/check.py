@@ -60,9 +60,6 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
         keys: Nothing but the arguments at, above or below these keys is checked, so nothing else
             is imported; an empty key stands for all.
 
-    Raises:
-        ConfigError: If a value has another type; the error names the key.
-
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
         >>> check_types({"cohort": node})
@@ -86,9 +83,6 @@ def check_value(key: str, value: Any, hint: Any, checks: Iterable[Check] | None 
         value: The value; one that holds an interpolation or a part to build is not checked.
         hint: The annotation; one that names anything but plain types is left to the constructor.
         checks: Its checks; ``None``: found in it.
-
-    Raises:
-        ConfigError: If the value does not fit.
 
     Example:
         >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
@@ -165,12 +159,7 @@ def _annotations(target: str) -> tuple[dict[str, Any], dict[str, tuple[Check, ..
 
 
 def check_path(key: str, value: str) -> None:
-    """Checks that a path is one, and of a file or folder if something is there.
-
-    Raises:
-        ConfigError: If it is empty, very deep or not in UTF-8, which PyTorch's files need.
-        DataError: See :func:`medfed.common.files.refuse_special`.
-    """
+    """Checks that a path is one, and of a file or folder if something is there."""
     if not value:
         raise ConfigError(f"{key} names no file or folder; write {key}=PATH, or leave it out.")
     if (deep := value.count("/")) > DEEPEST_PATH:
@@ -190,9 +179,6 @@ def check_paths(values: Mapping[str, Any]) -> None:
 
 def check_exists(key: str, value: str) -> None:
     """Checks that a user's file or folder exists.
-
-    Raises:
-        DataError: If it does not exist.
 
     Example:
         >>> check_exists("data.path", "/no/such/folder")
@@ -279,12 +265,6 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16"
 def check_missing(source: Mapping[str, Any]) -> None:
     """Checks that every key has a value.
 
-    Args:
-        source: A configuration as it is written.
-
-    Raises:
-        ConfigError: If a value is missing; the error names the key.
-
     Example:
         >>> check_missing({"data": {"path": "???"}})
         Traceback (most recent call last):
@@ -307,14 +287,6 @@ def check_keys(values: Mapping[str, Any]) -> None:
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Checks numbers, folders and devices, which no constructor checks.
-
-    Args:
-        values: A configuration without interpolations.
-
-    Raises:
-        ConfigError: If a number is not whole or out of range, a list of clients is no list, or
-            Lightning would refuse a value late or silently change it.
-        CheckpointError: If ``runs`` is no folder.
 
     Example:
         >>> check_values({"rounds": 0})
@@ -348,10 +320,6 @@ def _check_names(values: Mapping[str, Any]) -> None:
 def check_folders(values: Mapping[str, Any]) -> None:
     """Checks that data and folders of runs and of weights exist, before Hydra makes a folder.
 
-    Raises:
-        CheckpointError: If a folder of runs does not; the error names the key.
-        DataError: If another path does not.
-
     Example:
         >>> check_folders({"runs": "/no/such/folder"})
         Traceback (most recent call last):
@@ -381,11 +349,7 @@ holds finished runs.
 
 
 def check_runtime(values: Mapping[str, Any]) -> None:
-    """Checks values that Lightning would refuse late or silently change.
-
-    Raises:
-        ConfigError: If the precision, the devices or the rounds of evaluation cannot be used.
-    """
+    """Checks values that Lightning would refuse late or silently change."""
     if "trainer" in values:
         check_devices(values["trainer"])
     precision = str(select(values, "trainer.precision", PRECISIONS[0]))
@@ -424,11 +388,7 @@ def check_runtime(values: Mapping[str, Any]) -> None:
 
 
 def check_gpu(accelerator: str) -> None:
-    """Refuses a GPU where there is not even a driver, before any library is loaded.
-
-    Raises:
-        ConfigError: If a GPU is asked for and Linux has no driver of one.
-    """
+    """Refuses a GPU where there is not even a driver, before any library is loaded."""
     if accelerator not in ("gpu", "cuda") or sys.platform != "linux":
         return
     try:
@@ -446,12 +406,6 @@ def no_gpu(accelerator: str) -> ConfigError:
 
 def check_devices(trainer: Mapping[str, Any]) -> None:
     """Checks that medfed's strategy assigns the clients to the devices.
-
-    Args:
-        trainer: The section of a composed configuration.
-
-    Raises:
-        ConfigError: If the strategy or the number of devices or machines is wrong.
 
     Example:
         >>> check_devices({"devices": 2, "strategy": "ddp"})
@@ -488,9 +442,6 @@ def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) 
     Args:
         trainer: The section of a composed configuration.
         started: The launcher; ``None``: taken from the environment.
-
-    Raises:
-        ConfigError: If the numbers differ, or nothing starts the processes of other machines.
 
     Example:
         >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
@@ -530,9 +481,6 @@ def _sharing(trainer: Mapping[str, Any]) -> int:
 
 def several(trainer: Mapping[str, Any]) -> bool:
     """Returns whether a run may use more than one process.
-
-    Args:
-        trainer: The section of a checked configuration.
 
     Example:
         >>> several({"devices": "auto"})

@@ -32,7 +32,7 @@ from medfed.config.allowed import check_targets, with_plugins
 from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, leaves, walk
-from medfed.config.spelling import GROUPS, key_of, spelled
+from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
@@ -103,7 +103,7 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
         ConfigError: If a key, an option of a group or a value is unknown; the error names the known
             ones.
     """
-    config = _composed(spelled(overrides), name).config
+    config = _composed(to_hydra_overrides(overrides), name).config
     with open_dict(config), read_write(config):
         for key in ("hydra", "on_other_data"):
             config.pop(key, None)
@@ -225,9 +225,6 @@ def with_other_data(overrides: Sequence[str]) -> list[str]:
     patients or channels. On other data a user must ask for it. Its settings of augmentation,
     patches and spacing are alike. If its data always come from a path, they are its own.
 
-    Args:
-        overrides: Overrides in Hydra's spelling, without a sweep.
-
     Example:
         >>> with_other_data(["experiment=brats_pfednet", "data.path=/data/msd"])[2:]
         ['partition=auto', 'partition.protocol=channel_missing', 'augment=light', \
@@ -283,15 +280,7 @@ def source_of(config: DictConfig) -> dict[str, Any]:
 
 
 def parse(overrides: Sequence[str], what: str) -> list[Override]:
-    """Parses overrides in Hydra's spelling.
-
-    Args:
-        overrides: The overrides.
-        what: Their name in errors.
-
-    Raises:
-        ConfigError: If Hydra cannot parse them.
-    """
+    """Parses overrides in Hydra's spelling."""
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
         return parsed

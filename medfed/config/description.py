@@ -63,9 +63,6 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
         node: A configuration composed by Hydra, or mappings and lists.
         place: Its key, for errors.
 
-    Raises:
-        ConfigError: If an interpolation has no value, or is another interpolation.
-
     Example:
         >>> resolved({"a": 1, "b": "${a}"})
         {'a': 1, 'b': 1}
@@ -91,15 +88,6 @@ def checked(config: Any, overrides: Iterable[str] = ()) -> Section:
         config: A configuration composed by Hydra, or mappings and lists.
         overrides: What the user has set, which is compared with the constructors that take it; and
             with plugins, whose yamls may set anything, all values.
-
-    Returns:
-        Its values.
-
-    Raises:
-        ConfigError: If a value is missing, of another type or out of range; the error names the
-            key.
-        DataError: If a file or folder does not exist.
-        CheckpointError: If a folder is not the run folder or bundle that its key needs.
     """
     source = written(config)
     check_targets(source)
@@ -214,11 +202,7 @@ class Privacy:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Privacy:
-        """Reads the section.
-
-        Raises:
-            ConfigError: If a key is unknown or missing, or a value cannot be used.
-        """
+        """Reads the section."""
         return cls(
             _keys(values, "example", ExampleKeys, "{epsilon:4,delta:1e-3,clip:1.0}"),
             _keys(values, "client", ClientKeys, "{sigma:1.0,delta:1e-3,clip:1.0}"),
@@ -290,9 +274,6 @@ class RunDescription:
 
         Args:
             values: The values by key, such as ``model.personal``.
-
-        Raises:
-            ConfigError: If a value names something that a configuration may not build.
         """
         source = written(self.source)
         for key, value in values.items():
@@ -302,11 +283,7 @@ class RunDescription:
         return replace(_typed(source, resolved(source), self.overrides), derived=self.derived)
 
     def completed(self, facts: Mapping[str, Any]) -> RunDescription:
-        """Returns the description with values that follow from the data; they are no choice.
-
-        Args:
-            facts: The values by key, as in :meth:`replacing`.
-        """
+        """Returns the description with values that follow from the data; they are no choice."""
         new = self.replacing(facts)
         before, after = leaves(self.values), leaves(new.values)
         keys = (key for key in {**before, **after} if before.get(key) != after.get(key))
@@ -333,9 +310,6 @@ def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescri
     Args:
         config: A configuration composed by Hydra, or mappings and lists from a run folder.
         overrides: The overrides on the command line, if there is one.
-
-    Raises:
-        MedfedError: See :func:`checked`; also if it names something that it may not build.
     """
     source, values = written(config), checked(config, overrides or ())
     check_targets(values.plain(), found=True)

@@ -37,10 +37,6 @@ def is_path_key(key: str) -> bool:
 def with_paths(argument: str, sweeps: bool = False) -> str:
     """Quotes the paths of a key whose values are paths.
 
-    Args:
-        argument: One argument of a command line.
-        sweeps: Whether a comma may separate paths of which each has a run.
-
     Returns:
         The argument in Hydra's spelling; empty if its key takes no paths.
 

@@ -13,11 +13,6 @@ class Section(Mapping[str, Any]):
 
     A key is read as an item or an attribute; a mapping in it is a section, too.
 
-    Args:
-        values: The values of the section.
-        place: Its key in the whole configuration, for errors.
-        checked: Whether every name in it has been checked and may be built.
-
     Example:
         >>> data = Section({"path": None, "reader": {"fold": 3}}, "data")
         >>> data.reader.fold, data.get("cache", "none"), data.reader.place
@@ -101,11 +96,6 @@ def put(node: dict[str, Any], key: str, value: Any) -> None:
 def walk(node: Any, place: str = "", lists: bool = True) -> list[tuple[str, Any]]:
     """Returns every value and its key, a mapping before its values; without recursion.
 
-    Args:
-        node: Mappings and lists, at any depth.
-        place: Their key.
-        lists: Whether to enter lists.
-
     Example:
         >>> [key for key, _ in walk({"data": {"fold": 2, "sizes": [1, 2]}}, "run")]
         ['run', 'run.data', 'run.data.fold', 'run.data.sizes', 'run.data.sizes[0]', \
@@ -172,9 +162,6 @@ def without_places(values: Any) -> Any:
     """Leaves out where a run took place and how its data name patients and hospitals.
 
     Other paths from the root of a disk become the name of their file.
-
-    Args:
-        values: The values of a configuration.
 
     Example:
         >>> without_places({"seed": 0, "folder": "/home/me", "data": {"patient": "nr", "size": 3}})

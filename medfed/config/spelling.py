@@ -32,20 +32,17 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].strip().lstrip("+~")
 
 
-def spelled(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
+def to_hydra_overrides(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
     """Returns a command line in Hydra's spelling, and makes its plugins importable.
 
     Args:
         arguments: The command line without the program, also if it is translated already.
         sweeps: Whether a comma may separate paths of which each has a run.
 
-    Raises:
-        ConfigError: If a plugin folder does not exist, or a key of Hydra would run code.
-
     Example:
-        >>> spelled(["hydra.run.dir=runs/a (1)", "seed=1"])
+        >>> to_hydra_overrides(["hydra.run.dir=runs/a (1)", "seed=1"])
         ["hydra.run.dir='runs/a (1)'", 'seed=1']
-        >>> spelled(["+hydra.callbacks.mine._target_=os.system"])
+        >>> to_hydra_overrides(["+hydra.callbacks.mine._target_=os.system"])
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own \
@@ -90,10 +87,6 @@ def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
     Paths are quoted, and ``~`` in front of one is the home folder. ``codec.up=stc`` becomes
     ``codec@codec.up=stc`` if it names an option, values with umlauts are quoted, and ``k=1,5`` is a
     list rather than a sweep.
-
-    Args:
-        arguments: The command line without the program, sweeps included.
-        sweeps: Whether a comma may separate paths of which each has a run.
 
     Example:
         >>> hydra_spelling(["codec.up=stc,fp32", "codec.up.sparsity=0.1", "codec@codec.down=stc"])

@@ -86,12 +86,6 @@ class Engine:
     def of(cls, arguments: Sequence[str]) -> tuple[Engine, list[str]]:
         """Takes the arguments that choose an engine from a command line.
 
-        Returns:
-            The engine, and the other arguments.
-
-        Raises:
-            ConfigError: If the engine is unknown or not installed.
-
         Example:
             >>> Engine.of(["-m", "seed=0,1", "sweep.workers=2"])
             (Engine(workers=2, launcher='', settings=()), ['-m', 'seed=0,1'])
@@ -171,13 +165,7 @@ class Job(NamedTuple):
 
 @dataclass
 class Sweep:
-    """The combinations of a command line, ready to run; a context manager, as Hydra is open.
-
-    Args:
-        overrides: The overrides in Hydra's spelling.
-        name: The primary config.
-        engine: What runs them.
-    """
+    """The combinations of a command line, ready to run; a context manager, as Hydra is open."""
 
     overrides: Sequence[str]
     name: str
@@ -244,11 +232,7 @@ class Sweep:
             yield Job(number, own, (*each, *name))
 
     def composed(self, job: Job) -> tuple[list[str], DictConfig]:
-        """Composes one combination.
-
-        Returns:
-            All its overrides, also those of its method alone, and the configuration.
-        """
+        """Composes one combination."""
         composing = partial(self._loader.load_sweep_config, self.config)
         overrides = compose.for_other_data(job.overrides, composing)
         config = composing(overrides)
@@ -357,9 +341,6 @@ def run_here(run: Run, job: Job, config: DictConfig, folder: str) -> str:
 
 def folder_name(values: Sequence[str]) -> str:
     """Returns the name of a run's folder, which every shell and command takes as it is.
-
-    Args:
-        values: The overrides in which it differs from other runs.
 
     Example:
         >>> folder_name(["algorithm=fedavg", "codec@codec.up=stc", "optimizer.lr=0.1"])

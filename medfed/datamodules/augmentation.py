@@ -227,9 +227,6 @@ class Chain:
             label: (B, R, *size); (B, M, 7) boxes, which are only flipped; or (B,), which does not
                 change.
             seed: The batch's seed.
-
-        Returns:
-            Both, copied.
         """
         self._stream.seed(seed)
         coins = self._stream.rand(len(self._chances), len(image)) < self._chances[:, None]
@@ -315,9 +312,6 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
         image: (B, C, *size).
         label: (B, R, *size) or (B,).
         seed: The batch's seed.
-
-    Returns:
-        Image and label, of the same types.
     """
     with seeded(seed), one_thread():
         if isinstance(augment, Chain):

@@ -155,9 +155,6 @@ def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]
         images: (N, C, *spatial), changed in place.
         scanner: The scanner.
         keys: The N samples' keys for random numbers.
-
-    Returns:
-        The same tensor.
     """
     for n, key in enumerate(keys):
         images[n] = scanner.apply(images[n], *key)

@@ -36,7 +36,7 @@ FAR = 5.0
 """Times the median norm of a part; a longer one is noted."""
 
 
-class Far(NamedTuple):
+class Outlier(NamedTuple):
     """A part of a client's message that is far longer than those of the other clients."""
 
     round: int
@@ -57,18 +57,13 @@ class Far(NamedTuple):
         )
 
 
-def far_parts(replies: Mapping[str, Message], round: int, phase: str) -> list[Far]:
+def find_outliers(replies: Mapping[str, Message], round: int, phase: str) -> list[Outlier]:
     """Finds the parts whose norm is more than :data:`FAR` times the median over clients.
-
-    Args:
-        replies: The replies of a phase, by client.
-        round: The round's number.
-        phase: The phase's name.
 
     Example:
         >>> sent = {"a": torch.tensor([1.0]), "b": torch.tensor([-2.0]), "c": torch.tensor([40.0])}
         >>> replies = {c: Message("fit", {"shared": {"w": t}}) for c, t in sent.items()}
-        >>> [(far.client, far.norm, far.median) for far in far_parts(replies, 0, "fit")]
+        >>> [(far.client, far.norm, far.median) for far in find_outliers(replies, 0, "fit")]
         [('c', 40.0, 2.0)]
     """
     keys, norms = [], []
@@ -84,7 +79,7 @@ def far_parts(replies: Mapping[str, Message], round: int, phase: str) -> list[Fa
     for (part, client), norm in zip(keys, torch.stack(norms).tolist(), strict=True):
         by_part.setdefault(part, {})[client] = min(norm, _MOST)
     return [
-        Far(round, phase, client, part, norm, usual)
+        Outlier(round, phase, client, part, norm, usual)
         for part, known in by_part.items()
         if len(known) >= _FEWEST and (usual := statistics.median_low(known.values())) > 0
         for client, norm in known.items()
@@ -120,9 +115,6 @@ class Aggregation:
             items: Tensors of equal names and shapes, one mapping per client.
             weights: A weight per client.
             start: Where the items are models, the server's model; ``None`` for displacements.
-
-        Raises:
-            ConfigError: If there are too few clients.
         """
         if len(items) < self.least:
             raise ConfigError(
@@ -139,9 +131,6 @@ class Clip(Aggregation):
     Attributes:
         times: The largest norm, in multiples of the (lower) median norm, positive; ``inf`` is the
             mean.
-
-    Raises:
-        ConfigError: If it is not positive.
 
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 1.0, -20.0)]
@@ -190,9 +179,6 @@ class Trimmed(_Ordered):
     Attributes:
         faulty: How many values to leave out at each end; 0 is the mean.
 
-    Raises:
-        ConfigError: If it is negative.
-
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 3.0)]
         >>> Trimmed(faulty=1).combine(items, [1, 1, 1, 1, 1])
@@ -239,9 +225,6 @@ class Krum(Aggregation):
     Attributes:
         faulty: f, how many clients may send anything; needs at least 2 f + 3 clients.
         keep: m, how many clients remain: 1 is Krum, more is multi-Krum; ``None``: all but f.
-
-    Raises:
-        ConfigError: If a value is out of range.
 
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 2.0)]

@@ -53,9 +53,6 @@ class Cohort:
         memory_gb: The most gigabytes of client state that a process keeps in memory between rounds;
             the rest goes to disk (:mod:`medfed.federation.local_client`). ``None``: no limit.
 
-    Raises:
-        ConfigError: If the fraction is not in (0, 1], the list is empty, or `memory_gb` negative.
-
     Example:
         >>> Cohort().of(["a", "b"], seed=0, round=3)
         ('a', 'b')
@@ -90,16 +87,7 @@ class Cohort:
                 raise ConfigError(f"cohort.{place} names {twice!r} twice; name each client once.")
 
     def of(self, known: Sequence[str], seed: int, round: int) -> tuple[str, ...]:
-        """Returns the cohort in the order of ``known``.
-
-        Args:
-            known: All clients of the federation.
-            seed: Seed of the run.
-            round: The round's number.
-
-        Raises:
-            ConfigError: If a listed client does not exist.
-        """
+        """Returns the cohort in the order of ``known``."""
         everyone, listed = set(known), None if self.clients is None else set(self.clients)
         named = {"clients": self.clients or (), "absent": set().union(*self.absent.values())}
         for key, name in ((key, name) for key, names in named.items() for name in names):
@@ -468,9 +456,6 @@ class HasCenters(Protocol):
         Args:
             client: The client; its state is read only.
             message: The message from ``broadcast``.
-
-        Returns:
-            Sorted centres (m,) by parameter name.
         """
 
 

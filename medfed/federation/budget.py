@@ -209,9 +209,6 @@ def learning_rates(
         scheduler: Makes a schedule of an optimizer; ``None`` for a constant step size.
         rounds: Number of rounds.
 
-    Raises:
-        ConfigError: If there is no step size, or the schedule changes anything else.
-
     Example:
         >>> from functools import partial
         >>> sgd = partial(torch.optim.SGD, lr=0.5)
@@ -268,10 +265,6 @@ def reach(
         along: Gives a gradient for optimizers that need one: for steps not proportional to the
             gradient, the way along it if it were constant, per unit of its length; with momentum
             from earlier rounds, the limit of the way.
-
-    Raises:
-        ConfigError: Without ``along``, if a step is not proportional to the gradient, as with Adam,
-            or the optimizer keeps its state from earlier steps.
 
     Example:
         >>> from functools import partial
@@ -344,12 +337,7 @@ def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Restores the state from :func:`save_optimizer`; any other state is dropped.
-
-    Args:
-        optimizer: An optimizer of the same parameters.
-        saved: Its state.
-    """
+    """Restores the state from :func:`save_optimizer`; any other state is dropped."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for name, value in saved.items():
@@ -366,9 +354,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tens
 
 def remembers_elsewhere(optimizer: OptimizerFactory) -> bool:
     """Returns whether an optimizer keeps more than its saved state between steps.
-
-    Args:
-        optimizer: Makes an optimizer of a list of parameters.
 
     Example:
         >>> remembers_elsewhere(torch.optim.Adam)

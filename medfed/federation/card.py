@@ -132,11 +132,6 @@ gradients_only = partial(Card, touches="gradients")
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:
     """Returns the total count of numbers; dense fp32 takes four bytes each.
 
-    Args:
-        sizes: Multiples by vector.
-        vectors: Length of each vector.
-        names: Values of the names in multiples.
-
     Example:
         >>> elements({"shared": "2 N + 1", "personal": 3}, {"shared": 10, "personal": 1}, {"N": 4})
         93

@@ -262,10 +262,6 @@ def with_statistics(client: Client, model: Tensors) -> Tensors:
     """Returns a model with the client's running statistics fitted to its data.
 
     They follow the batches of ``client.steps`` steps; every parameter is restored after each.
-
-    Args:
-        client: The client.
-        model: All entries.
     """
     if not client.split.buffers.intersection(client.split.personal):
         return model
@@ -279,10 +275,6 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
 
     Every parameter is restored after each step. Without statistics that may change, nothing is
     done.
-
-    Args:
-        client: The client.
-        model: All entries.
     """
     still = client.split.policy == "frozen" or not client.split.buffers
     if still and not client.passes_move_state:

@@ -29,9 +29,6 @@ _PLACE = "parametrizations."
 class Entries(nn.Module):
     """A tensor from the vector of its shared entries and that of its personal ones.
 
-    Args:
-        personal: Which entries are personal: bool, of the tensor's shape.
-
     Example:
         >>> entries = Entries(torch.tensor([[False, True], [False, True]]))
         >>> shared, personal = entries.right_inverse(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
@@ -74,16 +71,6 @@ def divide(network: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
     """Makes parameters of the entries that patterns such as ``head.weight[0]`` name, in place.
 
     The network computes what it did. A network that is divided so already stays as it is.
-
-    Args:
-        network: Any module.
-        patterns: Globs of names, which stay as they are, and tensors with an index.
-
-    Returns:
-        Globs: in place of a tensor with an index, the name of its personal entries.
-
-    Raises:
-        ConfigError: If an index names no entry, all entries, or entries that do not train alone.
 
     Example:
         >>> network = nn.Linear(3, 1)
@@ -214,10 +201,6 @@ def _registered(network: nn.Module, name: str, mask: Tensor) -> str:
 
 def numbered(pattern: str, inputs: Sequence[str]) -> str:
     """Replaces the name of an input in an index by its number.
-
-    Args:
-        pattern: A pattern of the personal part.
-        inputs: The names of the inputs, in order.
 
     Example:
         >>> numbered("linear.weight[:, sex=m]", ["age", "sex=m"]), numbered("head.*", ["age"])

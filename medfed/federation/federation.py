@@ -52,10 +52,6 @@ class Federation:
         seed: Seed of the run.
         model: The training loop; a server without clients has its network, too.
 
-    Raises:
-        ConfigError: If the algorithm needs all clients in every round, and the cohort excludes
-            some.
-
     Attributes:
         memory: The state of the server's end of the channel, by direction and client.
         client_start: The initial state of every client.
@@ -91,7 +87,7 @@ class Federation:
         self.seed = seed
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
         self.arrived: dict[str, Packet] = {}
-        self.far: list[Far] = []
+        self.far: list[Outlier] = []
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.absent_folder: Path | None = None
         self.noise: ClientPrivacy | None = None
@@ -173,9 +169,6 @@ class Federation:
             position: The position of the phase within the round.
             noisy: How many clients at least add noise to the sum, if the round's cohort is not
                 known here.
-
-        Raises:
-            NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
         """
         with naming(client, number, packet.phase), self.clients[client].present() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
@@ -193,7 +186,7 @@ class Federation:
             # Only now: a client that fails earlier keeps the state on which both ends agree.
             local.memory = {"down": received, "up": sent}
         if self.absent_folder is not None:
-            local.put_down(self.absent_folder)
+            local.offload(self.absent_folder)
         return encoded
 
     def delivery(self, client: str) -> Packet:
@@ -304,11 +297,7 @@ class Round:
         return self._sent[client]
 
     def fit(self, client: str) -> Packet:
-        """Delivers a client's message, trains, and returns its encoded reply.
-
-        Raises:
-            NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
-        """
+        """Delivers a client's message, trains, and returns its encoded reply."""
         return self.federation.answer(client, self._sent[client], self.number, self.position)
 
     def exchange(
@@ -321,12 +310,6 @@ class Round:
         Args:
             replies: Of all recipients.
             check: Sees the decoded replies before the server; what it raises ends the round.
-
-        Returns:
-            Whether another phase is open.
-
-        Raises:
-            ValueError: If a reply is missing or the algorithm departs from its ``phases``.
         """
         federation, phase = self.federation, self.phase
         for client in self.recipients:
@@ -349,7 +332,7 @@ class Round:
         kept = self._coded("up", decode_one)
         decoded = PhaseReplies(self.recipients, again if large else kept.__getitem__)
         check(decoded)
-        federation.far += far_parts(decoded, self.number, phase)
+        federation.far += find_outliers(decoded, self.number, phase)
         decoded.means = self._means(replies)
         if self._moments is not None and self.recipients:
             weights = federation.algorithm.weights(federation.server, self.recipients)
@@ -373,11 +356,7 @@ class Round:
         return True
 
     def _means(self, replies: Mapping[str, Packet]) -> Mapping[str, Tensors]:
-        """Returns the means of the parts that are summed.
-
-        Raises:
-            ValueError: If only some clients send such a part.
-        """
+        """Returns the means of the parts that are summed."""
         means: dict[str, Tensors] = {}
         if (sums := self.federation.channel.sums) is None:
             return means

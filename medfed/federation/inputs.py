@@ -89,11 +89,7 @@ def check_optimizer(
 
 
 def check_clients(clients: Iterable[ClientData]) -> list[ClientData]:
-    """Returns the clients, each under another name, that count labels over the same classes.
-
-    Raises:
-        ConfigError: If two have one name, two have agreed on other classes, or one is no client.
-    """
+    """Returns the clients, each under another name, that count labels over the same classes."""
     if isinstance(clients, str | Mapping) or not isinstance(clients, Iterable):
         raise ConfigError(f"clients must be a list of Hospital objects, not {kind(clients)}.")
     every = list(clients)
@@ -117,12 +113,7 @@ def check_clients(clients: Iterable[ClientData]) -> list[ClientData]:
 
 
 class Beside:
-    """A hospital's data, with labels counted over the classes of all hospitals.
-
-    Args:
-        data: The data.
-        everyone: The data of all clients of the federation.
-    """
+    """A hospital's data, with labels counted over the classes of all hospitals."""
 
     def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
         self._data, self._everyone = data, everyone
@@ -134,11 +125,7 @@ class Beside:
 
     @property
     def label_counts(self) -> Tensor:
-        """Samples per class of the federation, ``(K,)``; 0 for classes that others have.
-
-        Raises:
-            ConfigError: If a hospital that joins later has a further class.
-        """
+        """Samples per class of the federation, ``(K,)``; 0 for classes that others have."""
         size = max(len(c.label_counts) for c in self._everyone)
         counts = self._data.label_counts
         if len(counts) > size:

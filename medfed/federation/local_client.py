@@ -42,9 +42,6 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
     Returns:
         The same states, mapped; unchanged if a tensor is on another device, or there is none.
 
-    Raises:
-        CheckpointError: If the file cannot be written.
-
     Example:
         >>> kept = {"state": {"personal": {"w": torch.arange(3.0)}}}
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,12 +86,6 @@ def _alone(tensor: Tensor) -> Tensor:
 
 class LocalClient:
     """Implements :class:`medfed.federation.client.Client` on a shared :class:`LocalTrainer`.
-
-    Args:
-        data: The client's data.
-        trainer: The training loop, one for all clients of this process.
-        weights: The initial model, the same object for all clients.
-        state: The algorithm's initial state of a client.
 
     Attributes:
         memory: The state of this end of the channel, by direction; empty without lossy codecs.
@@ -264,12 +255,8 @@ class LocalClient:
         """Returns the client's state, loadable with ``weights_only=True``."""
         return {"state": self.state, "optimizers": self._optimizers, "memory": self.memory}
 
-    def put_down(self, folder: Path) -> None:
-        """Moves the client's state to disk until it is read.
-
-        Args:
-            folder: See :func:`medfed.federation.local_client.on_disk`.
-        """
+    def offload(self, folder: Path) -> None:
+        """Moves the client's state to disk until it is read."""
         kept = on_disk(self.state_dict(), folder)
         self.state, self._optimizers, self.memory = kept.values()
 
@@ -297,10 +284,6 @@ class Pool:
     An epoch has every training sample of every client once. It joins as many batches as there are
     clients, in a random order over all clients, shuffles their samples and cuts them again, so each
     batch is a mixture. All other data are the client's.
-
-    Args:
-        data: The client's data.
-        everyone: The data of all clients, including this one.
     """
 
     def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:

@@ -44,9 +44,6 @@ def entries_reading(network: nn.Module, shape: Sequence[int]) -> Tensors:
         For each parameter that reads a channel a mask ``(C, *parameter)`` bool; nothing for one
         channel, which no client can lack.
 
-    Raises:
-        ConfigError: If no entry reads only one channel.
-
     Example:
         >>> network = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 1, 1))
         >>> masks = entries_reading(network, (2, 4, 4))
@@ -195,15 +192,8 @@ def lacks(channels: Tensor) -> dict[str, float]:
 def presence(scalars: Mapping[str, float], count: int) -> Tensor:
     """Reads the scalars of :func:`lacks`.
 
-    Args:
-        scalars: Of a reply.
-        count: C.
-
     Returns:
         ``(C,)`` bool.
-
-    Raises:
-        CodecError: If it names a channel that does not exist.
 
     Example:
         >>> presence({"lacks/0": 1.0, "reach": 0.5}, 3).tolist()

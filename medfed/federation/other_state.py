@@ -97,10 +97,6 @@ class _Holder:
 class OtherState:
     """The other state of one network, compared with that at its start.
 
-    Args:
-        network: The network, at its initial state.
-        entries: Its entries, which are not part of it.
-
     Example:
         >>> network = nn.BatchNorm1d(2)
         >>> other = OtherState(network, ["weight", "bias", "running_mean", "running_var"])
@@ -135,11 +131,7 @@ class OtherState:
         self._places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
 
     def packed(self) -> Tensor:
-        """Returns the differences from the start, (bytes,) uint8; on the CPU.
-
-        Raises:
-            ConfigError: If the network has changed what cannot be kept for each client.
-        """
+        """Returns the differences from the start, (bytes,) uint8; on the CPU."""
         found = []
         for holder, key in self._changed():
             value, begun = holder.values.get(key, _MISSING), holder.begun.get(key)
@@ -172,9 +164,6 @@ class OtherState:
 
         Args:
             packed: From :meth:`packed`, of this network or an equal one; ``None``: no differences.
-
-        Raises:
-            ValueError: If they are of another network, or damaged.
         """
         wanted: dict[tuple[int, str], Any] = {}
         for name, kind, key, gone, code in _decoded(packed):
@@ -196,11 +185,7 @@ class OtherState:
                     begun.value = holder.values[key]
 
     def by_name(self, packed: Tensor | None) -> tuple[Tensors, Tensor | None]:
-        """Parts differences into tensors that a state dict names, and all others.
-
-        Args:
-            packed: From :meth:`packed`.
-        """
+        """Parts differences into tensors that a state dict names, and all others."""
         named, rest, modules = Tensors(), [], dict(self._network.named_modules())
         for name, kind, key, gone, code in _decoded(packed):
             module = modules.get(name)
@@ -310,11 +295,7 @@ class OtherState:
         return value is begun.value or (_is_fixed(value) and bool(value == begun.value))
 
     def _code(self, value: Any) -> Any:
-        """Turns a value into lists of plain values.
-
-        Raises:
-            _CannotKeepError: If it holds an object that was not there at the start.
-        """
+        """Turns a value into lists of plain values."""
         if type(value) in _SCALARS and not (type(value) is int and value.bit_length() > 63):
             return value
         if (number := self._numbers.get(id(value))) is not None:
@@ -474,15 +455,7 @@ def copied(network: nn.Module) -> nn.Module:
 
 
 def filled(network: nn.Module, whole: Mapping[str, Tensor]) -> nn.Module:
-    """Puts a client's model into a network at its initial state, and returns it.
-
-    Args:
-        network: The plain network.
-        whole: From :meth:`medfed.federation.engine.loop.WorkingNetwork.whole`.
-
-    Raises:
-        ValueError: If a tensor is not one of the network's.
-    """
+    """Puts a client's model into a network at its initial state, and returns it."""
     named = {n: t for n, t in whole.items() if n != OTHER}
     if unknown := network.load_state_dict(named, strict=False).unexpected_keys:
         raise ValueError(f"the network has no {unknown[0]}")

@@ -36,9 +36,6 @@ def float_entries(network: nn.Module) -> Tensors:
     name, so that it is trained, sent and counted once. All else that training changes is
     :mod:`medfed.federation.other_state`.
 
-    Raises:
-        ConfigError: If a layer has no weights yet.
-
     Example:
         >>> list(float_entries(nn.BatchNorm1d(2)))
         ['weight', 'bias', 'running_mean', 'running_var']
@@ -135,13 +132,7 @@ def of_one_sample(error: Exception) -> str | None:
 def fixed_statistics(
     network: nn.Module, policy: BufferPolicy, base: Container[str] = ()
 ) -> list[nn.Module]:
-    """Returns the layers whose running statistics never change, and normalise in training, too.
-
-    Args:
-        network: The model.
-        policy: The policy of all buffers.
-        base: Entries that never change, under any policy.
-    """
+    """Returns the layers whose running statistics never change, and normalise in training, too."""
     return [
         module
         for name, module in network.named_modules()
@@ -179,9 +170,6 @@ def match(
         names: Parameter and buffer names.
         missing: What the error says of a pattern that matches nothing; near misses follow.
 
-    Raises:
-        ConfigError: If a pattern matches nothing.
-
     Example:
         >>> match(["head.*"], ["body.weight", "head.weight", "head.bias"])
         ['head.weight', 'head.bias']
@@ -210,17 +198,7 @@ def keep_groups(
     personal: Container[str],
     network: nn.Module,
 ) -> None:
-    """Fits a user's groups of parameters to what trains, in place; each is of one part.
-
-    Args:
-        optimizer: Made by the user.
-        trained: The parameters that train.
-        personal: Names of the personal part.
-        network: The network that trains.
-
-    Raises:
-        ConfigError: If it moves other tensors, or leaves out a parameter that trains.
-    """
+    """Fits a user's groups of parameters to what trains, in place; each is of one part."""
     names = {id(t): n for n, t in trained.items()}
     given = [id(p) for group in optimizer.param_groups for p in group["params"]]
     if strangers := set(given).difference(map(id, network.parameters())):

@@ -201,9 +201,6 @@ def focal_loss(
         gamma: How strongly well-classified samples are discounted; 0 gives cross-entropy.
         weight: ``(K,)`` weight of each class, ``(B, K)`` by sample, or None.
 
-    Returns:
-        A scalar.
-
     Example:
         >>> logits, target = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
         >>> round(focal_loss(logits, target, gamma=2.0).item(), 4)  # 0.5 ** 2 * log(2)
@@ -227,9 +224,6 @@ def weighted_cross_entropy(
         target: ``(B,)`` class indices.
         weight: ``(B, K)`` weight of each class, by sample.
         label_smoothing: As in PyTorch.
-
-    Returns:
-        A scalar: the weighted sum over samples, divided by the sum of their weights.
 
     Example:
         >>> logits, target = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])

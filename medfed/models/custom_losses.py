@@ -45,9 +45,6 @@ def value_of(
         target: ``(B, ...)``.
         weights: ``(B,)``, the samples' weights in the mean of their losses.
 
-    Returns:
-        The mean of the loss's values.
-
     Example:
         >>> each = nn.CrossEntropyLoss(reduction="none")
         >>> logits, label = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])

@@ -143,9 +143,6 @@ def detection_loss(scores: Tensor, codes: Tensor, anchors: Tensor, label: Tensor
         anchors: ``(N, 6)`` corners in voxels.
         label: ``(B, M, 7)``, see :class:`DetectionTask`.
 
-    Returns:
-        A scalar.
-
     Example:
         >>> anchors = torch.tensor([[0.0, 0, 0, 4, 4, 4], [8.0, 8, 8, 12, 12, 12]])
         >>> label = torch.tensor([[[0.0, 0, 0, 4, 4, 4, 1]]])

@@ -300,9 +300,6 @@ def dice_bce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> T
         annotated: ``(B, R)`` bool, the regions that are outlined; the others count in no mean and
             have no gradient. None for all.
 
-    Returns:
-        A scalar.
-
     Example:
         >>> logits, target = torch.full((1, 1, 2, 2), 20.0), torch.ones(1, 1, 2, 2)
         >>> round(dice_bce_loss(logits, target).item(), 6)
@@ -337,9 +334,6 @@ def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> Te
         ce_weight: Factor of the cross-entropy, averaged over voxels.
         annotated: ``(B, R)`` bool, the regions that are outlined; only these have a Dice. None for
             all.
-
-    Returns:
-        A scalar.
 
     Example:
         >>> logits = torch.tensor([0.0, 20.0, 0.0]).view(1, 3, 1, 1)

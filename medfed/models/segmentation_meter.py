@@ -266,9 +266,6 @@ def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> d
         cases: Rows of :meth:`SegmentationMeter.cases`, by column.
         regions: Their R regions, in order.
         weights: (W, N) of the N rows; 1 for each row gives the metrics of the meter.
-
-    Returns:
-        (W,) per metric and region, and the means over regions.
     """
     scores: dict[str, Floats] = {}
     for region in regions:

@@ -42,10 +42,6 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
 
     It uses a copy of the network: two samples in training mode, in which networks may return
     further heads, and one sample in evaluation mode.
-
-    Raises:
-        ConfigError: If the network cannot take a training batch or an evaluation image, returns
-            logits of another shape, or ends in an activation that the loss repeats.
     """
     batch = _first_batch(data)
     task.check_parts(batch)
@@ -153,10 +149,6 @@ def personal_part(
 
     Returns:
         Patterns of parameter names; empty if the task has patterns or the method needs none.
-
-    Raises:
-        ConfigError: If there is no such part, it is less than a hundredth of a segmentation
-            network, or the user's patterns leave nothing to share.
     """
     if not _asks(config):
         return ()
@@ -213,11 +205,7 @@ def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
 
 
 def read_data(config: RunDescription) -> FederatedDataModule:
-    """Reads the data and logs which clients are kept out.
-
-    Args:
-        config: The run's description.
-    """
+    """Reads the data and logs which clients are kept out."""
     data = unread_data(config)
     data.setup()
     say_data(data)
@@ -225,11 +213,7 @@ def read_data(config: RunDescription) -> FederatedDataModule:
 
 
 def unread_data(config: RunDescription) -> FederatedDataModule:
-    """Builds the data module, which reads nothing yet.
-
-    Args:
-        config: The run's description.
-    """
+    """Builds the data module, which reads nothing yet."""
     torch.set_num_threads(config.threads)
     data: FederatedDataModule = build(config.data)
     data.keep_out = config.keep_out
@@ -238,11 +222,7 @@ def unread_data(config: RunDescription) -> FederatedDataModule:
 
 
 def say_data(data: FederatedDataModule) -> None:
-    """Checks data that have been read, and logs which clients are kept out.
-
-    Raises:
-        DataError: If no client has data to evaluate on.
-    """
+    """Checks data that have been read, and logs which clients are kept out."""
     check_measurable({c: data.plans[c].patients for c in data.clients})
     inform(data.description)
     if data.kept_out:
@@ -252,16 +232,8 @@ def say_data(data: FederatedDataModule) -> None:
 def task_for(
     config: RunDescription, data: FederatedDataModule
 ) -> tuple[RunDescription, TaskModule]:
-    """Builds the task for data that have been read, and tries it on them.
-
-    Args:
-        config: The run's description.
-        data: The data.
-
-    Returns:
-        The description completed by the data and the network, and the task.
-    """
-    config = numbered_inputs(settled(config, data), data)
+    """Builds the task for data that have been read, and tries it on them."""
+    config = numbered_inputs(resolve_facts(config, data), data)
     task = plain_task(config.model, config.seed)
     if isinstance(task, RegressionTask) and task.deviation != 1:
         inform(
@@ -298,13 +270,10 @@ def numbered_inputs(config: RunDescription, data: FederatedDataModule) -> RunDes
     return config if new == lists else config.completed(new)
 
 
-def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription:
+def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescription:
     """Fills in the facts of the data; a fact that the user set must agree with the data.
 
     The window size is not a fact of the data, but only segmentation has windows.
-
-    Raises:
-        ConfigError: If a fact is set to another value.
     """
     said: dict[str, Any] = {
         "in_channels": data.in_channels,
@@ -359,9 +328,6 @@ def has_background(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     Args:
         model: The section.
         facts: The data's ``regions`` and ``exclusive``.
-
-    Raises:
-        ConfigError: If the model needs exclusive classes but the regions overlap.
     """
     wanted = model.get("activation")
     if "regions" not in model or wanted is None:

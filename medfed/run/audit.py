@@ -346,12 +346,6 @@ def attack(
 ) -> tuple[Floats, Bools]:
     """Attacks the run's model by the shadows without a patient, or each shadow by the others.
 
-    Args:
-        sure: How sure each of S shadows is of the N training and of the M test patients.
-        inside: (S, N) which training patients it was trained with.
-        target: How sure the run's model is of them.
-        of_run: Whether the run's model is attacked.
-
     Returns:
         Scores, and who is a member: (1, N + M) of the run's model, (S, N) of the shadows.
     """

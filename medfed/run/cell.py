@@ -36,11 +36,6 @@ RESAMPLES = 400
 def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -> dict[str, Any]:
     """Computes a cell; nothing is printed, and nothing is left on the disk.
 
-    Args:
-        config: A configuration.
-        stage: See :class:`medfed.records.cells.Cell`.
-        finetuned: Whether every client then trains on from the model, alone.
-
     Returns:
         What it has found, as JSON. A run that cannot be made says so in ``error``, and one whose
         model has failed in ``failed``.

@@ -27,19 +27,10 @@ _ELSEWHERE = "choose another run folder"
 
 
 @contextmanager
-def claimed(config: RunDescription, logs: bool = False) -> Iterator[None]:
+def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[None]:
     """Locks a run folder for one training; the other ranks rely on the first rank's lock.
 
     If the run ends before it is opened, its files are removed again, and nothing else.
-
-    Args:
-        config: The run's description.
-        logs: Whether the folder gets a log, too.
-
-    Raises:
-        ConfigError: If a new run's folder is not empty, another training holds it, or the run to
-            resume is in another folder or holds links.
-        DataError: If the disk is full or the folder cannot be written.
     """
     if rank() or not is_first_process():
         yield
@@ -111,22 +102,13 @@ class _Log(logging.FileHandler):
 
 
 class SameEverywhere(pl.Callback):
-    """Checks before training on several machines that they share the run folder and the data.
-
-    Args:
-        folder: The run folder.
-        data: The data that this rank has read.
-    """
+    """Checks before training on several machines that they share the run folder and the data."""
 
     def __init__(self, folder: Path, data: FederatedDataModule) -> None:
         self._folder, self._data = folder, data
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compares with the first rank.
-
-        Raises:
-            DataError: If the folder is missing, or the clients' patients or files differ.
-        """
+        """Compares with the first rank."""
         if trainer.num_nodes == 1:
             return
         splits = json.dumps(self._data.splits(), sort_keys=True).encode()

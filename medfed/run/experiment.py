@@ -56,9 +56,6 @@ def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -
         config: The run's description.
         task: The task, canonical parts included.
         data: The data; their first batch finds the layers next to the outputs if none are named.
-
-    Raises:
-        ConfigError: If no layer can be adapted, or the method has no personal part for adapters.
     """
     if config.adapters is None:
         return
@@ -113,14 +110,7 @@ class Experiment:
 
 
 def build_experiment(config: RunDescription) -> Experiment:
-    """Builds all objects of a run and opens its folder.
-
-    Args:
-        config: The run's description.
-
-    Raises:
-        MedfedError: If something in the configuration, the data or the run folder does not fit.
-    """
+    """Builds all objects of a run and opens its folder."""
     start, config = read_start(config)
     data = read_data(config)
     config, task, entries, account = begin(config, data, start)
@@ -164,14 +154,7 @@ def build_experiment(config: RunDescription) -> Experiment:
 
 
 def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
-    """Reads the weights that a run starts from, before any object is built.
-
-    Returns:
-        The start, and the run's description with the values that it adopts from the source.
-
-    Raises:
-        MedfedError: If the source cannot be used.
-    """
+    """Reads the weights that a run starts from, before any object is built."""
     start, config = Start.read(config)
     if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise no_gpu(config.trainer.accelerator)
@@ -208,11 +191,6 @@ def begin(
 ) -> tuple[RunDescription, TaskModule, Tensors, Account | None]:
     """Builds the task of a run, with the weights that it starts from.
 
-    Args:
-        config: The run's description.
-        data: The data.
-        start: The run's start.
-
     Returns:
         The run's description, with the facts of the data filled in; the task; the network's entries
         before adapters; and which weights of the start the network took.
@@ -226,13 +204,7 @@ def begin(
 
 
 def trainer_of(config: RunDescription, called: list[pl.Callback], **more: Any) -> pl.Trainer:
-    """Builds the Lightning Trainer of a run.
-
-    Args:
-        config: The run's description.
-        called: The run's callbacks.
-        more: Further arguments of the Trainer.
-    """
+    """Builds the Lightning Trainer of a run."""
     starts = environment(several(config.trainer))
     trainer: pl.Trainer = build(
         config.trainer,
@@ -284,11 +256,7 @@ def examined(experiment: Experiment) -> Examined:
 
 
 def best_checkpoint(folder: Path) -> Path:
-    """Returns the checkpoint of the round that validation selects.
-
-    Raises:
-        CheckpointError: If it is missing or torn.
-    """
+    """Returns the checkpoint of the round that validation selects."""
     best = RunFolder(folder).best_ckpt
     if not checkpoint.is_whole(best):
         raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
@@ -297,13 +265,7 @@ def best_checkpoint(folder: Path) -> Path:
 
 
 def reopened(config: Section, folder: Path, **trainer: Any) -> RunDescription:
-    """Describes a finished run so that its objects can be built again.
-
-    Args:
-        config: The configuration in the run folder.
-        folder: The run folder.
-        trainer: Further keys of the trainer.
-    """
+    """Describes a finished run so that its objects can be built again."""
     source = config.plain()
     source |= {"resume": str(folder), "folder": str(folder), "progress": False}
     source["logger"] = NO_LOGGER
@@ -314,14 +276,7 @@ def reopened(config: Section, folder: Path, **trainer: Any) -> RunDescription:
 
 
 def reopen(folder: Path) -> Experiment:
-    """Rebuilds the objects of a finished run from its folder, for evaluation.
-
-    Args:
-        folder: The run folder.
-
-    Raises:
-        CheckpointError: If the folder is no run folder, or the data have changed since the run.
-    """
+    """Rebuilds the objects of a finished run from its folder, for evaluation."""
     run = RunFolder(folder)
     config, _ = run.config, run.splits  # both are read before the data
     check_plugins(config, folder)
@@ -332,14 +287,7 @@ def reopen(folder: Path) -> Experiment:
 
 
 def reopen_selected(folder: Path) -> Experiment:
-    """Reopens a run with the states of the round that validation selected, on its device.
-
-    Args:
-        folder: The folder of a finished run.
-
-    Raises:
-        CheckpointError: If the checkpoint is torn or the data have changed.
-    """
+    """Reopens a run with the states of the round that validation selected, on its device."""
     experiment = reopen(folder)
     experiment.module.to(experiment.trainer.strategy.root_device)
     experiment.module.restore(read_checkpoint(best_checkpoint(folder)))

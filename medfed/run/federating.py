@@ -47,9 +47,6 @@ def federate(
         data: The data.
         task: The task; its network has its initial weights.
         everyone: All clients, in order, if the data are those of only one.
-
-    Raises:
-        ConfigError: If the algorithm does not fit the model, or the optimizer cannot be used.
     """
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
@@ -78,12 +75,7 @@ def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDa
 
 
 def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Statistic]:
-    """Returns the statistics of patients that clients send before and while they train.
-
-    Args:
-        algorithm: The method.
-        data: The data, read.
-    """
+    """Returns the statistics of patients that clients send before and while they train."""
     found: list[Statistic] = []
     for name, client in data.clients.items():
         found += data.summaries(name) if data.exchanged and name in data.plans else ()
@@ -134,10 +126,6 @@ def federation_of(
         clients: The clients of this process.
         everyone: All clients, in order, if they are not all in this process.
         shape: Shape of one input, if this process has no client.
-
-    Raises:
-        ConfigError: See :func:`federate`; also if a method trains on the data of all clients, which
-            this process does not have.
     """
     algorithm = method_of(config, len(everyone or clients))
     say_unprotected(algorithm)
@@ -193,15 +181,7 @@ def federation_of(
 
 
 def method_of(config: RunDescription, clients: int) -> Algorithm:
-    """Builds a run's method, with its aggregation.
-
-    Args:
-        config: The run's description.
-        clients: How many clients there are.
-
-    Raises:
-        ConfigError: If the aggregation does not suit the method or the number of clients.
-    """
+    """Builds a run's method, with its aggregation."""
     algorithm: Algorithm = build(config.algorithm)
     if config.aggregation is None:
         return algorithm
@@ -225,16 +205,7 @@ def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:
 
 
 def build_channel(config: RunDescription, algorithm: Algorithm, clients: int) -> Channel:
-    """Builds both directions of the channel, from the sections ``codec`` and ``channel``.
-
-    Args:
-        config: The run's description.
-        algorithm: The method whose parts travel.
-        clients: How many clients there are.
-
-    Raises:
-        ConfigError: If a value is out of range, or the patterns of parts match nothing.
-    """
+    """Builds both directions of the channel, from the sections ``codec`` and ``channel``."""
     codec = build(config.codec.up)
     only = _only(algorithm, codec, config.channel.up)
     up = build(config.channel.up, codec=codec, place="channel.up", **only)
@@ -247,18 +218,7 @@ def build_channel(config: RunDescription, algorithm: Algorithm, clients: int) ->
 def sums_of(
     config: RunDescription, algorithm: Algorithm, up: Link, clients: int
 ) -> FixedPoint | None:
-    """Returns the parts that the server receives only as sums; None without ``channel.secure``.
-
-    Args:
-        config: The run's description.
-        algorithm: The method.
-        up: The link for the clients' messages.
-        clients: How many clients there are.
-
-    Raises:
-        ConfigError: If the method, the aggregation, the codec or the number of clients does not
-            allow it.
-    """
+    """Returns the parts that the server receives only as sums; None without ``channel.secure``."""
     if (secure := config.channel.get("secure")) is None:
         return None
     if secure != "masks":
@@ -324,9 +284,6 @@ def check_parts(patterns: Iterable[str], known: Iterable[str], key: str) -> None
         patterns: Patterns as ``PART`` or ``PHASE/PART``.
         known: The existing parts.
         key: The key of the patterns, for errors.
-
-    Raises:
-        ConfigError: If a pattern matches nothing.
 
     Example:
         >>> check_parts(["fit/shared"], ["shared"], "channel.up.parts")

@@ -65,9 +65,6 @@ def wandb_logger(
         offline: Whether to stay offline; ``None``: offline unless ``WANDB_API_KEY`` is set. The
             variable ``WANDB_MODE`` decides before it.
         pictures: Pictures of patients that are sent, by name, such as ``contours``.
-
-    Raises:
-        ConfigError: If W&B is not installed.
     """
     with _installed("wandb"):
         import wandb
@@ -131,11 +128,7 @@ class _Wandb(WandbLogger):
                 file.write(json.dumps([step, {n: float(v) for n, v in metrics.items()}]) + "\n")
 
     def replay(self, before: int | None = None) -> None:
-        """Logs the rounds of the record that this one continues, and removes that record.
-
-        Args:
-            before: Only rounds below this one, which a resumed run trains again.
-        """
+        """Logs the rounds of the record that this one continues, and removes that record."""
         missing, self._missing = self._missing, []
         if not missing:
             return
@@ -165,11 +158,7 @@ def _whole_lines(path: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def tensorboard_logger(save_dir: str, name: str = "tensorboard") -> TensorBoardLogger:
-    """Returns a TensorBoard logger, which writes into the run folder.
-
-    Raises:
-        ConfigError: If TensorBoard is not installed.
-    """
+    """Returns a TensorBoard logger, which writes into the run folder."""
     with _installed("tensorboard"):
         import tensorboard  # type: ignore[import-untyped]  # noqa: F401
 
@@ -196,9 +185,6 @@ def mlflow_logger(
         method: The method, by its class.
         seed: The run's seed.
         pictures: Pictures of patients that are sent, by name, such as ``contours``.
-
-    Raises:
-        ConfigError: If MLflow is not installed, or no server is named.
     """
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:

@@ -98,11 +98,6 @@ def onboard(
         who: A client that the run kept out, ``all`` of them, or a path to another hospital's data.
         counts: The values of k.
         steps: Largest number of gradient steps of each rule.
-
-    Raises:
-        ConfigError: If a number is below 1 or the client unknown.
-        DataError: If the hospital has no patient to learn from or to be tested on.
-        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
     for key, value in {"k": [*counts], "onboard_steps": steps}.items():
         check_value(key, value, KEYS[key])
@@ -164,10 +159,6 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     Args:
         experiment: The run, whose data configuration says how to read and to split.
         path: The hospital's ``data.path``.
-
-    Raises:
-        ConfigError: If the run's data have no path.
-        DataError: If the path does not exist, or the data have other channels or classes.
     """
     config = experiment.config
     if "path" not in config.data:
@@ -290,13 +281,7 @@ def write_onboarding(onboarding: Onboarding, folder: Path) -> None:
 
 
 def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: float) -> Figure:
-    """Draws the metric and the CPU seconds of each rule, mean over the onboarded clients.
-
-    Args:
-        rules: The rows of each rule, by its name.
-        metric: The metric's name.
-        others: Mean of the hospitals of the run.
-    """
+    """Draws the metric and the CPU seconds of each rule, mean over the onboarded clients."""
     score, seconds = dict[str, list[Point]](), dict[str, list[Point]]()
     for name, rows in rules.items():
         for k in dict.fromkeys(row.k for row in rows):

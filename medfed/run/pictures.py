@@ -36,9 +36,6 @@ _MANY = 8  # number of clients from which on their lines are grey
 def froc_curves(tested: Examined) -> Figure | None:
     """Draws a line per client and one for all candidates together; the legend gives the CPM.
 
-    Args:
-        tested: The test cases.
-
     Returns:
         A figure; None if the samples are no candidates, or no client has a lesion.
     """
@@ -85,9 +82,6 @@ def detections(tested: Examined) -> Figure | None:
 
     Circles are nodules, crosses the centres of boxes with their scores: the hit and the false alarm
     of the highest score, and the largest nodule that no box hits. Front is up, as in radiology.
-
-    Args:
-        tested: The test cases.
 
     Returns:
         A figure; None if nothing is detected.
@@ -148,9 +142,6 @@ def survival_curves(tested: Examined) -> Figure | None:
     """Draws each client's Kaplan-Meier curve and its mean predicted survival, of the largest 12.
 
     Both end where fewer than ten patients are at risk: beyond, single patients make the curve.
-
-    Args:
-        tested: The test cases.
 
     Returns:
         A figure; None if no survival is predicted.

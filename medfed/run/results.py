@@ -61,9 +61,6 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     Args:
         experiment: The finished run.
         memberships: (R + 1, N, K) memberships in canonical models over rounds, if it has any.
-
-    Returns:
-        The summary.
     """
     module, run = experiment.module, RunFolder(experiment.folder)
     federation = module.federation
@@ -161,15 +158,7 @@ def summarise(
     best: int | None,
     spent: dict[str, tuple[int, Passes]],
 ) -> dict[str, Any]:
-    """Returns the content of ``summary.json``, in types that JSON can hold.
-
-    Args:
-        name: The run's name.
-        module: The Lightning module of the finished run.
-        evaluation: The evaluation of the test split.
-        best: The selected round.
-        spent: Steps and passes of each client.
-    """
+    """Returns the content of ``summary.json``, in types that JSON can hold."""
     test, val = evaluation.test, evaluation.history.undefined
     ledger, ways = module.federation.ledger, ("up", "down")
     parts, sent = ledger.totals("direction", "part"), ledger.totals("client", "direction")
@@ -217,10 +206,6 @@ def undefined(
     clients: Mapping[str, Mapping[str, float]], split: str = "test"
 ) -> dict[str, dict[str, list[str]]]:
     """Returns, by split and client, the metrics that the data leave undefined, if any.
-
-    Args:
-        clients: The metrics of each client.
-        split: Of which split.
 
     Example:
         >>> undefined({"a": {"auroc": 0.5}, "b": {"auroc": float("nan")}})

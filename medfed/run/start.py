@@ -149,10 +149,6 @@ def fit(
         spread: Relative size of the noise.
         seed: Seed of the noise.
 
-    Raises:
-        ConfigError: If a prefix matches nothing.
-        CheckpointError: If a matching tensor cannot be used.
-
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
         >>> there = {"module.0.weight": torch.ones(3, 2), "module.1.weight": torch.ones(9, 3)}
@@ -199,9 +195,6 @@ def fit(
 def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:
     """Returns a tensor of a source in the type of an entry, after checking it.
 
-    Raises:
-        CheckpointError: If it is no tensor of floating-point numbers, or holds NaN or infinity.
-
     Example:
         >>> usable("w", torch.ones(1, dtype=torch.int64), torch.zeros(1))
         Traceback (most recent call last):
@@ -228,9 +221,6 @@ weights; save the state_dict of a trained network.
 
 def renamed(tensors: Mapping[str, Tensor], rename: Mapping[str, str]) -> Tensors:
     """Returns tensors with new prefixes; of several old ones the longest that matches is used.
-
-    Raises:
-        ConfigError: If an old prefix matches nothing.
 
     Example:
         >>> list(renamed({"a.w": torch.ones(1), "b": torch.ones(1)}, {"a.": "body."}))
@@ -317,14 +307,7 @@ class Start:
 
     @classmethod
     def read(cls, config: RunDescription) -> tuple[Start, RunDescription]:
-        """Reads the file or folder in ``init.weights``, before any data.
-
-        Returns:
-            The start, and the run's description with the values that it adopts from the source.
-
-        Raises:
-            MedfedError: If the source cannot be used.
-        """
+        """Reads the file or folder in ``init.weights``, before any data."""
         init = config.init
         if init.weights is None:
             return cls(), config
@@ -351,10 +334,6 @@ class Start:
             config: The run's description.
             task: The task, with its random start.
             names: The names of the data's ``channels`` and ``labels``, to compare.
-
-        Raises:
-            CheckpointError: If nothing fits, or not everything although ``init.strict`` is true.
-            ConfigError: If ``init.part`` matches nothing.
         """
         if self.folder is not None:
             restore(task.network, self.folder)
@@ -398,13 +377,6 @@ def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescri
     Args:
         config: The run's description.
         adopted: Values by key, such as ``model.network``.
-
-    Returns:
-        The description with these values, and the changes in words.
-
-    Raises:
-        ConfigError: If the source was trained for another task than ``model``.
-        CheckpointError: If the source would set another key, or a value would read the environment.
     """
     for key, value in adopted.items():
         known = key in (TASK, "model.network") or key.startswith("data.")
@@ -435,11 +407,7 @@ def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescri
 
 
 def restore(network: nn.Module, folder: Path) -> None:
-    """Restores the start of a run from its folder; the source need not exist any more.
-
-    Raises:
-        CheckpointError: If the folder's copy is missing, torn or of another network.
-    """
+    """Restores the start of a run from its folder; the source need not exist any more."""
     path = RunFolder(folder).start_safetensors
     tensors, entries = read_tensors(path), float_entries(network)
     with reading(path):

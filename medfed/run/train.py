@@ -10,7 +10,7 @@ from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
 from medfed.run import results
-from medfed.run.claim import claimed
+from medfed.run.claim import locked_run_folder
 from medfed.run.experiment import Experiment, build_experiment, test_selected
 from medfed.run.loggers import ended
 
@@ -20,18 +20,10 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
 
     The round with the best validation score is selected; the test split is read once, at the end.
 
-    Args:
-        config: The run's description.
-        logs: Whether the run folder gets a log.
-
     Returns:
         The summary that ``summary.json`` holds, and the objects.
-
-    Raises:
-        MedfedError: If the configuration, data or run folder does not fit; see
-            :func:`build_experiment`.
     """
-    with claimed(config, logs):
+    with locked_run_folder(config, logs):
         with said_once():
             experiment = build_experiment(config)
         run = RunFolder(experiment.folder)

@@ -177,7 +177,7 @@ def coordinate(
     """
     if config.adapters is not None:
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
-    with claim.claimed(config, logs):
+    with claim.locked_run_folder(config, logs):
         gone = withdrawn_of(Path(config.folder)) if config.resume is not None else []
         there = [c for c in sites if c not in gone]
         with calls.Caller(transport, there, terms or calls.Terms()) as caller:

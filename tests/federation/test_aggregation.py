@@ -15,7 +15,15 @@ import torch
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import digest, weighted_mean
 from medfed.config.compose import described
-from medfed.federation.aggregation import FAR, Aggregation, Clip, Krum, Median, Trimmed, far_parts
+from medfed.federation.aggregation import (
+    FAR,
+    Aggregation,
+    Clip,
+    Krum,
+    Median,
+    Trimmed,
+    find_outliers,
+)
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.message import Message
@@ -195,8 +203,8 @@ def test_far_parts_are_found_among_three_or_more():
             for i, size in enumerate(sizes)
         }
 
-    assert not far_parts(message(1.0, 100.0), 0, "fit")
-    assert not far_parts(message(1.0, 1.0, FAR), 0, "fit")
-    (far,) = far_parts(message(1.0, 1.0, -1e30), 4, "fit")
+    assert not find_outliers(message(1.0, 100.0), 0, "fit")
+    assert not find_outliers(message(1.0, 1.0, FAR), 0, "fit")
+    (far,) = find_outliers(message(1.0, 1.0, -1e30), 4, "fit")
     assert "Round 5: the part shared of c2 is at least 1e19 times" in str(far)
     assert json.loads(json.dumps(far._asdict()))["client"] == "c2"

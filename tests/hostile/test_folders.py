@@ -38,7 +38,7 @@ from medfed.federation.lightning.callbacks import RoundProgress
 from medfed.records.folder import RunFolder, git_commit, save_tensors
 from medfed.records.places import BEGUN
 from medfed.reports.comparison import compare_runs
-from medfed.run.claim import claimed
+from medfed.run.claim import locked_run_folder
 from medfed.run.evaluation import evaluate_run
 from medfed.standalone.names import fold
 from tests.integration.runs import CLINICAL, resume, run
@@ -166,12 +166,12 @@ def test_a_second_sweep_goes_beside_the_first(tmp_path, monkeypatch, capsys):
 
 def test_a_rank_shares_the_folder_of_the_first(tmp_path, monkeypatch):
     """It neither looks nor locks nor removes."""
-    from medfed.run.claim import claimed
+    from medfed.run.claim import locked_run_folder
 
     (tmp_path / "config.yaml").touch()
     config = load([*SMALL, f"folder={tmp_path}"])
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with claimed(config, logs=True):
+    with locked_run_folder(config, logs=True):
         assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
 
@@ -230,7 +230,7 @@ def test_nothing_is_written_through_a_link(name, tmp_path):
     sentence = f"{name} is a link, and nothing is written through it; remove it"
     with (
         pytest.raises(ConfigError, match=re.escape(sentence)),
-        claimed(dataclasses.replace(config, resume=str(folder)), logs=True),
+        locked_run_folder(dataclasses.replace(config, resume=str(folder)), logs=True),
     ):
         logging.getLogger().warning("never")
     if name == "pictures":  # as medfed export and evaluate write them
@@ -495,7 +495,7 @@ def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path, undistu
         import medfed.records.folder
 
         medfed.records.folder.write_json = medfed.records.folder.write_text = killed
-        with claimed(config):
+        with locked_run_folder(config):
             if writes is not None:
                 RunFolder(Path(config.folder)).open(config, {}, {}, {})
             os.kill(os.getpid(), signal.SIGKILL)

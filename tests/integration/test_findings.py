@@ -17,7 +17,7 @@ from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.reports.comparison import compare_runs
-from medfed.run.assembly import read_data, settled, task_for
+from medfed.run.assembly import read_data, resolve_facts, task_for
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import across, same, site
@@ -134,7 +134,7 @@ def test_bad_input_is_one_sentence(keys, cells, sentence, tmp_path):
     here = [k for k in TRAIN if keys != ["model=small_cnn"] or "model" not in k]
     config = described([*here, f"data.path={table}", f"folder={tmp_path / 'run'}", *keys])
     with pytest.raises((ConfigError, DataError), match=sentence) as caught:
-        settled(config, read_data(config))
+        resolve_facts(config, read_data(config))
     assert "\n" not in str(caught.value)
 
 

@@ -27,7 +27,7 @@ from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import Record
-from medfed.federation.aggregation import Far
+from medfed.federation.aggregation import Outlier
 from medfed.federation.lightning.collect import gather_named, rank, warn, world_size
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.module import (
@@ -385,7 +385,7 @@ class UnusualRounds(pl.Callback):
     def __init__(self, path: Path, evaluation: PersonalEvaluation) -> None:
         self.path = path
         self.evaluation = evaluation
-        self.far: list[Far] = []
+        self.far: list[Outlier] = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the first unusual part of each client, and records all."""
@@ -408,7 +408,7 @@ class UnusualRounds(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the record."""
-        self.far = [Far(*row) for row in state_dict["far"]]
+        self.far = [Outlier(*row) for row in state_dict["far"]]
 
 
 class Patience(EarlyStopping):
