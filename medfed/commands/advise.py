@@ -22,11 +22,7 @@ OWN = ("methods", "folds", "repeats", "pilot_rounds", "out", "workers")
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
-    """Checks the question before anything large is loaded.
-
-    Raises:
-        ConfigError: If a value is out of range, or a method is chosen or unknown.
-    """
+    """Checks the question before anything large is loaded."""
     if sweep:
         raise ConfigError(
             "-m runs a sweep, but medfed advise answers one question; leave out -m and name the "
@@ -49,14 +45,6 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
 
 def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:
     """Checks that a pilot can compare these methods.
-
-    Args:
-        methods: Their names.
-        plugins: Folders of a user's methods.
-
-    Raises:
-        ConfigError: If a method is unknown or needs all patients in one place, or `local` is the
-            only method.
 
     Example:
         >>> check_methods(["local", "ditto"])

@@ -20,11 +20,7 @@ from medfed.config.sections import Section
 
 
 def check(configs: Sequence[Section], sweep: bool) -> None:
-    """Checks all names and folders before anything large is loaded.
-
-    Raises:
-        ConfigError: If a suite, method or folder does not exist.
-    """
+    """Checks all names and folders before anything large is loaded."""
     from medfed.benchmark.suite import check_paths, check_shard, suites, wanted_of
 
     for config in configs:

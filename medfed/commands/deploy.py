@@ -35,11 +35,7 @@ def main(given: Sequence[str]) -> None:
 
 
 def split(given: Sequence[str]) -> tuple[sections.Section, list[str]]:
-    """Splits a command line into this command's keys, composed and checked, and those of train.
-
-    Raises:
-        ConfigError: If a value is not allowed or missing.
-    """
+    """Splits a command line into this command's keys, composed and checked, and those of train."""
     if flag := next((a for a in given if a.startswith("-")), None):
         raise ConfigError(
             f"medfed {NAME} takes KEY=VALUE, not {flag}: it runs one experiment; leave {flag} out."
@@ -63,11 +59,7 @@ def split(given: Sequence[str]) -> tuple[sections.Section, list[str]]:
 
 
 def _check_joining(settings: sections.Section, odd: Sequence[str]) -> None:
-    """Checks the command line by which a hospital joins a finished run.
-
-    Raises:
-        ConfigError: If a key is missing, or the finished run has already decided its value.
-    """
+    """Checks the command line by which a hospital joins a finished run."""
     if settings.run is None or settings.onboard is None:
         raise ConfigError(
             "To let a hospital join a finished run, give run=FOLDER onboard=SITE: the "
@@ -81,13 +73,7 @@ def _check_joining(settings: sections.Section, odd: Sequence[str]) -> None:
 
 
 def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) -> None:
-    """Makes kits, writes a job, or runs the experiment.
-
-    Args:
-        keys: This command's keys.
-        rest: The overrides for ``medfed train``.
-        given: The whole command line, from which the command to resume is made.
-    """
+    """Makes kits, writes a job, or runs the experiment."""
     if keys.provision is not None:
         folder = Path(keys.provision)
         if keys.approve is not None:

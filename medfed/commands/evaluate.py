@@ -55,11 +55,7 @@ def across(config: Section, folder: Path) -> None:
 
 
 def check(configs: Sequence[Section], sweep: bool) -> None:
-    """Checks the values before anything large is loaded.
-
-    Raises:
-        ConfigError: If one cannot be used.
-    """
+    """Checks the values before anything large is loaded."""
     for config in configs:
         check_value("least", config.least, COUNT)
 

@@ -28,12 +28,7 @@ class Key(NamedTuple):
 
 
 def print_help(name: str, doc: str) -> None:
-    """Prints what a command does, its groups with their options, and its keys.
-
-    Args:
-        name: The command.
-        doc: The docstring of its module.
-    """
+    """Prints what a command does, its groups with their options, and its keys."""
     text = (CONFIG_DIR / f"{name}.yaml").read_text("utf-8")
     first, _, rest = doc.replace("``", "").strip().partition("\n")
     console = Terminal(soft_wrap=True)
@@ -68,12 +63,7 @@ def print_help(name: str, doc: str) -> None:
 
 
 def print_usage(usage: str, doc: str) -> None:
-    """Prints the help of a command that has no primary config.
-
-    Args:
-        usage: Its command line.
-        doc: The docstring of its module.
-    """
+    """Prints the help of a command that has no primary config."""
     print(f"{doc.replace('``', '').strip()}\n\nUsage: {usage}")
 
 

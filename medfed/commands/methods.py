@@ -89,9 +89,6 @@ def main(given: Sequence[str]) -> None:
 def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
     """Returns the yaml of each method by name, in order.
 
-    Args:
-        plugins: Overrides such as ``plugins=FOLDER``.
-
     Example:
         >>> "fedavg" in yamls()
         True
@@ -102,15 +99,7 @@ def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
 
 
 def method(name: str, yaml: Path) -> Method:
-    """Loads the class that a method's yaml names.
-
-    Args:
-        name: The method.
-        yaml: Its file.
-
-    Raises:
-        ConfigError: If the yaml names something that a configuration may not build.
-    """
+    """Loads the class that a method's yaml names."""
     from hydra.utils import get_class
     from omegaconf import OmegaConf
 

@@ -43,11 +43,7 @@ class Row(NamedTuple):
 
 
 def machine(folder: Path) -> list[Row]:
-    """Returns what the machine has.
-
-    Args:
-        folder: A folder on the disk to which runs are written.
-    """
+    """Returns what the machine has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     rows = [
         Row("system", f"{platform.platform(terse=True)}, Python {platform.python_version()}"),
@@ -109,11 +105,7 @@ def extras() -> list[Row]:
 
 
 def wrong_packages(extra: str = "") -> list[str]:
-    """Says which packages are missing or have the wrong version, and how to fix it.
-
-    Args:
-        extra: An extra, whose optional packages are checked; by default the required packages.
-    """
+    """Says which packages are missing or have the wrong version, and how to fix it."""
     sentences = []
     for line in importlib.metadata.requires("medfed") or ():
         wanted = Requirement(line)
@@ -135,11 +127,7 @@ def wrong_packages(extra: str = "") -> list[str]:
 
 
 def mistakes(folder: Path) -> Iterator[str]:
-    """Yields a sentence for each thing that is wrong here, with the remedy.
-
-    Args:
-        folder: The folder in which the user calls medfed.
-    """
+    """Yields a sentence for each thing that is wrong here, with the remedy."""
     yield from wrong_packages()
     if driver() is not None and not torch.cuda.is_available():
         yield (

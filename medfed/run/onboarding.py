@@ -91,17 +91,6 @@ def onboard(
     A client uses its first k training patients, in an order drawn from the run's seed, and is
     evaluated on its test patients. The learning rate is that of the run's first round. Nothing is
     selected, so its validation patients are not used.
-
-    Args:
-        folder: The run folder.
-        who: A client that the run kept out, ``all`` of them, or a path to another hospital's data.
-        counts: The values of k.
-        steps: Largest number of gradient steps of each rule.
-
-    Raises:
-        ConfigError: If a number is below 1 or the client unknown.
-        DataError: If the hospital has no patient to learn from or to be tested on.
-        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
     check_numbers(counts, steps)
     summary = RunFolder(folder).summary
@@ -126,9 +115,6 @@ def onboard(
 
 def check_numbers(counts: Sequence[object], steps: object) -> None:
     """Checks k and the number of steps.
-
-    Raises:
-        ConfigError: If a number is not whole or is below 1, or there is no k.
 
     Example:
         >>> check_numbers([1, 0], 10)
@@ -176,16 +162,7 @@ def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
 
 
 def hospital_at(experiment: Experiment, path: Path) -> ClientData:
-    """Reads the data of a hospital that the run has never seen, as one client.
-
-    Args:
-        experiment: The run, whose data configuration says how to read and to split.
-        path: The hospital's ``data.path``.
-
-    Raises:
-        ConfigError: If the run's data have no path.
-        DataError: If the path does not exist, or the data have other channels or classes.
-    """
+    """Reads the data of a hospital that the run has never seen, as one client."""
     config = experiment.config
     if "path" not in config.data:
         raise ConfigError(
@@ -305,13 +282,7 @@ def write_onboarding(onboarding: Onboarding, folder: Path) -> None:
 
 
 def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: float) -> Figure:
-    """Draws the metric and the CPU seconds of each rule, mean over the onboarded clients.
-
-    Args:
-        rules: The rows of each rule, by its name.
-        metric: The metric's name.
-        others: Mean of the hospitals of the run.
-    """
+    """Draws the metric and the CPU seconds of each rule, mean over the onboarded clients."""
     score, seconds = dict[str, list[Point]](), dict[str, list[Point]]()
     for name, rows in rules.items():
         for k in dict.fromkeys(row.k for row in rows):

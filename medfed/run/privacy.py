@@ -83,20 +83,7 @@ def protect(
     statistics: Sequence[Statistic],
     across: bool,
 ) -> None:
-    """Makes the gradients of all clients of this process noisy, if the run asks for it.
-
-    Args:
-        config: The run's description.
-        clients: The clients' data.
-        task: The task.
-        federation: The federation.
-        local: Its training loop.
-        statistics: What clients send that is computed from patients, besides weights.
-        across: Whether this process is a hospital's.
-
-    Raises:
-        ConfigError: If something of the run would leave a client without noise.
-    """
+    """Makes the gradients of all clients of this process noisy, if the run asks for it."""
     keys = config.privacy.example
     if keys is None:
         return
@@ -111,16 +98,7 @@ def protect(
 
 
 def hide_clients(config: RunDescription, federation: Federation, across: bool) -> None:
-    """Makes the replies of all clients of this process noisy, if the run asks for it.
-
-    Args:
-        config: The run's description.
-        federation: The federation.
-        across: Whether this process is a hospital's.
-
-    Raises:
-        ConfigError: If the method or the channel does not allow it.
-    """
+    """Makes the replies of all clients of this process noisy, if the run asks for it."""
     keys, method = config.privacy.client, federation.algorithm
     if keys is None:
         return
@@ -169,19 +147,7 @@ def print_hidden(config: RunDescription, federation: Federation) -> None:
 def protections(
     config: RunDescription, clients: Mapping[str, ClientData], federation: Federation
 ) -> dict[str, Protection]:
-    """Returns the noise of each client of this process.
-
-    Args:
-        config: The run's description.
-        clients: The clients' data.
-        federation: The federation.
-
-    Returns:
-        By client; nothing without ``privacy.example``.
-
-    Raises:
-        ConfigError: If delta is too large for a client.
-    """
+    """Returns the noise of each client of this process."""
     keys, method = config.privacy.example, federation.algorithm
     if keys is None:
         return {}
@@ -294,14 +260,7 @@ def record(
     planned: Mapping[str, Protection],
     gradients: Mapping[str, int],
 ) -> dict[str, object]:
-    """Returns the content of ``privacy.json``.
-
-    Args:
-        config: The run's description.
-        federation: The federation.
-        planned: The noise of each client for its patients.
-        gradients: How many noisy gradients each client has taken so far.
-    """
+    """Returns the content of ``privacy.json``."""
     noise, made = federation.noise, federation.trainer and federation.trainer.gradients.private
     is_private = not (noise and noise.seed is not None) and not (made and not made.privacy.system)
     kept: dict[str, object] = {"private": is_private, "exact": exact(config)}

@@ -43,9 +43,6 @@ class Columns:
     def inputs(self) -> list[tuple[str, str]]:
         """Name of every input, and its column.
 
-        Raises:
-            DataError: If two inputs have one name.
-
         Example:
             >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("age",))
             >>> columns.inputs()
