@@ -523,9 +523,10 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
         client: gain_of(*gains[client], known, len(asked.patients[client]), task.overlap, count)
         for client, known in zip(task.clients, defined, strict=True)
     }
-    takes, unknown = f"are too few; a verdict takes {LEAST_CASES} or more", [math.nan] * 4
+    takes, nan = f"are too few; a verdict takes {LEAST_CASES} or more", math.nan
     for c, has in task.small.items():
-        known[c] = Gain(*unknown, "cannot tell", f"{has} {takes}", 0, len(asked.patients[c]))
+        why, count = f"{has} {takes}", len(asked.patients[c])
+        known[c] = Gain(nan, nan, nan, nan, "cannot tell", why, 0, count)
     return {client: known[client] for client in asked.patients}
 
 

@@ -90,8 +90,8 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
         return beyond.format(f"{group.budget} gradient passes", "took", spent)
     up, down = (float(np.mean([r["bytes"][way] for r in whole])) for way in ("up", "down"))
     limit, fedavg = group.suite.bytes, task.scores.get("fedavg")
-    sent = sum(fedavg.sent) if fedavg and limit is not None and not group.is_ceiling else 0
-    if sent and (times := (up + down) / sent) > limit:
+    sent = sum(fedavg.sent) if fedavg and not group.is_ceiling else 0
+    if limit is not None and sent and (times := (up + down) / sent) > limit:
         return beyond.format(f"{limit:g} times FedAvg's bytes", "sent", times)
     worst, courses = worst_value(metric), [r.get("course", ()) for r in whole]
     task.scores[name] = Scores(

@@ -107,7 +107,7 @@ class SegmentationTask(TaskModule):
             raise ConfigError("model.dice_weight and model.ce_weight are for the default loss.")
         self.regions = tuple(regions)
         self.activation = chosen_activation(activation, len(regions), exclusive)
-        softmax, window = self.activation == "softmax", patch_size and tuple(patch_size)
+        softmax, window = self.activation == "softmax", tuple(patch_size) if patch_size else None
         self.inference = RegionInference(softmax, threshold, window, overlap, window_batch)
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight

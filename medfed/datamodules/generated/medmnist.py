@@ -104,8 +104,8 @@ def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uin
     turn = rng.uniform(0, 2 * np.pi)
     for angle in turn + step * np.arange(count) + rng.normal(0, 0.1, count):
         centre = radius * far * np.array([np.cos(angle), np.sin(angle)])
-        size = radius * width * rng.uniform(0.85, 1.15, 2)
-        paint(image, cell * disc(place, centre, size), NUCLEUS)
+        extent = radius * width * rng.uniform(0.85, 1.15, 2)
+        paint(image, cell * disc(place, centre, extent), NUCLEUS)
     image = gaussian_filter(image, (*[rng.uniform(0.3, 0.9)] * 2, 0))
     stain = rng.uniform(0.85, 1.15) * rng.uniform(0.95, 1.05, 3)
     image = 1 - (1 - image) * stain + rng.normal(0, 0.03) + rng.normal(0, 0.04, image.shape)
