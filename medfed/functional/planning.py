@@ -249,16 +249,9 @@ class Planner:
             batch = max(min(fits, covered), _LEAST_BATCH)
         stages = len(strides)
         features = self._features(stages, dims)
-        of = (
-            tuple(spacing.tolist()),
-            patch,
-            batch,
-            strides,
-            kernels,
-            features,
-            *self._blocks(stages),
-        )
-        return Plan(configuration, self.residual, *of)
+        mm, blocks = tuple(spacing.tolist()), self._blocks(stages)
+        of = patch, batch, strides, kernels, features, *blocks
+        return Plan(configuration, self.residual, mm, *of)
 
     def _patch(
         self, spacing: Floats, median: Floats, room: float

@@ -277,13 +277,8 @@ def _draw(
         image, probabilities = image[..., number], probabilities[..., number]
     else:
         image, probabilities = segmented.image, segmented.small
-    figure = prediction_row(
-        image[predictor.present],
-        predictor.of_regions.outlines(probabilities),
-        [name for name in predictor.facts["channels"] if name in predictor.facts["present"]],
-        predictor.labels,
-        title=title,
-        threshold=predictor.of_regions.level,
-        aspect=aspect,
-    )
+    facts, regions = predictor.facts, predictor.of_regions
+    names = [name for name in facts["channels"] if name in facts["present"]]
+    drawn = image[predictor.present], regions.outlines(probabilities), names, predictor.labels
+    figure = prediction_row(*drawn, title=title, threshold=regions.level, aspect=aspect)
     save_figures(path.parent, {path.stem: figure})
