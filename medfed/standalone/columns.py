@@ -48,11 +48,8 @@ class Columns:
             >>> columns.inputs()
             [('age', 'age'), ('sex=m', 'sex'), ('age missing', 'age')]
         """
-        inputs = [
-            (name, name) if shown is None else (f"{name}={shown}", name)
-            for name in self.names
-            for shown in self._shown(name)
-        ]
+        every = ((name, shown) for name in self.names for shown in self._shown(name))
+        inputs = [(n, n) if shown is None else (f"{n}={shown}", n) for n, shown in every]
         inputs += [(f"{name} missing", name) for name in self.indicators]
         seen: set[str] = set()
         for name, _ in inputs:

@@ -263,15 +263,9 @@ def _resample(block: Patches, first: Ints, grid: Ints, steps: NDArray[np.float64
     # In voxels from the centre: whole steps are exact for every storage order. "nearest", as a
     # rounding error must not push a row beyond the block's end.
     start = -(grid // 2) * steps - first
-    values = affine_transform(
-        block,
-        steps[::-1],
-        start[::-1],
-        output_shape=tuple(grid[::-1].tolist()),
-        output=np.float64,
-        order=1,
-        mode="nearest",
-    )
+    shape = tuple(grid[::-1].tolist())
+    place = block, steps[::-1], start[::-1], shape, np.float64
+    values = affine_transform(*place, order=1, mode="nearest")
     return np.asarray(np.rint(values), dtype=np.int16)
 
 

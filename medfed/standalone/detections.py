@@ -26,11 +26,8 @@ def find_ct(source: Path, output: Path) -> dict[str, ScanFiles]:
     """Lists the CT scans that an input names: one volume, or all below a folder."""
     scans = find_scans(source, {"present": (), "input": {}}, output)  # one contrast, of any name
     known = Counter(Path(scan.id).name for scan in scans)
-    return {
-        name if known[name] == 1 else scan.id: scan
-        for scan in scans
-        for name in [Path(scan.id).name]
-    }
+    named = ((Path(scan.id).name, scan) for scan in scans)
+    return {name if known[name] == 1 else scan.id: scan for name, scan in named}
 
 
 def boxes_file(scan: ScanFiles, output: Path) -> Path:
@@ -62,9 +59,5 @@ def detect(predictor: Predictor, name: str, path: Path, file: Path) -> list[floa
 def save_detections(files: Iterable[Path], folder: Path) -> None:
     """Writes the boxes of many scans as one table, with a header alone where none is found."""
     scans = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    rows = [
-        [scan["seriesuid"], *box["centre_mm"], box["probability"]]
-        for scan in scans
-        for box in scan["boxes"]
-    ]
+    rows = [[s["seriesuid"], *b["centre_mm"], b["probability"]] for s in scans for b in s["boxes"]]
     write_csv(folder / TABLE, _HEADER, rows)

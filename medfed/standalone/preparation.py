@@ -369,11 +369,9 @@ class Preparation:
             >>> Preparation.from_record(kept.record(), channels=1) == kept
             True
         """
-        return {
-            "normalization": record_of(self.rules),
-            "resampled_to": None if self.spacing is None else list(self.spacing),
-            "crop_foreground": self.crop,
-        }
+        mm = None if self.spacing is None else list(self.spacing)
+        rules = record_of(self.rules)
+        return {"normalization": rules, "resampled_to": mm, "crop_foreground": self.crop}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], channels: int) -> Preparation:
