@@ -38,16 +38,9 @@ import torch
 from torch import Tensor, nn
 
 from medfed import standalone
+from medfed.common import files
 from medfed.common.console import in_markdown, shown
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import (
-    replacing_folder,
-    restore_folder,
-    sha256,
-    text_templates,
-    write_json,
-    writing,
-)
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle import metadata, onnx_file, weights
@@ -80,8 +73,8 @@ class Manifest(TypedDict):
 def write_manifest(folder: Path) -> dict[str, str]:
     """Writes down the hashes of all files that a bundle consists of."""
     (folder / MANIFEST).unlink(missing_ok=True)
-    hashes = {name: sha256(folder / name) for name in sorted(_files(folder))}
-    write_json(folder / MANIFEST, {"sha256": hashes})
+    hashes = {name: files.sha256(folder / name) for name in sorted(_files(folder))}
+    files.write_json(folder / MANIFEST, {"sha256": hashes})
     return hashes
 
 
@@ -98,7 +91,7 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
         raise CheckpointError(f"{folder / added[0]} is no part of the bundle; move it elsewhere.")
     # A hash reveals a torn copy or a change, but nobody who changes the manifest as well.
     for name in sorted(present):
-        if sha256(folder / name) != hashes[name]:
+        if files.sha256(folder / name) != hashes[name]:
             raise CheckpointError(
                 f"{folder / name} is not the file that was exported (its hash differs from "
                 f"{MANIFEST}); copy the bundle again."
@@ -182,7 +175,7 @@ class Bundle:
 
 def read_bundle(folder: Path) -> Bundle:
     """Reads a bundle."""
-    restore_folder(folder)
+    files.restore_folder(folder)
     content = _read_metadata(folder)
     with reading(folder / MANIFEST, COPY_AGAIN):
         hashes = parse_json(folder / MANIFEST, Manifest)["sha256"]
@@ -216,26 +209,26 @@ def write_bundle(
     """
     _check_place(folder)
     state = weights.with_codebooks(dense, books)
-    with writing(folder, "choose another out=FOLDER"), replacing_folder(folder) as made:
+    with files.writing(folder, "choose another out=FOLDER"), files.replacing_folder(folder) as made:
         for name in FOLDERS:
             (made / name).mkdir()
         network = Bundle(folder, {"medfed": facts}, state, {}).network()
         weights.save(made / MODEL, network.state_dict())
         if books:
             weights.save_weights(made / PACKED, dense, books)
-        files = {"fp32": MODEL, "packed": PACKED if books else MODEL}
+        named = {"fp32": MODEL, "packed": PACKED if books else MODEL}
         if onnx and _saved_as_onnx(made / onnx_file.ONNX, network, facts):
             if samples is not None:
                 onnx_file.save_int8(made / onnx_file.ONNX, samples)
-            files["onnx"] = onnx_file.ONNX
-        sizes = {what: (made / file).stat().st_size for what, file in files.items()}
+            named["onnx"] = onnx_file.ONNX
+        sizes = {what: (made / file).stat().st_size for what, file in named.items()}
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
-        write_json(made / "configs" / "inference.json", inference_config(whole))
+        files.write_json(made / "configs" / "inference.json", inference_config(whole))
         for script in sorted(Path(standalone.__path__[0]).glob("*.py")):
             shutil.copyfile(script, made / "scripts" / script.name)
         for name in (README, CARD):
             (made / name).write_text(page(name, whole), encoding="utf-8")
-        write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
+        files.write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
         write_manifest(made)
     return whole
 
@@ -295,7 +288,7 @@ def _check_packages(folder: Path, packages: Mapping[str, str]) -> None:
 
 def page(name: str, facts: Mapping[str, Any]) -> str:
     """Writes a page for people."""
-    environment = text_templates(_TEMPLATES)
+    environment = files.text_templates(_TEMPLATES)
     environment.filters |= {"bytes": "{:,}".format, "interval": _interval}
     environment.filters |= {"number": _number, "numbers": _numbers}
     facts = in_markdown(facts)
