@@ -186,15 +186,15 @@ def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> 
     labels = {i: p.label for i, p in data.patients.items()}
     content = {
         "clients": {
-            client: split_again(plan.patients, labels, derive_seed(data.seed, client, repeat), fold)
-            for client, plan in data.plans.items()
+            c: _split_again(p.patients, labels, derive_seed(data.seed, c, repeat), fold)
+            for c, p in data.plans.items()
         },
         "partition": {c: p.record(data.plan_names) for c, p in data.plans.items()},
     }
     return PilotSplit(content, f"{digest(content)[:16]}.json")
 
 
-def split_again(
+def _split_again(
     patients: Mapping[Split, Sequence[str]],
     labels: Mapping[str, object],
     seed: int,
@@ -204,7 +204,7 @@ def split_again(
 
     Example:
         >>> parts = {"train": ["a", "b", "c", "d"], "val": ["e", "f"], "test": ["g", "h"]}
-        >>> found = [split_again(parts, dict.fromkeys("abcdef"), 0, (k, 3)) for k in range(3)]
+        >>> found = [_split_again(parts, dict.fromkeys("abcdef"), 0, (k, 3)) for k in range(3)]
         >>> [len(found[0][split]) for split in ("train", "val", "test")]
         [3, 1, 2]
         >>> sorted(i for one in found for i in one["test"])

@@ -60,7 +60,7 @@ def highdicom() -> ModuleType:
     return module
 
 
-def save_segments(
+def _save_segments(
     masks: Mapping[str, NDArray[Any]], scan: scans.Scan, target: Path, title: str
 ) -> None:
     """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan.
@@ -222,7 +222,7 @@ def _case(
         if is_seg and isinstance(found, scans.SegmentedScan):
             title = f"medfed, {facts['method']}"
             planes = {n: m.numpy() for n, m in zip(labels, masks, strict=True)}
-            save_segments(planes, found.scan, place, title)
+            _save_segments(planes, found.scan, place, title)
         else:
             found.save(facts, masks, place)
         if maps:
