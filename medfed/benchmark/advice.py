@@ -186,15 +186,15 @@ def _division(data: FederatedDataModule, repeat: int, fold: tuple[int, int]) -> 
     labels = {i: p.label for i, p in data.patients.items()}
     content = {
         "clients": {
-            client: split_again(plan.patients, labels, derive_seed(data.seed, client, repeat), fold)
-            for client, plan in data.plans.items()
+            c: _split_again(p.patients, labels, derive_seed(data.seed, c, repeat), fold)
+            for c, p in data.plans.items()
         },
         "partition": {c: p.record(data.plan_names) for c, p in data.plans.items()},
     }
     return PilotSplit(content, f"{digest(content)[:16]}.json")
 
 
-def split_again(
+def _split_again(
     patients: Mapping[Split, Sequence[str]],
     labels: Mapping[str, object],
     seed: int,
@@ -204,7 +204,7 @@ def split_again(
 
     Example:
         >>> parts = {"train": ["a", "b", "c", "d"], "val": ["e", "f"], "test": ["g", "h"]}
-        >>> found = [split_again(parts, dict.fromkeys("abcdef"), 0, (k, 3)) for k in range(3)]
+        >>> found = [_split_again(parts, dict.fromkeys("abcdef"), 0, (k, 3)) for k in range(3)]
         >>> [len(found[0][split]) for split in ("train", "val", "test")]
         [3, 1, 2]
         >>> sorted(i for one in found for i in one["test"])
@@ -483,13 +483,11 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
         client: gain_of(task, *gains[client], known, len(asked.patients[client]), count)
         for client, known in zip(task.clients, defined, strict=True)
     }
-    why = f"are too few; a verdict takes {LEAST_CASES} or more"
-    nan, says = math.nan, "cannot tell"
-    small = {
-        c: Gain(nan, nan, nan, nan, says, f"{has} {why}", 0, len(asked.patients[c]))
-        for c, has in task.small.items()
-    }
-    return {client: {**known, **small}[client] for client in asked.patients}
+    takes, nan = f"are too few; a verdict takes {LEAST_CASES} or more", math.nan
+    for c, has in task.small.items():
+        why, count = f"{has} {takes}", len(asked.patients[c])
+        known[c] = Gain(nan, nan, nan, nan, "cannot tell", why, 0, count)
+    return {client: known[client] for client in asked.patients}
 
 
 def _defined(values: Floats) -> int:

@@ -378,11 +378,11 @@ class Method:
         return cls(name, "pooled" if finetuned else name, finetuned)
 
 
-def known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
+def _known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
     """Returns the names of all methods.
 
     Example:
-        >>> known_methods()[:3]
+        >>> _known_methods()[:3]
         ['adiana', 'apfl', 'binaryrelax']
     """
     places = (compose.CONFIG_DIR, *(Path(folder) / "configs" for folder in folders))
@@ -412,7 +412,7 @@ def wanted_of(
     folders: Sequence[str | Path] = (),
 ) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
     """Returns the wanted suites, and by suite the methods and arms; as for `benchmark`."""
-    chosen, known = chosen_suites(suite, folders), known_methods(folders)
+    chosen, known = chosen_suites(suite, folders), _known_methods(folders)
     usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
     by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
     return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)

@@ -54,7 +54,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
             task.left_out[name] = f"{name} is left out of {task.name}: {why}"
         tested = tested or [r for r in known if "clients" in r]
     if task.same:
-        task.leave_out_small({client: fewest_of(tested, client) for client in task.clients})
+        task.leave_out_small({client: _fewest_of(tested, client) for client in task.clients})
     if len(missing) == len(progress):
         task.unfinished = f"{task.name} is not finished with any method: there is no table of it."
     elif missing:
@@ -102,13 +102,13 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
     return ""
 
 
-def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
+def _fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
     """Returns on how few patients the scores of a hospital rest over all splits, and on which.
 
     Example:
         >>> patients = {"A": {"train": 6, "val": 0, "test": 2}}
         >>> split = {"patients": patients, "fewest": {"A": [1, "test patients of a class"]}}
-        >>> fewest_of([split] * 4, "A") == fewest_of([split] * 8, "A")
+        >>> _fewest_of([split] * 4, "A") == _fewest_of([split] * 8, "A")
         True
     """
     each = [r["patients"][client] for r in results]
@@ -133,7 +133,7 @@ def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ..
     return tuple((s, v if v is not None and math.isfinite(v) else None) for s, v in scores)
 
 
-def tasks_of(progress: Sequence[Progress]) -> list[Task]:
+def _tasks_of(progress: Sequence[Progress]) -> list[Task]:
     """Reads all tasks, in the order of suites and variants."""
     by_suite: dict[str, list[Progress]] = {}
     for one in progress:
@@ -160,7 +160,7 @@ def crossings(
     return [ends for ends, (a, b) in zip(pairwise(dial), pairwise(gaps), strict=True) if a * b < 0]
 
 
-def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str, Any]:
+def _dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str, Any]:
     """By suite the means of methods over its dial, and where they cross the references."""
     dials: dict[str, Any] = {}
     for suite in dict.fromkeys(task.suite for task, _ in tasks):
@@ -198,9 +198,9 @@ def findings(
     progress: Sequence[Progress], size: str, notes: Sequence[str] = (), target: float | None = None
 ) -> Report:
     """Judges all tasks of a benchmark."""
-    report = judged(tasks_of(progress), target)
+    report = judged(_tasks_of(progress), target)
     report.size, report.libraries = size, libraries()
-    report.dials = dials_of(progress, report.tasks)
+    report.dials = _dials_of(progress, report.tasks)
     report.notes = [*sentences_of(report.dials), *report.notes, *notes]
     if size == "smoke":
         report.remark = "size=smoke only shows that the benchmark runs; its numbers mean nothing."

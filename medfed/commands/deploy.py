@@ -73,13 +73,7 @@ def _check_joining(settings: sections.Section, odd: Sequence[str]) -> None:
 
 
 def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) -> None:
-    """Makes kits, writes a job, or runs the experiment.
-
-    Args:
-        keys: This command's keys.
-        rest: The overrides for ``medfed train``.
-        given: The whole command line, from which the command to resume is made.
-    """
+    """Makes kits, writes a job, or runs the experiment."""
     if keys.provision is not None:
         folder = Path(keys.provision)
         if keys.approve is not None:

@@ -15,11 +15,7 @@ from medfed.common.processes import ended_by_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command.
-
-    Args:
-        arguments: The command line without the program; ``None``: this process's.
-    """
+    """Runs one command."""
     escape_unknown()
     if wrong := _wrong_here():
         print(f"error: {wrong}", file=sys.stderr)

@@ -89,9 +89,6 @@ def main(given: Sequence[str]) -> None:
 def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
     """Returns the yaml of each method by name, in order.
 
-    Args:
-        plugins: Overrides such as ``plugins=FOLDER``.
-
     Example:
         >>> "fedavg" in yamls()
         True

@@ -60,12 +60,7 @@ def main(given: Sequence[str]) -> None:
 
 
 def read(what: str, given: Sequence[str]) -> dict[str, str]:
-    """Returns the keys of a command.
-
-    Args:
-        what: The command, such as ``check``.
-        given: The rest of the command line.
-    """
+    """Returns the keys of a command."""
     keys = {a.partition("=")[0]: a.partition("=")[2] for a in given}
     for key in keys:
         if key not in _KEYS[what]:

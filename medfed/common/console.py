@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich import progress, table
+from rich import filesize, progress, table
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -255,12 +255,7 @@ def size(count: int) -> str:
         >>> size(512), size(2_500_000)
         ('512 B', '2.5 MB')
     """
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    return re.sub("bytes?", "B", filesize.decimal(count))
 
 
 def brief(value: float) -> str:

@@ -50,7 +50,7 @@ class RandomStates:
         everywhere: dict[str, State] = {"python": random._inst, "numpy": np.random.mtrand._rand}  # type: ignore[attr-defined]
         if has_global_stream():  # see `streams.seeded`
             everywhere["torch"] = torch.default_generator
-        named = chain(everywhere.items(), states_in(*objects))
+        named = chain(everywhere.items(), _states_in(*objects))
         self._named = {id(state): (name, state) for name, state in reversed([*named])}
         self._states = [state for _, state in self._named.values()]
         self._seed = seed
@@ -74,7 +74,7 @@ class RandomStates:
         _restore(self._states, self._outside)
 
 
-def states_in(*objects: object) -> Iterator[tuple[str, State]]:
+def _states_in(*objects: object) -> Iterator[tuple[str, State]]:
     """Yields the random states that objects hold at any depth, with a name from where they are.
 
     The name of a state stays the same when others come and go, as in some of MONAI's transforms.
@@ -83,7 +83,7 @@ def states_in(*objects: object) -> Iterator[tuple[str, State]]:
         >>> class Noise:
         ...     def __init__(self):
         ...         self.transforms = [partial(min, random.Random()), {"b": torch.Generator()}]
-        >>> [(name, type(state).__name__) for name, state in states_in(Noise())]
+        >>> [(name, type(state).__name__) for name, state in _states_in(Noise())]
         [('0.transforms.0.args.0', 'Random'), ('0.transforms.1.b', 'Generator')]
     """
     waiting = [(str(number), one) for number, one in enumerate(objects)]

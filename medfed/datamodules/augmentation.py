@@ -237,7 +237,7 @@ class Chain:
             for values in moved:
                 values[chosen] = values[chosen].flip(axis + 2)
             if label.shape[-1] == 7 and label.ndim == 3:
-                label[chosen] = flipped_boxes(label[chosen], axis, image.shape[axis + 2])
+                label[chosen] = _flipped_boxes(label[chosen], axis, image.shape[axis + 2])
         quarter, affine, *acting = coins[len(self.flips) :]
         if quarter.any():
             self._turn(moved, quarter)
@@ -287,11 +287,11 @@ class Chain:
         image.copy_(sample["image"] if inside is None else sample["image"] * inside)
 
 
-def flipped_boxes(label: Tensor, axis: int, side: int) -> Tensor:
+def _flipped_boxes(label: Tensor, axis: int, side: int) -> Tensor:
     """Returns boxes (B, M, 7) in images of a given side that are flipped along an axis.
 
     Example:
-        >>> flipped_boxes(torch.tensor([[[1.0, 2, 3, 4, 5, 6, 1], [0, 0, 0, 0, 0, 0, 0]]]), 0, 8)
+        >>> _flipped_boxes(torch.tensor([[[1.0, 2, 3, 4, 5, 6, 1], [0, 0, 0, 0, 0, 0, 0]]]), 0, 8)
         tensor([[[4., 2., 3., 7., 5., 6., 1.],
                  [0., 0., 0., 0., 0., 0., 0.]]])
     """

@@ -157,12 +157,13 @@ class ImageDataModule(OnDiskDataModule):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: images of one size, 0 to `peak` scaled to [-1, 1]."""
         color = "rgb" if len(self.data.channels) == 3 else "grey"
-        size, more = list(self.data.images.shape[2:]), {"converted": self.data.converted}
-        more |= {} if self.data.white == 65535 else {"white": self.data.white}
+        size, white = list(self.data.images.shape[2:]), self.data.white
+        more: dict[str, Any] = {"converted": self.data.converted}
+        more |= {} if white == 65535 else {"white": white}
         return {
             **super().preprocessing(client),
             "normalization": {"name": "range", "range": [0, self.data.peak], "to": [-1, 1]},
-            "input": {"kind": "images", "size": size, "color": color, **more},
+            "input": {"kind": "images", "size": size, "color": color} | more,
         }
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:

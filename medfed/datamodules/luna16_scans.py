@@ -129,7 +129,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
         image = self.scan.values.take(arrays["image"])[None, None]
         return {
             "image": torch.from_numpy(image),
-            "label": torch.from_numpy(flagged(boxes, np.ones(len(boxes)), len(boxes)))[None],
+            "label": torch.from_numpy(_flagged(boxes, np.ones(len(boxes)), len(boxes)))[None],
             "case": torch.tensor([case]),
             "spacing": torch.tensor([self.scan.spacing], dtype=torch.float32),
         }
@@ -239,10 +239,10 @@ def boxes_within(boxes: Boxes, start: Ints, size: Ints, most: int) -> Boxes:
     touch = ((moved[:, 3:] > 0) & (moved[:, :3] < size)).all(1)
     middle = (moved[:, :3] + moved[:, 3:]) / 2
     inside = ((middle >= 0) & (middle < size)).all(1)
-    return flagged(moved[touch], np.where(inside, 1, -1)[touch], most)
+    return _flagged(moved[touch], np.where(inside, 1, -1)[touch], most)
 
 
-def flagged(boxes: Boxes, flags: NDArray[Any], most: int) -> Boxes:
+def _flagged(boxes: Boxes, flags: NDArray[Any], most: int) -> Boxes:
     """Returns boxes with their flags as a label of `most` rows, at least one; the rest is 0."""
     label = np.zeros((max(most, 1), 7), np.float32)
     label[: len(boxes)] = np.column_stack([boxes, flags])

@@ -211,7 +211,7 @@ def volume_of(
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
     box = bounding_box(marked.numpy())
     origin, shape = tuple(s.start for s in box), tuple(image.shape[1:])
-    places = places_of(label.numpy(), inside.numpy(), rng)
+    places = _places_of(label.numpy(), inside.numpy(), rng)
     there = None if present is None else present.numpy()
     boxed = _by_slice(image, box), None, _by_slice(label, box)
     return Volume(*boxed, origin, shape, places, there)
@@ -233,7 +233,7 @@ def volume_of_cache(
     box = tuple(map(slice, starts, ends))
     image = arrays["codes"] if "codes" in arrays else arrays["image"]
     values = np.array(arrays["values"]) if "values" in arrays else None
-    places = places_of(label.numpy(), inside.numpy(), rng)
+    places = _places_of(label.numpy(), inside.numpy(), rng)
     kept = _by_slice(label, box)
     return Volume(image, values, kept, tuple(starts), tuple(shape), places, present.numpy())
 
@@ -244,7 +244,7 @@ def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
     return np.ascontiguousarray(cropped.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
 
 
-def places_of(
+def _places_of(
     label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Places, ...]:
     """Finds the possible patch centres.
@@ -260,7 +260,7 @@ def places_of(
     Example:
         >>> label = np.zeros((1, 2, 2, 1), np.uint8)
         >>> label[0, 1, 0] = 1
-        >>> off, on = places_of(label, np.ones((2, 2, 1), bool), np.random.default_rng(0))
+        >>> off, on = _places_of(label, np.ones((2, 2, 1), bool), np.random.default_rng(0))
         >>> off.tolist(), on.tolist()
         ([[0, 0, 0], [0, 1, 0], [1, 1, 0]], [[1, 0, 0]])
     """

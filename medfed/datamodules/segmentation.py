@@ -190,9 +190,9 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         assert self.planning is not None
         plan = self.plans[client]
         cases = [case for case, _ in self.cases_among(plan.patients["train"])]
-        plain = ((case, *self.unprepared(case, plan)) for case in cases)
+        plain = ((case, self.unprepared(case, plan)) for case in cases)
         spacing, names = self.scans.spacing, self.channel_names
-        measured = (facts_of(*of, spacing(self.cases[case]), names) for case, *of in plain)
+        measured = (facts_of(*of, spacing(self.cases[case]), names) for case, of in plain)
         self.follow(Agreed.read((yield self.planning.tell(measured))))
 
     def follow(self, agreed: Agreed) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medfed.common.errors import CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
-from medfed.federation.aggregation import Far, far_parts
+from medfed.federation.aggregation import Outlier, find_outliers
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,

@@ -72,8 +72,7 @@ def cosine_affinity(rows: Tensor) -> Tensor:
     """
     if not bool(torch.isfinite(rows).all()):
         raise ValueError("An affinity needs a row of finite numbers for each client.")
-    wide = rows.double()
-    unit = wide / wide.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    unit = spread_rows(rows)
     upper = (unit @ unit.T).clamp(0, 1).triu(1)
     affinity: Tensor = upper + upper.T  # symmetric to the last bit
     return affinity

@@ -236,7 +236,7 @@ class Planner:
             strides, kernels, patch = self._patch(spacing, median, room)
         else:
             given = tuple(self.patch_size[axis] for axis in order)
-            strides, kernels, patch, divisor = topology(spacing, given)
+            strides, kernels, patch, divisor = _topology(spacing, given)
             if patch != given:
                 raise ConfigError(
                     f"data.patch_size={list(self.patch_size)} must be a multiple of "
@@ -249,16 +249,9 @@ class Planner:
             batch = max(min(fits, covered), _LEAST_BATCH)
         stages = len(strides)
         features = self._features(stages, dims)
-        of = (
-            tuple(spacing.tolist()),
-            patch,
-            batch,
-            strides,
-            kernels,
-            features,
-            *self._blocks(stages),
-        )
-        return Plan(configuration, self.residual, *of)
+        mm, blocks = tuple(spacing.tolist()), self._blocks(stages)
+        of = patch, batch, strides, kernels, features, *blocks
+        return Plan(configuration, self.residual, mm, *of)
 
     def _patch(
         self, spacing: Floats, median: Floats, room: float
@@ -270,7 +263,7 @@ class Planner:
         finest = 1 / spacing
         start = finest * (_LARGEST[dims] ** dims / finest.prod()) ** (1 / dims)
         first = [min(round(n), m) for n, m in zip(start, median, strict=True)]
-        strides, kernels, patch, divisor = topology(spacing, first)
+        strides, kernels, patch, divisor = _topology(spacing, first)
         while self._maps(strides, patch) > most:
             # The axis that is largest relative to a median case gets shorter by one step.
             axis = max(range(dims), key=lambda a: (patch[a] / median[a], a))
@@ -281,10 +274,10 @@ class Planner:
                     f"data.planning.memory_gb={self.memory_gb} is too small for any patch of these "
                     "cases; set more."
                 )
-            step = topology(spacing, shorter)[3]
+            step = _topology(spacing, shorter)[3]
             shorter = list(patch)
             shorter[axis] -= step[axis]
-            strides, kernels, patch, divisor = topology(spacing, shorter)
+            strides, kernels, patch, divisor = _topology(spacing, shorter)
         return strides, kernels, patch
 
     def _features(self, stages: int, dims: int) -> Ints:
@@ -319,7 +312,7 @@ class Planner:
 _LARGEST = {2: 2048, 3: 256}  # sides of a patch from which the search begins
 
 
-def topology(
+def _topology(
     spacing: Sequence[float] | Floats, size: Sequence[float]
 ) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints, Ints]:
     """Decides which axes each stage halves.
@@ -333,7 +326,7 @@ def topology(
         by what each side can then be divided.
 
     Example:
-        >>> strides, kernels, patch, divisor = topology([4.0, 1.0, 1.0], [7, 15, 16])
+        >>> strides, kernels, patch, divisor = _topology([4.0, 1.0, 1.0], [7, 15, 16])
         >>> strides, kernels
         (((1, 1, 1), (1, 2, 2), (1, 2, 2)), ((1, 3, 3), (1, 3, 3), (3, 3, 3)))
         >>> patch, divisor

@@ -61,7 +61,7 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         >>> quantize(torch.tensor([-3.0, 0.4, 0.5, 0.6]), torch.tensor([0.0, 1.0])).tolist()
         [0.0, 0.0, 0.0, 1.0]
     """
-    levels, x = check_levels(x, centers), x.detach()
+    levels, x = _check_levels(x, centers), x.detach()
     from medfed.functional.kernels import round_all
 
     out = torch.empty(x.shape, dtype=x.dtype)
@@ -89,7 +89,7 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
         >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
         [[0, 0], [0, 1]]
     """
-    levels = check_levels(x, centers)
+    levels = _check_levels(x, centers)
     from medfed.functional.kernels import locate_all
 
     index = torch.empty(x.shape, dtype=torch.long)
@@ -127,7 +127,7 @@ def prox_quantize(
         >>> prox_quantize(y, centers, 0.25)
         (tensor([-2.7500,  0.1250,  1.0000]), tensor([0., 0., 1.]))
     """
-    levels = check_levels(y, centers)
+    levels = _check_levels(y, centers)
     y, target = y.detach(), y if out is None else out.detach()
     from medfed.functional.kernels import shrink_all
 
@@ -166,7 +166,7 @@ def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
         >>> soft_quantize(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 1.0]), 10.0)
         tensor([0.0067, 0.5000, 0.9933])
     """
-    check_levels(x, centers)
+    _check_levels(x, centers)
     steps = centers.to(x)
     soft = steps[0].expand_as(x)
     for low, high in pairwise(steps):
@@ -183,7 +183,7 @@ class Levels(NamedTuple):
     """``(m - 1,)``: the largest numbers that still belong to the lower of two centres."""
 
 
-def check_levels(x: Tensor, centers: Tensor) -> Levels:
+def _check_levels(x: Tensor, centers: Tensor) -> Levels:
     """Returns the centres of a weight tensor, and what separates them.
 
     Args:
@@ -198,7 +198,7 @@ def check_levels(x: Tensor, centers: Tensor) -> Levels:
             ascending order and at least one.
 
     Example:
-        >>> check_levels(torch.zeros(2, dtype=torch.float64), torch.tensor([0.0, 1.0, 3.0])).cuts
+        >>> _check_levels(torch.zeros(2, dtype=torch.float64), torch.tensor([0.0, 1.0, 3.0])).cuts
         array([0.5, 2. ])
     """
     # Imported on first use: compiled code has no business in `import medfed`.
@@ -239,7 +239,7 @@ def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
         >>> center_gradient(torch.tensor([1.0, 2.0, 4.0]), x, torch.tensor([0.0, 1.0])).tolist()
         [3.0, 4.0]
     """
-    return torch.from_numpy(_tally(x, gradient, check_levels(x, centers))[1]).to(x.device)
+    return torch.from_numpy(_tally(x, gradient, _check_levels(x, centers))[1]).to(x.device)
 
 
 def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
@@ -269,7 +269,7 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
         >>> prox_centers(torch.tensor([0.25, 9.5]), x, torch.tensor([0.0, 8.0]), 0.125).tolist()
         [0.375, 9.25]
     """
-    levels = check_levels(x, centers)
+    levels = _check_levels(x, centers)
     start = mu.detach().to("cpu", torch.float64).contiguous().numpy()
     moved = _settle(start, x, levels, _tally(x, None, levels)[0], tau)
     return torch.from_numpy(moved).to(mu)
@@ -298,7 +298,7 @@ def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: f
         >>> step_centers(torch.tensor([0.25, 1.25]), gradient, x, lr=0.125, tau=0.0625).tolist()
         [0.0, 1.1875]
     """
-    levels = check_levels(x, centers)
+    levels = _check_levels(x, centers)
     counts, sums = _tally(x, gradient, levels)
     start = centers.detach().to("cpu", torch.float64).numpy() - lr * sums
     return torch.from_numpy(np.sort(_settle(start, x, levels, counts, tau))).to(centers)

@@ -54,7 +54,7 @@ def kaplan_meier(
     return times, at_risk, np.cumprod(1 - share, axis=1)
 
 
-def inverse_censoring(time: Floats, event: Floats, horizon: float, weights: Floats) -> Floats:
+def _inverse_censoring(time: Floats, event: Floats, horizon: float, weights: Floats) -> Floats:
     """Weighs patients whose state at a horizon is known for those whose state is not.
 
     Source: E. Graf et al., "Assessment and comparison of prognostic classification schemes for
@@ -72,7 +72,7 @@ def inverse_censoring(time: Floats, event: Floats, horizon: float, weights: Floa
 
     Example:
         >>> time, event = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 0.0, 1.0, 0.0])
-        >>> inverse_censoring(time, event, 3.0, np.ones((1, 4))).round(3).tolist()
+        >>> _inverse_censoring(time, event, 3.0, np.ones((1, 4))).round(3).tolist()
         [[1.0, 0.0, 1.5, 1.5]]
     """
     times, _, curve = kaplan_meier(time, event, weights, of_censoring=True)
@@ -84,7 +84,7 @@ def inverse_censoring(time: Floats, event: Floats, horizon: float, weights: Floa
     return np.divide(weights, uncensored, out=np.zeros(weights.shape), where=uncensored > 0)
 
 
-def concordant(
+def _concordant(
     time: Floats, event: Floats, risk: Floats, group: NDArray[Any], weights: Floats
 ) -> tuple[Floats, Floats]:
     """Compares each patient who had the event with those of the same group who had it later.
@@ -155,14 +155,14 @@ def survival_scores(
     horizon = middle(cuts) if horizon is None else horizon
     time, event, risk = (cases[n].astype(float) for n in ("time", "event", "risk"))
     group = cases.get("hospital", np.zeros(len(time)))
-    right, pairs = concordant(time, event, risk, group, weights)
+    right, pairs = _concordant(time, event, risk, group, weights)
     few, total = event.sum() < least, weights.sum(1)
-    known = inverse_censoring(time, event, cuts[-1], weights) * ((time <= cuts[-1]) & (event == 1))
+    known = _inverse_censoring(time, event, cuts[-1], weights) * ((time <= cuts[-1]) & (event == 1))
     factor = np.square(np.divide(known, weights, out=np.zeros(weights.shape), where=weights > 0))
     with np.errstate(divide="ignore", invalid="ignore"):
         harrell = right.sum(1) / pairs.sum(1)
         uno = (factor * right).sum(1) / (factor * pairs).sum(1)
-        ipcw = inverse_censoring(time, event, horizon, weights)
+        ipcw = _inverse_censoring(time, event, horizon, weights)
         # Those who were censored pass their weight on to those who were seen later, if any were.
         ipcw[~np.isclose(ipcw.sum(1), total, rtol=1e-6)] = np.nan
         unknown = np.full(len(weights), np.nan)

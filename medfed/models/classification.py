@@ -117,7 +117,7 @@ class ClassificationTask(TaskModule):
         if self.custom_loss == "focal":
             return focal_loss(logits, label, gamma=self.focal_gamma, weight=weight)
         if weight is not None and weight.ndim > 1:
-            return weighted_cross_entropy(logits, label, weight, self.label_smoothing)
+            return _weighted_cross_entropy(logits, label, weight, self.label_smoothing)
         return F.cross_entropy(logits, label, weight=weight, label_smoothing=self.label_smoothing)
 
     def output_shape(self, image: Tensor) -> tuple[int, ...]:
@@ -214,7 +214,7 @@ def focal_loss(
     return per_sample.mean()
 
 
-def weighted_cross_entropy(
+def _weighted_cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
     """PyTorch's ``CrossEntropyLoss(weight)``, for samples of clients with different weights.
@@ -228,7 +228,7 @@ def weighted_cross_entropy(
     Example:
         >>> logits, target = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])
         >>> weight = torch.tensor([1.0, 3.0])
-        >>> ours = weighted_cross_entropy(logits, target, weight.expand(2, 2))
+        >>> ours = _weighted_cross_entropy(logits, target, weight.expand(2, 2))
         >>> bool(torch.isclose(ours, F.cross_entropy(logits, target, weight)))
         True
     """

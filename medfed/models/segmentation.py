@@ -107,7 +107,7 @@ class SegmentationTask(TaskModule):
             raise ConfigError("model.dice_weight and model.ce_weight are for the default loss.")
         self.regions = tuple(regions)
         self.activation = chosen_activation(activation, len(regions), exclusive)
-        softmax, window = self.activation == "softmax", patch_size and tuple(patch_size)
+        softmax, window = self.activation == "softmax", tuple(patch_size) if patch_size else None
         self.inference = RegionInference(softmax, threshold, window, overlap, window_batch)
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight
@@ -133,7 +133,7 @@ class SegmentationTask(TaskModule):
 
     def _classes(self, label: Tensor) -> Tensor:
         """Labels of the network's outputs: for softmax with a background."""
-        return with_background(label) if self.activation == "softmax" else label
+        return _with_background(label) if self.activation == "softmax" else label
 
     def check_parts(self, batch: Batch) -> None:
         """See the base class."""
@@ -252,11 +252,11 @@ def _tolerances(tolerance: float | Mapping[str, float], names: Sequence[str]) ->
     return tuple(float(given[name]) for name in names)
 
 
-def with_background(label: Tensor) -> Tensor:
+def _with_background(label: Tensor) -> Tensor:
     """Labels ``(B, 1 + R, *spatial)`` of exclusive regions ``(B, R, *spatial)``.
 
     Example:
-        >>> with_background(torch.tensor([[[1.0, 0.0]]])).tolist()
+        >>> _with_background(torch.tensor([[[1.0, 0.0]]])).tolist()
         [[[0.0, 1.0], [1.0, 0.0]]]
     """
     return torch.cat([1 - label.sum(1, keepdim=True), label], dim=1)
@@ -341,7 +341,7 @@ def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> Te
         >>> round(dice_ce_loss(logits, target, dice_weight=0.0).item(), 6)
         0.0
     """
-    classes = with_background(target)
+    classes = _with_background(target)
     if annotated is not None:
         known = F.pad(annotated, (1, 0)).view(*classes.shape[:2], *[1] * (classes.ndim - 2))
         # The background's voxels may be of any class that is not annotated.

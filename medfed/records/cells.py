@@ -53,7 +53,7 @@ def hash_of(modules: frozenset[str]) -> str:
     waiting, seen = list(modules), dict[str, str]()
     while waiting:
         module = waiting.pop()
-        if module in seen or (file := module_file(module)) is None:
+        if module in seen or (file := _module_file(module)) is None:
             continue
         seen[module], imported = read_code(file)
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
@@ -63,11 +63,11 @@ def hash_of(modules: frozenset[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def module_file(module: str) -> Path | None:
+def _module_file(module: str) -> Path | None:
     """Returns the file of a module without importing it: only its package is looked up.
 
     Example:
-        >>> module_file("medfed.records.cells").name, module_file("medfed").name
+        >>> _module_file("medfed.records.cells").name, _module_file("medfed").name
         ('cells.py', '__init__.py')
     """
     top, *rest = module.split(".")
@@ -93,7 +93,7 @@ def _module(name: str) -> str:
         return ""
     for end in range(len(parts), 0, -1):
         module = ".".join(parts[:end])
-        if module_file(module) is not None:
+        if _module_file(module) is not None:
             return module
     return ""
 
@@ -186,7 +186,7 @@ def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str
         "finetuned": finetuned,
         "config": settings,
         "device": {key: plain["trainer"].get(key) for key in ("accelerator", "precision")},
-        "data": data_fingerprint(plain["data"].get("path")),
+        "data": _data_fingerprint(plain["data"].get("path")),
         "code": code_hash([ROOT, *(str(node["_target_"]) for _, node in targets(plain))]),
         "libraries": libraries(),
     }
@@ -202,7 +202,7 @@ def libraries() -> dict[str, str]:
 
 
 @cache
-def data_fingerprint(path: str | None) -> str:
+def _data_fingerprint(path: str | None) -> str:
     """Returns a hash of data: of each file its name, size and beginning; empty without a path."""
     if path is None:
         return ""

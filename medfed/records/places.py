@@ -126,13 +126,13 @@ or resume=FOLDER.
         raise ConfigError(f"{folder} is a file; name a new or empty folder.")
     if known_by is not None and (folder / known_by).is_file():
         return
-    if folder.is_dir() and any(folder.iterdir()) and not was_killed_early(folder):
+    if folder.is_dir() and any(folder.iterdir()) and not _was_killed_early(folder):
         if otherwise is None:
             otherwise = "" if known_by else ", or resume=FOLDER"
         raise ConfigError(f"The folder {folder} is not empty; name an empty one{otherwise}.")
 
 
-def was_killed_early(folder: Path) -> bool:
+def _was_killed_early(folder: Path) -> bool:
     """Returns whether a folder holds only the leftovers of a run that was killed before it opened.
 
     Example:
@@ -140,10 +140,10 @@ def was_killed_early(folder: Path) -> bool:
         >>> folder = Path(tempfile.mkdtemp())
         >>> for name in (".lock", ".lock.pid", "versions.json"):
         ...     (folder / name).touch()
-        >>> was_killed_early(folder)
+        >>> _was_killed_early(folder)
         True
         >>> (folder / "thesis.tex").touch()
-        >>> was_killed_early(folder)
+        >>> _was_killed_early(folder)
         False
     """
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -227,7 +227,7 @@ class _Audited:
         Returns:
             The kind of the first layer, and the counts; none if the layer is of another kind.
         """
-        layer, shape = first_layer(self.task, next(iter(self.data.values()))), None
+        layer, shape = _first_layer(self.task, next(iter(self.data.values()))), None
         if isinstance(layer, nn.Linear) and layer.bias is not None and not is_parametrized(layer):
             shape = layer.weight.shape
         if self.federation.channel.sums is not None:
@@ -240,7 +240,7 @@ class _Audited:
             clients = [replace(c, batch_size=size or c.batch_size) for c in self.data.values()]
             began = time.monotonic()
             federation = self.fresh(single if size else self.config, clients)
-            counts += rows_found(federation, shape, rounds, tolerance, own=not size)
+            counts += _rows_found(federation, shape, rounds, tolerance, own=not size)
             self.seconds = self.seconds or time.monotonic() - began
         return type(layer).__name__, counts if shape else []
 
@@ -378,7 +378,7 @@ def compared(described: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> Iterato
             yield Fingerprint(part, clients, len(rates), (rate, *interval))
 
 
-def first_layer(task: TaskModule, data: ClientData) -> nn.Module:
+def _first_layer(task: TaskModule, data: ClientData) -> nn.Module:
     """Returns the first layer with weights that a network calls."""
     called: list[nn.Module] = []
     hooks = [
@@ -422,7 +422,7 @@ def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Ten
     return described
 
 
-def rows_found(
+def _rows_found(
     federation: Federation, shape: Sequence[int] | None, rounds: int, tolerance: float, own: bool
 ) -> list[RowsFound]:
     """Counts the training rows that follow from the messages of first rounds, by client."""

@@ -117,10 +117,8 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
         each, _ = tested.resampled(experiment.config.seed)
         resampled = {c: values[metric][:RESAMPLES] for c, values in each if metric in values}
         result["resampled"] = {c: [_short(v) for v in values] for c, values in resampled.items()}
-        result["constant"] = {
-            name: {c: metrics.get(metric) for c, metrics in clients.items()}
-            for name, clients in tested.constants().items()
-        }
+        constants = tested.constants().items()
+        result["constant"] = {n: {c: m.get(metric) for c, m in of.items()} for n, of in constants}
     return result
 
 

@@ -105,11 +105,7 @@ def extras() -> list[Row]:
 
 
 def wrong_packages(extra: str = "") -> list[str]:
-    """Says which packages are missing or have the wrong version, and how to fix it.
-
-    Args:
-        extra: An extra, whose optional packages are checked; by default the required packages.
-    """
+    """Says which packages are missing or have the wrong version, and how to fix it."""
     sentences = []
     for line in importlib.metadata.requires("medfed") or ():
         wanted = Requirement(line)

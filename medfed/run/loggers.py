@@ -52,19 +52,6 @@ def wandb_logger(
 
     It sends neither the terminal's lines, nor the machine's name, nor paths on it. Runs that are
     open in this process, such as one of yours, are left alone.
-
-    Args:
-        project: The W&B project.
-        save_dir: The run folder.
-        name: The run's name; ``None``: group, method and seed.
-        group: The group in W&B; the experiment.
-        method: The method's class; the job type in W&B.
-        seed: The run's seed.
-        tags: Further tags, in addition to method and seed.
-        entity: The user or team; ``None``: the default one.
-        offline: Whether to stay offline; ``None``: offline unless ``WANDB_API_KEY`` is set. The
-            variable ``WANDB_MODE`` decides before it.
-        pictures: Pictures of patients that are sent, by name, such as ``contours``.
     """
     with _installed("wandb"):
         import wandb
@@ -174,18 +161,7 @@ def mlflow_logger(
     seed: int | None = None,
     pictures: Sequence[str] = (),
 ) -> MLFlowLogger:
-    """Returns an MLflow logger.
-
-    Args:
-        save_dir: The run folder.
-        experiment_name: The experiment in MLflow.
-        tracking_uri: The server, or a database such as ``sqlite:///PATH``; ``None``: the variable
-            ``MLFLOW_TRACKING_URI``.
-        name: The run's name; ``None``: experiment, method and seed.
-        method: The method, by its class.
-        seed: The run's seed.
-        pictures: Pictures of patients that are sent, by name, such as ``contours``.
-    """
+    """Returns an MLflow logger."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError(
@@ -260,13 +236,7 @@ def ended(logger: Logger | bool | None) -> Iterator[None]:
 def end_logging(
     logger: Logger | bool | None, pictures: Mapping[str, Path], summary: Mapping[str, Any]
 ) -> None:
-    """Sends the test metrics and the pictures, and ends the run in W&B.
-
-    Args:
-        logger: The run's logger.
-        pictures: Name to picture file; those of patients are sent only if asked for.
-        summary: The content of ``summary.json``.
-    """
+    """Sends the test metrics and the pictures, and ends the run in W&B."""
     if not isinstance(logger, Logger):
         return
     over = summary["federation"]

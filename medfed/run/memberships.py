@@ -75,13 +75,7 @@ class Memberships:
         return np.asarray(self.history[self.round])
 
     def summary(self) -> dict[str, Any]:
-        """Returns what ``summary.json`` says about the memberships.
-
-        Returns:
-            K, the selected round, how many models are the largest of some client, and how well the
-            memberships recover planted groups or mixtures; ``last`` holds the same for the last
-            round if that is another one.
-        """
+        """Returns what ``summary.json`` says about the memberships."""
         summary: dict[str, Any] = {"models": self.rows.shape[1], **self._recovery(self.round)}
         if self.truth is not None:
             summary["half_l1_at_start"] = float(half_l1(self.history[0], self.truth).mean())

@@ -154,12 +154,7 @@ def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
 
 
 def hospital_at(experiment: Experiment, path: Path) -> ClientData:
-    """Reads the data of a hospital that the run has never seen, as one client.
-
-    Args:
-        experiment: The run, whose data configuration says how to read and to split.
-        path: The hospital's ``data.path``.
-    """
+    """Reads the data of a hospital that the run has never seen, as one client."""
     config = experiment.config
     if "path" not in config.data:
         raise ConfigError(

@@ -34,11 +34,7 @@ _MANY = 8  # number of clients from which on their lines are grey
 
 
 def froc_curves(tested: Examined) -> Figure | None:
-    """Draws a line per client and one for all candidates together; the legend gives the CPM.
-
-    Returns:
-        A figure; None if the samples are no candidates, or no client has a lesion.
-    """
+    """Draws a line per client and one for all candidates together; the legend gives the CPM."""
     lines: dict[str, tuple[Floats, Floats]] = {}
     among = ", among the candidates kept", "nodule candidates"
     grid = np.geomspace(ALARMS[0], ALARMS[-1], 97)
@@ -82,9 +78,6 @@ def detections(tested: Examined) -> Figure | None:
 
     Circles are nodules, crosses the centres of boxes with their scores: the hit and the false alarm
     of the highest score, and the largest nodule that no box hits. Front is up, as in radiology.
-
-    Returns:
-        A figure; None if nothing is detected.
     """
     clients = [c for c, cases in tested.cases.items() if "lesions" in cases][:8]
     if not clients:
@@ -142,9 +135,6 @@ def survival_curves(tested: Examined) -> Figure | None:
     """Draws each client's Kaplan-Meier curve and its mean predicted survival, of the largest 12.
 
     Both end where fewer than ten patients are at risk: beyond, single patients make the curve.
-
-    Returns:
-        A figure; None if no survival is predicted.
     """
     parts = sorted(tested.cases.items(), key=lambda part: -len(part[1]["case"]))[:_PANELS]
     named = {c: [n for n in cases if n.startswith(SURVIVAL[:-2])] for c, cases in parts}
@@ -180,13 +170,7 @@ _LINES = 60  # largest number of clients with a line each
 
 
 def metric_curves(history: Sequence[Record], metric: str, selected: int | None = None) -> Figure:
-    """Draws one line per client and their mean against the round.
-
-    Args:
-        history: Validation metrics of every evaluated round.
-        metric: The metric's name.
-        selected: The round that validation selected; a vertical line marks it.
-    """
+    """Draws one line per client and their mean against the round."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     clients = list(dict.fromkeys(r.client for r in history))
@@ -257,13 +241,7 @@ def _bands(axes: Axes, x: Floats, table: Floats) -> None:
 def draw_run(
     experiment: Experiment, best: int | None, memberships: Memberships | None
 ) -> dict[str, Figure | None]:
-    """Draws all pictures of a run; a picture is None if there is nothing to draw.
-
-    Args:
-        experiment: The finished run.
-        best: The selected round.
-        memberships: The clients' memberships, if there are canonical models.
-    """
+    """Draws all pictures of a run; a picture is None if there is nothing to draw."""
     evaluation, federation = experiment.evaluation, experiment.module.federation
     figures: dict[str, Figure | None] = {"bytes": None}
     if evaluation.history:

@@ -147,11 +147,7 @@ def print_hidden(config: RunDescription, federation: Federation) -> None:
 def protections(
     config: RunDescription, clients: Mapping[str, ClientData], federation: Federation
 ) -> dict[str, Protection]:
-    """Returns the noise of each client of this process.
-
-    Returns:
-        By client; nothing without ``privacy.example``.
-    """
+    """Returns the noise of each client of this process."""
     keys, method = config.privacy.example, federation.algorithm
     if keys is None:
         return {}

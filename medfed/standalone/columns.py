@@ -43,19 +43,13 @@ class Columns:
     def inputs(self) -> list[tuple[str, str]]:
         """Name of every input, and its column.
 
-        Raises:
-            DataError: If two inputs have one name.
-
         Example:
             >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("age",))
             >>> columns.inputs()
             [('age', 'age'), ('sex=m', 'sex'), ('age missing', 'age')]
         """
-        inputs = [
-            (name, name) if shown is None else (f"{name}={shown}", name)
-            for name in self.names
-            for shown in self._shown(name)
-        ]
+        every = ((name, shown) for name in self.names for shown in self._shown(name))
+        inputs = [(n, n) if shown is None else (f"{n}={shown}", n) for n, shown in every]
         inputs += [(f"{name} missing", name) for name in self.indicators]
         seen: set[str] = set()
         for name, _ in inputs:

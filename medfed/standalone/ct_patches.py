@@ -110,11 +110,6 @@ class PatchSpec:
 def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> dict[str, NDArray[Any]]:
     """Reads the patches of one scan for the cache, in worker processes.
 
-    Args:
-        header: The scan's header.
-        candidates: Its kept candidates, n of them.
-        spec: Which patch to cut.
-
     Returns:
         ``image`` (n, C, h, w[, d]) int16 HU, ``label`` (n,) and ``row`` (n,) int64, the row in the
         candidates' CSV.
@@ -124,19 +119,7 @@ def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> dict[
 
 
 def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
-    """Cuts the patches of one scan.
-
-    Args:
-        header: The scan's ``.mhd`` or ``.mha`` file.
-        candidates: n points in it.
-        spec: What to cut.
-
-    Returns:
-        (n, C, h, w) or (n, 1, h, w, d) int16 HU inside the window, in the order of the candidates.
-
-    Raises:
-        DataError: If the scan cannot be read or a candidate lies outside of it.
-    """
+    """Cuts the patches of one scan."""
     grid = read_geometry(header, "LPS")
     voxels, centres = hounsfield(header, grid), centre_voxels(header, grid, candidates)
     first, last = _reach(spec, grid.spacing)
@@ -161,15 +144,7 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
 
 
 def hounsfield(header: Path, grid: Geometry) -> NDArray[np.int16]:
-    """Returns the voxels (z, y, x) of a scan, read from disk on access where that is possible.
-
-    Args:
-        header: The scan's header.
-        grid: Of the scan, with the axes of the result.
-
-    Raises:
-        DataError: If they cannot be read, or are not finite.
-    """
+    """Returns the voxels (z, y, x) of a scan, read from disk on access where that is possible."""
     from nibabel.orientations import apply_orientation
 
     voxels = stored_voxels(header)
@@ -209,17 +184,9 @@ def locate(grid: Geometry, world: NDArray[np.float64]) -> NDArray[np.float64]:
 def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
     """Finds the voxels that hold the candidates.
 
-    Args:
-        header: The scan's header.
-        grid: The scan's voxels, with axes to the left, the back and the head.
-        candidates: n points.
-
     Returns:
         (n, 3) x, y, z of the patient grid. On the border of two voxels this is the one further to
         the left, back or head, for every storage order of the scan.
-
-    Raises:
-        DataError: If one lies outside the scan; names its row.
     """
     # Rounding errors of the transform must not decide the side of a border.
     voxels = np.floor(np.round(locate(grid, candidates.world), 6) + 0.5).astype(np.int64)
@@ -296,15 +263,9 @@ def _resample(block: Patches, first: Ints, grid: Ints, steps: NDArray[np.float64
     # In voxels from the centre: whole steps are exact for every storage order. "nearest", as a
     # rounding error must not push a row beyond the block's end.
     start = -(grid // 2) * steps - first
-    values = affine_transform(
-        block,
-        steps[::-1],
-        start[::-1],
-        output_shape=tuple(grid[::-1].tolist()),
-        output=np.float64,
-        order=1,
-        mode="nearest",
-    )
+    shape = tuple(grid[::-1].tolist())
+    place = block, steps[::-1], start[::-1], shape, np.float64
+    values = affine_transform(*place, order=1, mode="nearest")
     return np.asarray(np.rint(values), dtype=np.int16)
 
 
@@ -353,16 +314,8 @@ class Candidates:
 def read_points(path: Path, last: str | None) -> Points:
     """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more.
 
-    Args:
-        path: The file.
-        last: Name of the further column, ``class`` or ``diameter_mm``; None reads only the points,
-            and their values are 0.
-
     Returns:
         The points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
-
-    Raises:
-        DataError: Naming the unusable row and column.
     """
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")
@@ -409,17 +362,7 @@ def _subsets(path: Path, levels: int = 3) -> Iterator[Path]:
 
 
 def find_scans(path: Path) -> dict[str, Path]:
-    """Finds the headers in a folder and in its subfolders ``subset*``, also in one another.
-
-    Args:
-        path: The folder.
-
-    Returns:
-        Header by series id, which is the file's name without ``.mhd`` or ``.mha``.
-
-    Raises:
-        DataError: If there is no scan, or one series twice.
-    """
+    """Finds the headers in a folder and in its subfolders ``subset*``, also in one another."""
     scans: dict[str, Path] = {}
     for header in (file for folder in _subsets(path) for file in sorted(folder.glob("*"))):
         if header.suffix.lower() not in (".mhd", ".mha") or not is_visible(header.name):

@@ -57,15 +57,8 @@ class ScanSpec:
 def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
     """Reads a scan, clips it and resamples it linearly.
 
-    Args:
-        header: Its file, or the folder of a DICOM series.
-        spec: How.
-
     Returns:
         (h, w, d) HU above the window's lower end.
-
-    Raises:
-        DataError: If the scan cannot be read, is one slice, or is not in Hounsfield units.
     """
     from scipy.ndimage import affine_transform
 

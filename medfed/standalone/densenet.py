@@ -31,25 +31,6 @@ def densenet_bc(
 
     Source: G. Huang et al., "Densely Connected Convolutional Networks", CVPR 2017.
 
-    Args:
-        spatial_dims: 2 or 3.
-        in_channels: Image channels C.
-        out_channels: Classes K.
-        growth_rate: Channels that each dense layer adds.
-        block_config: Layers in each dense block.
-        init_features: Channels after the stem.
-        bn_size: A bottleneck has ``bn_size * growth_rate`` channels.
-        dropout: Dropout probability after each dense layer.
-        stem: ``"imagenet"`` (7×7, stride 2, pooling: an eighth of the detail survives) or
-            ``"small"`` (3×3, stride 1, no pooling: for patches of about 32×32).
-
-    Returns:
-        A network from ``(B, C, *spatial)`` to logits ``(B, K)``; its classifier is
-        ``class_layers.out``.
-
-    Raises:
-        ConfigError: If ``spatial_dims`` or ``stem`` is unknown.
-
     Example:
         >>> networks = [densenet_bc(2, 1, 2, stem=stem) for stem in ("imagenet", "small")]
         >>> [sum(p.numel() for p in network.parameters()) for network in networks]

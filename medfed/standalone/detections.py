@@ -23,25 +23,11 @@ _AXES = "x to the patient's left, y to the back, z to the head; sizes along the 
 
 
 def find_ct(source: Path, output: Path) -> dict[str, ScanFiles]:
-    """Lists the CT scans that an input names: one volume, or all below a folder.
-
-    Args:
-        source: The input.
-        output: A folder in it that is left out: the one for the results.
-
-    Returns:
-        Scans by name: that of the file; of several with one name their paths below the input.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Lists the CT scans that an input names: one volume, or all below a folder."""
     scans = find_scans(source, {"present": (), "input": {}}, output)  # one contrast, of any name
     known = Counter(Path(scan.id).name for scan in scans)
-    return {
-        name if known[name] == 1 else scan.id: scan
-        for scan in scans
-        for name in [Path(scan.id).name]
-    }
+    named = ((Path(scan.id).name, scan) for scan in scans)
+    return {name if known[name] == 1 else scan.id: scan for name, scan in named}
 
 
 def boxes_file(scan: ScanFiles, output: Path) -> Path:
@@ -50,20 +36,7 @@ def boxes_file(scan: ScanFiles, output: Path) -> Path:
 
 
 def detect(predictor: Predictor, name: str, path: Path, file: Path) -> list[float]:
-    """Finds the lesions of a scan, which is prepared as in training, and writes them.
-
-    Args:
-        predictor: A detector.
-        name: The scan's, in place of the uid that only DICOM has.
-        path: Its file, or the folder of a DICOM series.
-        file: The JSON file to write: the boxes, the best first, in the scan's own frame.
-
-    Returns:
-        The probabilities of the boxes.
-
-    Raises:
-        DataError: If it cannot be read, is no CT, or the file cannot be written.
-    """
+    """Finds the lesions of a scan, which is prepared as in training, and writes them."""
     facts = predictor.facts
     spec = ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
     image = torch.from_numpy(spec.values.take(read_scan(path, spec)))[None, None]
@@ -84,19 +57,7 @@ def detect(predictor: Predictor, name: str, path: Path, file: Path) -> list[floa
 
 
 def save_detections(files: Iterable[Path], folder: Path) -> None:
-    """Writes the boxes of many scans as one table, with a header alone where none is found.
-
-    Args:
-        files: The JSON files of the scans.
-        folder: Where the table is written.
-
-    Raises:
-        DataError: If it cannot be written.
-    """
+    """Writes the boxes of many scans as one table, with a header alone where none is found."""
     scans = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    rows = [
-        [scan["seriesuid"], *box["centre_mm"], box["probability"]]
-        for scan in scans
-        for box in scan["boxes"]
-    ]
+    rows = [[s["seriesuid"], *b["centre_mm"], b["probability"]] for s in scans for b in s["boxes"]]
     write_csv(folder / TABLE, _HEADER, rows)

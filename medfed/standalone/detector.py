@@ -15,12 +15,7 @@ STRIDE = 2
 
 
 class FeaturePyramid(nn.Module):
-    """Levels of ever coarser features, which are added up to the finest one from the top down.
-
-    Args:
-        in_channels: Of the image.
-        channels: Of each level, the first at half the image's resolution; multiples of 4.
-    """
+    """Levels of ever coarser features, which are added up to the finest one from the top down."""
 
     def __init__(self, in_channels: int, channels: Sequence[int]) -> None:
         super().__init__()
@@ -51,11 +46,6 @@ class Detector(nn.Module):
     Source: T.-Y. Lin et al., "Focal loss for dense object detection" (RetinaNet), ICCV 2017, and
     "Feature pyramid networks for object detection", CVPR 2017. Here the heads see the finest level
     of the pyramid alone, with all anchors: nodules differ in size by less than levels do.
-
-    Args:
-        in_channels: C of the image.
-        anchors: The A anchors of a cell.
-        channels: Of each level of the pyramid.
 
     Shapes:
         ``(B, C, h, w, d)``, of sides that :data:`STRIDE` divides, to ``(B, 7 A, h / 2, w / 2, d /

@@ -123,17 +123,6 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
     process leaves the complete file or none. The other name has the same ending, because some
     writers choose the format by it.
 
-    Args:
-        path: The final name; an older file of that name is replaced, and a missing folder is made.
-        sync: Whether to wait for the disk, so that a power failure leaves no torn file either; for
-            files that are read without comparing a checksum.
-
-    Yields:
-        The path to write to.
-
-    Raises:
-        WriteError: If the disk is full, the folder cannot be written, or the like.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "a.txt"
@@ -158,15 +147,7 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
-    """Removes a file that could not be finished, and says in one sentence why.
-
-    Args:
-        path: The final name, for the sentence.
-        partial: The path that is written.
-
-    Raises:
-        WriteError: If the disk is full, the folder cannot be written, or the like.
-    """
+    """Removes a file that could not be finished, and says in one sentence why."""
     try:
         yield
     except BaseException as error:
@@ -180,13 +161,6 @@ def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
 @contextmanager
 def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Opens a file for writing that gets its name by :func:`replacing`.
-
-    Args:
-        path: The final name.
-        sync: Whether to wait for the disk.
-
-    Yields:
-        The file, open for writing bytes.
 
     Example:
         >>> import tempfile
@@ -209,10 +183,6 @@ def write_text(path: Path, text: str) -> None:
 
 def json_text(content: object) -> str:
     """Returns JSON that every parser reads, unlike Python's NaN and Infinity.
-
-    Args:
-        content: Anything that JSON can hold, and numbers that are not finite: NaN becomes null, and
-            infinity becomes a number that is too large for a float.
 
     Example:
         >>> print(json_text({"iou": math.nan, "loss": math.inf}))
@@ -250,10 +220,6 @@ def write_json(path: Path, content: object, sync: bool = False) -> None:
 
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     r"""Returns a table as the text of a CSV file, in which spreadsheets find no formulas.
-
-    Args:
-        header: Names of the columns.
-        rows: A cell for each column.
 
     Example:
         >>> csv_text(["client", "iou"], [["a", 0.5], ["=1+1", -0.5]])
@@ -296,13 +262,6 @@ def _inert(cell: object) -> object:
 @contextmanager
 def writing(place: Path, otherwise: str) -> Iterator[None]:
     """Turns an error while writing into one sentence.
-
-    Args:
-        place: The file or folder that is written.
-        otherwise: What helps if making room does not.
-
-    Raises:
-        WriteError: If the disk is full, the folder cannot be written, or the like.
 
     Example:
         >>> with writing(Path("/data/cache"), "set data.cache to another folder"):
@@ -370,20 +329,13 @@ def _is_running(process: int) -> bool:
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes the incomplete files of killed processes; call it under the lock.
-
-    Args:
-        folder: The folder to search, without its subfolders.
-    """
+    """Removes the incomplete files of killed processes; call it under the lock."""
     for path in folder.glob(f"{PARTIAL}*"):
         path.unlink(missing_ok=True)
 
 
 def digest(content: object) -> str:
     """Hashes content that JSON can hold; the order of keys does not matter.
-
-    Returns:
-        The SHA-256 in hexadecimal.
 
     Example:
         >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
@@ -393,20 +345,13 @@ def digest(content: object) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Hashes a file; here, because worker processes import this module without PyTorch.
-
-    Returns:
-        The SHA-256 in hexadecimal.
-    """
+    """Hashes a file; here, because worker processes import this module without PyTorch."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_private(folder: Path) -> None:
     """Takes from all others than the owner the right to a folder and all that it holds.
-
-    Args:
-        folder: Of keys; links in it stay as they are.
 
     Example:
         >>> import tempfile
@@ -424,12 +369,6 @@ def make_private(folder: Path) -> None:
 
 def refuse_links(*paths: Path) -> None:
     """Refuses to write where a received folder holds links, which may lead anywhere.
-
-    Args:
-        paths: Files and folders that are to be written, without the user having named them.
-
-    Raises:
-        ConfigError: If one is a symbolic link.
 
     Example:
         >>> import tempfile
@@ -450,13 +389,6 @@ through it; remove it, or put the file or folder itself there.
 
 def refuse_special(path: str | Path, named: str = "") -> None:
     """Refuses what is neither a file nor a folder, as reading a device or a pipe may never end.
-
-    Args:
-        path: What is to be read or written; what is not there is left to others.
-        named: Its name in the sentence, such as the key with its value.
-
-    Raises:
-        DataError: If it is a device, pipe or socket, or the system knows no such path.
 
     Example:
         >>> refuse_special("/dev/zero")
@@ -482,15 +414,6 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
 
     The operating system releases the lock when its process ends in any way, so no stale lock needs
     to be cleared. A file next to it keeps the process id, only for the error.
-
-    Args:
-        folder: An existing folder.
-        name: The lock's file.
-        wait: Whether to wait for another process that holds it.
-
-    Raises:
-        ConfigError: If another process holds it and ``wait`` is false; also if the lock or the
-            other file is a link.
     """
     from filelock import FileLock, Timeout  # bundles carry this file and need no locks
 
@@ -519,12 +442,6 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Gives a folder its name only when it is complete; until then an older one stays.
 
-    Args:
-        folder: The final name; its parents are made.
-
-    Yields:
-        An empty folder to write into.
-
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp()) / "a"
@@ -543,14 +460,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def made_once(folder: Path) -> Iterator[Path | None]:
-    """Makes a folder atomically; of several processes the first one makes it.
-
-    Args:
-        folder: The final name; its parents are made.
-
-    Yields:
-        An empty folder to write into, or None if the folder exists.
-    """
+    """Makes a folder atomically; of several processes the first one makes it."""
     with _alone(folder) as (place, made):
         if place.exists():
             yield None
@@ -560,11 +470,7 @@ def made_once(folder: Path) -> Iterator[Path | None]:
 
 
 def restore_folder(folder: Path) -> None:
-    """Restores an older folder if a process was killed before the new one had its name.
-
-    Args:
-        folder: The folder's name; nothing happens if it exists.
-    """
+    """Restores an older folder if a process was killed before the new one had its name."""
     folder = folder.resolve()
     if not folder.exists() and _beside(folder, "old").is_dir():
         with _alone(folder):
@@ -573,14 +479,7 @@ def restore_folder(folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Waits for other processes that write the folder, then clears what killed processes left.
-
-    Args:
-        folder: The final name; its parents are made.
-
-    Yields:
-        The final name as an absolute path, and an empty folder beside it, removed at the end.
-    """
+    """Waits for other processes that write the folder, then clears what killed processes left."""
     from filelock import FileLock  # as above
 
     folder = folder.resolve()
@@ -613,11 +512,7 @@ def _beside(folder: Path, ending: str) -> Path:
 
 @functools.cache  # an environment keeps what it has compiled
 def text_templates(folder: Path) -> Environment:
-    """Returns the environment of the templates of a folder; it escapes nothing.
-
-    Args:
-        folder: The folder.
-    """
+    """Returns the environment of the templates of a folder; it escapes nothing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: few commands write
 
     blocks = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
@@ -627,10 +522,6 @@ def text_templates(folder: Path) -> Environment:
 
 def filled(template: Path, **words: Any) -> str:
     """Returns the text of a template.
-
-    Args:
-        template: The file.
-        words: What it names.
 
     Example:
         >>> import tempfile

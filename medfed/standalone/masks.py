@@ -27,13 +27,6 @@ def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     one label value of the training masks, it keeps that value, so that prediction and truth
     compare; otherwise the zones are numbered, from outside to inside where they nest.
 
-    Args:
-        regions: Label values of the training masks that make up every region.
-
-    Returns:
-        Value by region, an outer one before those within it; None where two regions overlap
-        without nesting, or are the same.
-
     Example:
         >>> label_codes({"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]})  # BraTS
         {'whole': 2, 'core': 1, 'enhancing': 4}
@@ -63,12 +56,6 @@ def map_codes(facts: Mapping[str, Any]) -> dict[str, int] | None:
 
     Regions that were decided one by one, and do not nest, may lie in each other where the training
     masks never did; that would be lost in one map.
-
-    Args:
-        facts: The part ``medfed`` of the metadata.
-
-    Returns:
-        See :func:`label_codes`; None where every region needs a separate mask.
 
     Example:
         >>> regions = {"liver": [1], "tumour": [2]}
@@ -125,14 +112,6 @@ def largest_part(mask: Tensor) -> Tensor:
 def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
     """Names a file after a mask.
 
-    Args:
-        mask: The mask's file.
-        postfix: What follows its stem.
-        suffix: Of the new file; None: that of the mask, or NIfTI for a DICOM SEG.
-
-    Raises:
-        CheckpointError: If the name of a region cannot be part of a file's name.
-
     Example:
         >>> named_after(Path("out/mask.nii.gz"), "_probabilities").as_posix()
         'out/mask_probabilities.nii.gz'
@@ -154,10 +133,6 @@ def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
 
 def header_text(text: str, most: int) -> str:
     r"""Returns a text for a header of DICOM or NIfTI, where a backslash parts values.
-
-    Args:
-        text: Any.
-        most: Characters that the header takes.
 
     Example:
         >>> header_text("a\\b\n c" + "d" * 9, 8)
@@ -184,9 +159,6 @@ def save_like(
             name.
         target: The file to write; whole, or not at all.
         note: The description in the header, of which the first 79 bytes are kept.
-
-    Raises:
-        DataError: If the file cannot be written.
     """
     import nibabel as nib  # tables need none of it
 
@@ -210,11 +182,7 @@ def save_like(
 
 
 def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, int]]:
-    """Names the files of masks with their label values: one, or one for each region.
-
-    Raises:
-        CheckpointError: If a region's name cannot be part of a file's name.
-    """
+    """Names the files of masks with their label values: one, or one for each region."""
     codes = map_codes(facts)
     if codes is not None:
         return {target: codes}
@@ -231,15 +199,7 @@ def save_picture(values: NDArray[Any], target: Path) -> None:
 
 
 def check_apart(cases: Iterable[tuple[str, Iterable[Path]]], what: str) -> None:
-    """Refuses cases of which one would be written over another's files.
-
-    Args:
-        cases: The name of each, and the files that are written for it.
-        what: What cases are called, in plural.
-
-    Raises:
-        ConfigError: Naming both.
-    """
+    """Refuses cases of which one would be written over another's files."""
     owners: dict[Path, int] = {}
     names = []
     for number, (name, files) in enumerate(cases):

@@ -41,11 +41,6 @@ class Mixture(nn.Module):
 
     Common parts are computed once per batch for all instances, if they get the same input: the
     features of a classifier, the contracting path of a U-Net.
-
-    Args:
-        taken: The common part.
-        instances: The layers of each of K instances, by name.
-        activation: Turns the network's outputs into probabilities.
     """
 
     membership: Tensor
@@ -213,10 +208,6 @@ def _slot(network: nn.Module, path: str) -> Slot:
 
 def remainder(network: nn.Module, holders: set[int]) -> Iterator[nn.Module]:
     """Yields the largest layers from which nothing was taken.
-
-    Args:
-        network: The network.
-        holders: The ids of the children of which one was taken.
 
     Example:
         >>> net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh(), nn.Linear(3, 1)))

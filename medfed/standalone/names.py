@@ -111,17 +111,6 @@ def alike(names: Iterable[str]) -> list[list[str]]:
 def same(texts: Sequence[str], where: str, place: Callable[[int], str]) -> list[str]:
     """Folds names, and refuses two that are alike.
 
-    Args:
-        texts: N names, which may repeat.
-        where: The file and its column, or what has the names, for the error.
-        place: Says where the n-th name is, for the error.
-
-    Returns:
-        N folded names.
-
-    Raises:
-        DataError: Naming two such spellings, and where they are.
-
     Example:
         >>> same(["100", " 101", "100"], "t.csv, column patient", str)
         ['100', '101', '100']

@@ -15,14 +15,7 @@ from .outputs import only_logits
 
 
 class CanonicalMixture(Mixture):
-    """A network of which a part exists several times; the membership of a client is fixed.
-
-    Args:
-        network: The ordinary network.
-        places: The layers of that part, [""] the whole network.
-        count: Instances.
-        activation: Turns the network's outputs into probabilities.
-    """
+    """A network of which a part exists several times; the membership of a client is fixed."""
 
     def __init__(
         self, network: nn.Module, places: Sequence[str], count: int, activation: Activation
@@ -34,11 +27,6 @@ class CanonicalMixture(Mixture):
 
 
 def load(network: nn.Module, bundle: str | Path) -> nn.Module:
-    """Puts the weights of a bundle into a network and returns it.
-
-    Args:
-        network: The network.
-        bundle: The folder. Of quantised weights the small file counts, and the other may be absent.
-    """
+    """Puts the weights of a bundle into a network and returns it."""
     packed, plain = (Path(bundle) / "models" / name for name in ("packed.pt", "model.pt"))
     return only_logits(fill(network, decode(packed if packed.is_file() else plain)))

@@ -30,9 +30,6 @@ def heads(output: object, image: Tensor) -> list[Tensor]:
         output: The network's output.
         image: ``(B, C, *spatial)``, its input.
 
-    Raises:
-        ConfigError: If there is no tensor.
-
     Example:
         >>> import torch
         >>> image, small = torch.ones(2, 1, 8, 8), torch.ones(2, 3, 4, 4)

@@ -29,16 +29,7 @@ from .masks import largest_part, map_codes
 
 
 def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
-    """Says what the channels of a file are, by their number.
-
-    Args:
-        source: The file, for the sentence.
-        count: How many it has.
-        facts: The part of the metadata under ``medfed``.
-
-    Raises:
-        DataError: If no list of channels is as long.
-    """
+    """Says what the channels of a file are, by their number."""
     known = facts["input"].get("file_channels") or facts["channels"]
     # A file as in the training data, one of the network's channels, or of those the client has.
     for names in (known, facts["channels"], facts["present"]):
@@ -80,15 +71,7 @@ class Predictor:
         batch_size: int | None = None,
         name: str = "",
     ) -> Predictor:
-        """Reads off the facts what the network's outputs mean.
-
-        Args:
-            network: From images or features to logits.
-            facts: The part of the metadata under ``medfed``.
-            threshold: Of regions that may overlap, or of two classes; None for the facts'.
-            batch_size: Samples, slices or windows per forward pass; None for the training's.
-            name: The bundle's folder.
-        """
+        """Reads off the facts what the network's outputs mean."""
         size = batch_size or facts.get("window_batch") or cls.batch_size
         level = facts.get("threshold") if threshold is None else threshold
         inference: Inference = ClassInference(*(facts.get("calibration") or ()))
@@ -171,9 +154,6 @@ class Predictor:
 
         Returns:
             ``(R, H, W, D)`` float32 probabilities, on the scan's own grid.
-
-        Raises:
-            DataError: If the network cannot take an image of this size.
         """
         size = tuple(image.shape[1:]) if grid is None else size
         image = with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
@@ -200,9 +180,6 @@ class Predictor:
         Returns:
             ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes; of two classes with a
             threshold also whether the second one's probability reaches it, 1 or 0.
-
-        Raises:
-            DataError: If the network cannot take them.
         """
         answers = torch.cat([self.answer(part, source) for part in seen.split(self.batch_size)])
         if self.level is None:
@@ -218,10 +195,6 @@ class Predictor:
 
         Returns:
             Corners ``(n, 6)`` in voxels and scores ``(n,)``, the best first.
-
-        Raises:
-            DataError: If the network cannot take it, or answers what is no number.
-            CheckpointError: If it does not answer seven numbers for each anchor.
         """
         assert isinstance(self.inference, BoxInference)
         logits = self._logits(image, source).cpu()
@@ -239,10 +212,6 @@ class Predictor:
             source: Where it is from, for error sentences.
             grid: From the wanted voxels to those of the image; None where they are the same.
             size: With a grid: the wanted voxels.
-
-        Raises:
-            DataError: If the network cannot take it, or answers what is no number.
-            CheckpointError: If it does not answer as many outputs as there are labels.
         """
         answer = self.inference.probabilities(self._logits(image, source, grid, size)).cpu()
         self._check(answer, len(self.labels), f"{len(self.labels)} labels", source)

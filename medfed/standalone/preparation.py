@@ -43,9 +43,6 @@ class Rule:
         low: Lower end, if there is one.
         high: Upper end.
         scale: Mean and deviation of ``clip_zscore``.
-
-    Raises:
-        ConfigError: If the name is unknown, or the ends are not a range.
     """
 
     name: str
@@ -149,15 +146,7 @@ def record_of(rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def rules_from(record: Mapping[str, Any], channels: int) -> tuple[Rule, ...]:
-    """Returns the rules that `record_of` recorded.
-
-    Args:
-        record: From `record_of`.
-        channels: How many channels there are.
-
-    Raises:
-        ConfigError: If it is not such a record.
-    """
+    """Returns the rules that `record_of` recorded."""
     if record.get("name") == "by_channel":
         return tuple(rules_from(each, 1)[0] for each in record["channels"])
     name = str(record.get("name"))
@@ -170,17 +159,8 @@ def rules_from(record: Mapping[str, Any], channels: int) -> tuple[Rule, ...]:
 def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
     """Reads ``data.normalize``.
 
-    Args:
-        setting: A rule's name; ``{window: [low, high]}`` or ``{percentiles: [low, high]}``; or None
-            for the default: a window of soft tissue for CT, `zscore_nonzero` for all other
-            channels.
-        channels: Names of the channels; CT is recognised by its name.
-
     Returns:
         A rule per channel.
-
-    Raises:
-        ConfigError: If the setting is invalid.
 
     Example:
         >>> [rule.name for rule in rules_of(None, ["CT", "PET"])]
@@ -305,9 +285,6 @@ class Preparation:
             numbers apply within axial slices, whose distance then does not change.
         crop: Whether to crop to the foreground: voxels that are not 0 in some channel; for CT in a
             window, those above its lower end.
-
-    Raises:
-        ConfigError: If the spacing is not two or three positive numbers.
     """
 
     rules: tuple[Rule, ...]
@@ -342,9 +319,6 @@ class Preparation:
             voxels: (C, H, W, D) float32 in RAS, from `readers.volumes.read_volume`; may be changed
                 in place.
             spacing: (3,) mm between them.
-
-        Returns:
-            The image for the network, and its grid.
 
         Example:
             >>> halved = Preparation((Rule("none"),), spacing=(2.0, 2.0, 2.0))
@@ -395,20 +369,13 @@ class Preparation:
             >>> Preparation.from_record(kept.record(), channels=1) == kept
             True
         """
-        return {
-            "normalization": record_of(self.rules),
-            "resampled_to": None if self.spacing is None else list(self.spacing),
-            "crop_foreground": self.crop,
-        }
+        mm = None if self.spacing is None else list(self.spacing)
+        rules = record_of(self.rules)
+        return {"normalization": rules, "resampled_to": mm, "crop_foreground": self.crop}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], channels: int) -> Preparation:
-        """Returns the preparation in a record; older records hold only the normalisation.
-
-        Args:
-            record: From :meth:`record`, or a bundle's facts.
-            channels: How many channels there are.
-        """
+        """Returns the preparation in a record; older records hold only the normalisation."""
         mm = record.get("resampled_to")
         rules = rules_from(record["normalization"], channels)
         crop = bool(record.get("crop_foreground", False))

@@ -26,19 +26,7 @@ def run(
     candidates: str | None = None,
     spacing_tolerance: float | None = None,
 ) -> None:
-    """Predicts every input, and writes masks, boxes or a table into a folder.
-
-    Args:
-        network: From images or features to logits.
-        facts: The part of the metadata under ``medfed``.
-        dataset_dir: A file, or the folder of the inputs.
-        output_dir: The folder for the results.
-        candidates: The CSV file with the candidates of CT scans.
-        spacing_tolerance: See :func:`scans.check_spacing`.
-
-    Raises:
-        MedfedError: If an input cannot be used, or a result not be written.
-    """
+    """Predicts every input, and writes masks, boxes or a table into a folder."""
     source, output = Path(dataset_dir), Path(output_dir)
     if source.resolve() == output.resolve():
         raise DataError(f"{output} is the folder of the input; choose another output_dir.")

@@ -24,18 +24,8 @@ class LinearRegression(nn.Module):
     All coefficients start at zero: the problem is convex, and clients then start as equals. The
     instances of a canonical model must start apart, which a ``spread`` makes them do.
 
-    Args:
-        in_channels: Number of features F.
-        out_channels: Number of outcomes, 1.
-        spread: Coefficients start uniformly in [-spread, spread].
-        link: Of the generalised linear model: the sum is the mean (``identity``) or its logarithm
-            (``log``, for counts and rates).
-
     Shapes:
         ``(B, F)`` to ``(B, 1)``. Parameters: ``linear.weight (1, F)``, ``linear.bias (1,)``.
-
-    Raises:
-        ConfigError: If there is another number of outcomes, or the spread is negative.
 
     Example:
         >>> LinearRegression(in_channels=10)(torch.ones(4, 10)).shape
@@ -74,19 +64,8 @@ class LogisticRegression(nn.Module):
     coefficients are identified (a softmax over free logits has a direction that changes nothing).
     They start as those of :class:`LinearRegression` do.
 
-    Args:
-        in_channels: Number of features F.
-        out_channels: Number of classes K, at least 2.
-        spread: Coefficients start uniformly in [-spread, spread].
-        link: Of the generalised linear model: ``logit``, or for two classes ``probit``, where the
-            probability of class 1 is the normal distribution function of the weighted sum.
-
     Shapes:
         ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
-
-    Raises:
-        ConfigError: If there are fewer than two classes, or more than two with ``probit``, or the
-            spread is negative.
 
     Example:
         >>> net = LogisticRegression(in_channels=30, out_channels=2)
@@ -150,20 +129,8 @@ class SmallCNN(nn.Module):
     The mean makes it independent of the size of the images. Group normalisation, the default,
     keeps no statistics, so that there are none to average over unlike clients.
 
-    Args:
-        spatial_dims: 2 or 3.
-        in_channels: Image channels C.
-        out_channels: Classes K.
-        channels: Width of each convolution.
-        strides: Stride of each convolution, 2 to halve the resolution.
-        norm: ``"group"``, ``"batch"``, ``"instance"`` (with scale and shift) or ``"none"``.
-        dropout: Dropout probability before the head.
-
     Shapes:
         ``(B, C, *spatial)`` to ``(B, K)`` logits. Parameters: ``features.*`` and ``head.*``.
-
-    Raises:
-        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or a width does not suit them.
 
     Example:
         >>> import torch

@@ -33,23 +33,6 @@ def unet(
 
     Source: E. Kerfoot et al., "Left-Ventricle Quantification Using Residual U-Net", STACOM 2018.
 
-    Args:
-        spatial_dims: 2 or 3.
-        in_channels: Image channels C.
-        out_channels: Regions R.
-        channels: Width of each level, the finest first.
-        strides: Stride between levels, one fewer than ``channels``; sides of the patch must be
-            divisible by their product.
-        num_res_units: Convolutions per residual unit, 0 for plain convolutions.
-        norm: ``"batch"`` or ``"instance"`` (with scale and shift).
-        dropout: Dropout probability.
-
-    Returns:
-        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``.
-
-    Raises:
-        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or the lengths do not fit.
-
     Example:
         >>> sum(p.numel() for p in unet(2, 4, 3).parameters())
         211657
@@ -78,22 +61,6 @@ def basic_unet(
     """Builds the classic U-Net: two convolutions per level, max pooling, transposed convolutions.
 
     Source: O. Ronneberger et al., "U-Net", MICCAI 2015; T. Falk et al., Nature Methods 2019.
-
-    Args:
-        spatial_dims: 2 or 3.
-        in_channels: Image channels C.
-        out_channels: Regions R.
-        features: Widths of the five levels, and of the last up-sampling block.
-        norm: ``"batch"`` or ``"instance"`` (with scale and shift).
-        dropout: Dropout probability.
-        published: Match the 486,562 parameters that pFedNet reports (for 3 channels in and 2 out):
-            convolutions without bias, and a last transposed convolution that halves its channels.
-
-    Returns:
-        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``.
-
-    Raises:
-        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or there are not six features.
 
     Example:
         >>> networks = [basic_unet(2, 3, 2, published=flag) for flag in (False, True)]
@@ -137,21 +104,6 @@ def planned_unet(
     """Builds the network of a plan on which clients have agreed.
 
     Source: F. Isensee et al., "nnU-Net", Nature Methods 2021.
-
-    Args:
-        spatial_dims: 2 or 3.
-        in_channels: Image channels C.
-        out_channels: Regions R, with the background where they are exclusive.
-        plan: See :class:`medfed.functional.planning.Plan`.
-        deep_supervision: Also train coarser outputs.
-        dropout: Dropout probability.
-
-    Returns:
-        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``; in training a list.
-
-    Raises:
-        ConfigError: If there is no plan, it has fewer than three stages, or the package of its
-            residual encoder is not installed.
 
     Example:
         >>> import torch

@@ -342,7 +342,7 @@ def _make_all(recipe: Recipe, folder: Path, workers: int | None, quiet: bool) ->
     workers = max(1, min(workers, len(tasks)))
     entries: dict[str, Entry] = {}
     with Steps(len(tasks), quiet) as steps:
-        made = _in_processes(tasks, workers) if workers > 1 else (make_item(*t) for t in tasks)
+        made = _in_processes(tasks, workers) if workers > 1 else (_make_item(*t) for t in tasks)
         with closing(made):
             for entry in made:
                 entries[entry.id] = entry
@@ -356,7 +356,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
     context = multiprocessing.get_context("spawn")
     with WatchedPool(workers, context, initializer=start_worker) as pool:
         with held(signal.SIGINT):  # also while a worker is still starting
-            futures: list[Future[Entry]] = [pool.submit(make_item, *task) for task in tasks]
+            futures: list[Future[Entry]] = [pool.submit(_make_item, *task) for task in tasks]
         try:
             waiting = set(futures)
             # Ctrl-C may reach another thread, and a wait without end would not see it.
@@ -372,7 +372,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def make_item(
+def _make_item(
     read: Callable[..., Arrays], item: Item, index: int, folder: Path, sync: bool = True
 ) -> Entry:
     """Makes one item, or keeps it if it is whole and its sources have not changed.

@@ -220,10 +220,7 @@ class VolumeCohort(ScanCohort):
         index = {
             **about,
             "numTraining": len(cases),
-            "training": [
-                {"image": f"./imagesTr/{c}.nii.gz", "label": f"./labelsTr/{c}.nii.gz"}
-                for c in cases
-            ],
+            "training": [{n: f"./{n}sTr/{c}.nii.gz" for n in ("image", "label")} for c in cases],
             "parameters": {"version": self.version, **self.parameters()},
         }
         for name, content in (("centres.json", centres), (self.index, index)):

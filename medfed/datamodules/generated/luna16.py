@@ -163,7 +163,7 @@ class Nodule:
     diameter: float
 
 
-def paint_nodule(rng: Rng, canvas: Canvas, nodule: Nodule, subsolid: bool) -> None:
+def _paint_nodule(rng: Rng, canvas: Canvas, nodule: Nodule, subsolid: bool) -> None:
     """Solid, ground glass or both; round to lobulated, sometimes with spicules."""
     radius = nodule.diameter / 2
     stretch = rng.uniform(0.85, 1.15, size=3).tolist()
@@ -338,7 +338,7 @@ def add_nodules(chest: Chest) -> None:
         if centre is not None:
             chest.nodules.append(Nodule(centre, diameter))
             subsolid = rng.random() < hospital.subsolid
-            paint_nodule(rng, chest.canvas, chest.nodules[-1], subsolid)
+            _paint_nodule(rng, chest.canvas, chest.nodules[-1], subsolid)
 
 
 def add_lookalikes(chest: Chest, count: int) -> list[Point]:

@@ -79,13 +79,15 @@ class BloodCells(Cohort):
             labels = np.arange(count) % len(CLASSES)
             labels = numpy_rng(self.seed, split).permutation(labels)
             rngs = (numpy_rng(self.seed, split, n) for n in range(len(labels)))
-            cells = [draw_cell(rng, int(y), self.size) for rng, y in zip(rngs, labels, strict=True)]
+            cells = [
+                _draw_cell(rng, int(y), self.size) for rng, y in zip(rngs, labels, strict=True)
+            ]
             arrays[f"{split}_images"] = np.stack(cells)
             arrays[f"{split}_labels"] = labels[:, None].astype(np.uint8)
         np.savez_compressed(folder / self.index, **arrays)  # type: ignore[arg-type]
 
 
-def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uint8]:
+def _draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uint8]:
     """Draws one cell.
 
     Returns:
@@ -96,16 +98,16 @@ def draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uin
     image = np.broadcast_to(PLASMA, (size, size, 3)).copy()
     radius = rng.uniform(0.5, 0.68)
     cell = disc(place, (0, 0), radius * rng.uniform(0.9, 1.1, 2))
-    paint(image, cell, CYTOPLASM + rng.normal(0, 0.02, 3))
+    _paint(image, cell, CYTOPLASM + rng.normal(0, 0.02, 3))
     if label == 1:
         grains = gaussian_filter(rng.random((size, size)), 0.5) > 0.55
-        paint(image, cell * grains * rng.uniform(0.3, 0.8), GRANULE)
+        _paint(image, cell * grains * rng.uniform(0.3, 0.8), GRANULE)
     count, step, far, width = LOBES[label]
     turn = rng.uniform(0, 2 * np.pi)
     for angle in turn + step * np.arange(count) + rng.normal(0, 0.1, count):
         centre = radius * far * np.array([np.cos(angle), np.sin(angle)])
-        size = radius * width * rng.uniform(0.85, 1.15, 2)
-        paint(image, cell * disc(place, centre, size), NUCLEUS)
+        extent = radius * width * rng.uniform(0.85, 1.15, 2)
+        _paint(image, cell * disc(place, centre, extent), NUCLEUS)
     image = gaussian_filter(image, (*[rng.uniform(0.3, 0.9)] * 2, 0))
     stain = rng.uniform(0.85, 1.15) * rng.uniform(0.95, 1.05, 3)
     image = 1 - (1 - image) * stain + rng.normal(0, 0.03) + rng.normal(0, 0.04, image.shape)
@@ -124,6 +126,6 @@ def disc(place: Plane, centre: Pair, radii: Pair) -> Plane:
     return inside
 
 
-def paint(image: Plane, cover: Plane, colour: Plane) -> None:
+def _paint(image: Plane, cover: Plane, colour: Plane) -> None:
     """Paints a colour (3,) on an image (H, W, 3), in place, where `cover` (H, W) is 1."""
     image += cover[..., None] * (colour - image)

@@ -97,10 +97,10 @@ class OrgansCohort(cohort.VolumeCohort):
         spacing = usual * (hospital.pixel, hospital.pixel, hospital.thickness)
         sides = zip(self.field, spacing, strict=True)
         shape = tuple(max(self.least, round(f / s)) for f, s in sides)
-        return *make_abdomen(rng, shape, spacing, hospital), spacing
+        return *_make_abdomen(rng, shape, spacing, hospital), spacing
 
 
-def make_abdomen(
+def _make_abdomen(
     rng: Rng, shape: tuple[int, ...], spacing: NDArray[np.float64], hospital: AbdomenHospital
 ) -> tuple[NDArray[np.int16], Label]:
     """Draws one patient and scans it.

@@ -58,7 +58,7 @@ class LabelGroups(base.Dealt):
 
     def names(self) -> list[str]:
         """See `Dealt.names`."""
-        return grouped_names(self.num_clients, len(self.groups))
+        return _grouped_names(self.num_clients, len(self.groups))
 
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`.
@@ -99,11 +99,11 @@ class LabelGroups(base.Dealt):
         return groups
 
 
-def grouped_names(num_clients: int, groups: int) -> list[str]:
+def _grouped_names(num_clients: int, groups: int) -> list[str]:
     """Names clients by their groups.
 
     Example:
-        >>> grouped_names(3, 2)
+        >>> _grouped_names(3, 2)
         ['group_0_hospital_0', 'group_1_hospital_0', 'group_1_hospital_1']
     """
     sizes = apportion(num_clients, [1 / groups] * groups)
@@ -163,7 +163,7 @@ class SiteGroups(base.Dealt):
 
     def names(self) -> list[str]:
         """See `Dealt.names`."""
-        return grouped_names(self.num_clients, self.groups)
+        return _grouped_names(self.num_clients, self.groups)
 
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
         """See `Dealt.deal`; the sizes of clients differ by one patient at most."""

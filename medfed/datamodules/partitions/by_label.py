@@ -46,7 +46,7 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
         >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
         ((2, 3), (2, 4, 4))
     """
-    check_shares(shares)
+    _check_shares(shares)
     quotas = np.round(size * np.asarray(shares, dtype=np.float64), 9)  # 0.07 * 100 is above 7
     counts = np.floor(quotas).astype(np.int64)
     order = np.lexsort((np.arange(len(counts)), quotas - counts))  # ascending, ties by class
@@ -67,7 +67,7 @@ def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int,
     """
     if len(available) != len(shares):
         raise ConfigError(f"{len(shares)} class shares do not fit {len(available)} classes.")
-    check_shares(shares)
+    _check_shares(shares)
     bounds = [(n + 1) / s for n, s in zip(available, shares, strict=True) if s > 0]
     # No count is a whole unit below its quota, so no larger size fits. Fitting is not
     # monotone in the size (a larger sum can round one class down), hence the search from above.
@@ -150,11 +150,11 @@ def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> 
     return owner
 
 
-def check_shares(shares: Sequence[float]) -> None:
+def _check_shares(shares: Sequence[float]) -> None:
     """Checks that numbers are proportions.
 
     Example:
-        >>> check_shares((0.8, 0.4))
+        >>> _check_shares((0.8, 0.4))
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: Shares must be non-negative and sum to 1; got: \

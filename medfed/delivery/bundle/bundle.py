@@ -78,7 +78,7 @@ def write_manifest(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
+def _check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     """Compares a bundle's files with their hashes.
 
     Only names that the folder itself lists are opened, so none leads out of it.
@@ -183,7 +183,7 @@ def read_bundle(folder: Path) -> Bundle:
     for name in (file, metadata.METADATA):
         if name not in hashes:
             raise CheckpointError(f"{folder / MANIFEST} has no hash of {name}; export it anew.")
-    check_files(folder, hashes)
+    _check_files(folder, hashes)
     metadata.check_facts(content["medfed"], folder / metadata.METADATA)
     return Bundle(folder, content, weights.load_weights(folder / file), hashes)
 
@@ -216,14 +216,14 @@ def write_bundle(
         weights.save(made / MODEL, network.state_dict())
         if books:
             weights.save_weights(made / PACKED, dense, books)
-        parts = {"fp32": MODEL, "packed": PACKED if books else MODEL}
+        named = {"fp32": MODEL, "packed": PACKED if books else MODEL}
         if onnx and _saved_as_onnx(made / onnx_file.ONNX, network, facts):
             if samples is not None:
                 onnx_file.save_int8(made / onnx_file.ONNX, samples)
-            parts["onnx"] = onnx_file.ONNX
-        sizes = {what: (made / file).stat().st_size for what, file in parts.items()}
+            named["onnx"] = onnx_file.ONNX
+        sizes = {what: (made / file).stat().st_size for what, file in named.items()}
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
-        files.write_json(made / "configs" / "inference.json", inference_config(whole))
+        files.write_json(made / "configs" / "inference.json", _inference_config(whole))
         for script in sorted(Path(standalone.__path__[0]).glob("*.py")):
             shutil.copyfile(script, made / "scripts" / script.name)
         for name in (README, CARD):
@@ -339,7 +339,7 @@ def _interval(ends: Sequence[float | None] | None) -> str:
     return f"{ends[0]:.4f} to {ends[1]:.4f}"
 
 
-def inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _inference_config(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Builds the configuration that ``python -m monai.bundle run`` runs."""
     config: dict[str, Any] = json.loads((_TEMPLATES / "inference.json").read_text(encoding="utf-8"))
     if facts["input"]["kind"] == "ct_patches":

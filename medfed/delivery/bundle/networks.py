@@ -107,11 +107,11 @@ def is_known(plain: Mapping[str, Any]) -> bool:
     return all(str(node[_TARGET]) in TARGETS for node in _nodes(plain))
 
 
-def is_library(target: object) -> bool:
+def _is_library(target: object) -> bool:
     """Says whether a name begins as those of the libraries do.
 
     Example:
-        >>> is_library("monai.networks.nets.SegResNet"), is_library("mine.Network")
+        >>> _is_library("monai.networks.nets.SegResNet"), _is_library("mine.Network")
         (True, False)
     """
     return isinstance(target, str) and target.startswith(tuple(LIBRARIES))
@@ -126,7 +126,7 @@ def is_own(plain: Mapping[str, Any]) -> bool:
         (True, False)
     """
     targets = [str(node[_TARGET]) for node in _nodes(plain)]
-    return not all(target in TARGETS or is_library(target) for target in targets)
+    return not all(target in TARGETS or _is_library(target) for target in targets)
 
 
 def packages_of(plain: Any) -> dict[str, str]:
@@ -167,7 +167,7 @@ that you add by plugins=FOLDER.
     _check_sizes(plain, name)
     nodes = list(_nodes(plain))
     for target in [node[_TARGET] for node in nodes] or [None]:
-        if not (str(target) in TARGETS or is_library(target) or is_plugin(str(target))):
+        if not (str(target) in TARGETS or _is_library(target) or is_plugin(str(target))):
             raise CheckpointError(
                 f"The bundle names the network {reprlib.repr(target).strip(_QUOTES)}, which is not "
                 "among those that are built: networks of MONAI and PyTorch, and code of your own "

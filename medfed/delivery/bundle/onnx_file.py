@@ -60,7 +60,7 @@ class OnnxNetwork(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Computes the logits."""
         values = np.ascontiguousarray(image.detach().float().numpy())
-        if unlike := unlike_axes(values.shape[1:], self._session.get_inputs()[0].shape[1:]):
+        if unlike := _unlike_axes(values.shape[1:], self._session.get_inputs()[0].shape[1:]):
             raise ValueError(f"of the ONNX file {unlike}")
         try:
             (logits,) = self._session.run([OUTPUT], {INPUT: values})
@@ -69,11 +69,11 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(logits)
 
 
-def unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
+def _unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
     """Names the axes whose size is another than the wanted one, which may be a word for any.
 
     Example:
-        >>> unlike_axes((3, 32, 48), (3, "size_2", 32))
+        >>> _unlike_axes((3, 32, 48), (3, "size_2", 32))
         'axis 3 has 48 instead of 32'
     """
     pairs = enumerate(zip(given, wanted, strict=False), start=1)
@@ -108,7 +108,7 @@ def compare(path: Path, network: nn.Module, shape: Shape, any_size: bool) -> Non
             logits, scale = session(image), max(1.0, float(expected.abs().max()))
             same_shape = logits.shape == expected.shape
             if not same_shape or float((logits - expected).abs().max()) > _EQUAL * scale:
-                unlike = f" ({other})" if (other := unlike_axes(size[1:], shape)) else ""
+                unlike = f" ({other})" if (other := _unlike_axes(size[1:], shape)) else ""
                 raise NotTraceableError(f"ONNX Runtime and PyTorch differ at {size}{unlike}")
     except (CheckpointError, ValueError) as error:
         if isinstance(error, NotTraceableError):

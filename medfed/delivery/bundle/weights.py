@@ -73,7 +73,7 @@ class Content(TypedDict):
     packed: dict[str, Packed]
 
 
-def check_content(content: Mapping[str, Any], size: int) -> None:
+def _check_content(content: Mapping[str, Any], size: int) -> None:
     """Refuses tensors that say they are larger than their file, before they are copied."""
     whole = fit(content, Content)
     dense, packed = whole["dense"], whole["packed"]
@@ -91,8 +91,8 @@ def check_content(content: Mapping[str, Any], size: int) -> None:
             raise ValueError(f"{name} has the shape {reprlib.repr(each['shape'])}")
 
 
-def check_plain(content: Mapping[str, Any], size: int) -> Tensors:
-    """Refuses tensors of a state dict as `check_content` does; returns those that are different.
+def _check_plain(content: Mapping[str, Any], size: int) -> Tensors:
+    """Refuses tensors of a state dict as `_check_content` does; returns those that are different.
 
     Tied weights are one tensor, which has several names in a state dict; the first one stays.
     """
@@ -272,9 +272,9 @@ def load_weights(path: Path) -> Tensors:
         raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
     with reading(path, "export the bundle anew, or update the program"):
         if content.get("format") != FORMAT:
-            return check_plain(content, size)
+            return _check_plain(content, size)
         check_version(content)
-        check_content(content, size)
+        _check_content(content, size)
         return decode_content(content)
 
 

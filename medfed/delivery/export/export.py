@@ -82,18 +82,18 @@ def export_run(config: Section) -> list[Path]:
         for width, bits in plans.items():
             place = folder if len(plans) == 1 else folder / f"{width}_bits"
             place /= files[client]
-            rows.append(export_client(run, client, place, width, bits, options, data))
+            rows.append(_export_client(run, client, place, width, bits, options, data))
             made.append(place)
             _log.info("Wrote %s.", place)
     metric, mode = run.summary["selection"]
-    print_export(rows, metric, mode, options.tolerance)
+    _print_export(rows, metric, mode, options.tolerance)
     table = run.export_csv
-    save_table(table, rows, metric)
+    _save_table(table, rows, metric)
     _log.info("Table: %s", table)
     return made
 
 
-def export_client(
+def _export_client(
     run: RunRecord,
     client: str,
     folder: Path,
@@ -159,7 +159,7 @@ def _bits(run: RunRecord, width: int | None, layers: Mapping[str, int] | None) -
     return chosen
 
 
-def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) -> None:
+def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) -> None:
     """Prints a line per bundle: bits, sizes, and the metric before and after."""
     console = wide_console()
     stages = [s for s in finetuning.STAGES if any(_scores(row)[s] is not None for row in rows)]
@@ -177,7 +177,7 @@ def print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float
     say(console, *_remarks(rows, metric, mode, tolerance))
 
 
-def save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
+def _save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
     """Writes a CSV line per bundle: bits, bytes, and the metric at every stage."""
     lines: list[list[Any]] = []
     for row in rows:

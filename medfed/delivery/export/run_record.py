@@ -27,15 +27,9 @@ from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.start import StartRecord
 
-_TASKS = {
-    "medfed.models.segmentation.SegmentationTask": "segmentation",
-    "medfed.models.classification.ClassificationTask": "classification",
-    "medfed.models.classification.RiskTask": "risk",
-    "medfed.models.findings.FindingsTask": "findings",
-    "medfed.models.regression.RegressionTask": "regression",
-    "medfed.models.survival.SurvivalTask": "survival",
-    "medfed.models.detection.DetectionTask": "detection",
-}
+_NAMES = ("segmentation", "classification", "findings", "regression", "survival", "detection")
+_TASKS = {f"medfed.models.{name}.{name.capitalize()}Task": name for name in _NAMES}
+_TASKS |= {"medfed.models.classification.RiskTask": "risk"}
 
 
 def task_of(model: Section) -> str:

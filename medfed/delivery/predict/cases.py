@@ -31,18 +31,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from medfed.common import files
 from medfed.common.console import say, shown
 from medfed.common.errors import ConfigError, MedfedError
-from medfed.common.files import (
-    csv_text,
-    digest,
-    locked,
-    original,
-    sha256,
-    write_json,
-    write_text,
-    writing,
-)
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.datamodules.readers.account import account_of
@@ -70,7 +61,7 @@ class OutputFolder:
         self.overwrite = options.overwrite
         self.header = [*_BEFORE, *columns, *_AFTER]
         keys = ("format", "probabilities", "picture", "threshold", "spacing_tolerance")
-        client = {"client": bundle.facts["client"], "files": digest(dict(bundle.hashes))}
+        client = {"client": bundle.facts["client"], "files": files.digest(dict(bundle.hashes))}
         self._settings = {"bundle": client, **{k: getattr(options, k) for k in keys}}
         self._rows: dict[str, dict[str, str]] = {}
 
@@ -78,10 +69,10 @@ class OutputFolder:
     def open(self) -> Iterator[OutputFolder]:
         """Holds the folder, and leaves its summary sorted."""
         with ExitStack() as stack:
-            with writing(self.folder, _OTHERWISE):
+            with files.writing(self.folder, _OTHERWISE):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.callback(self._unlock)
-                stack.enter_context(locked(self.folder, _LOCK, wait=False))
+                stack.enter_context(files.locked(self.folder, _LOCK, wait=False))
             stack.callback(shutil.rmtree, self.folder / _UNFINISHED, ignore_errors=True)
             self._begin()
             try:
@@ -98,9 +89,9 @@ class OutputFolder:
         """Whether a case was predicted from the files as they are now, and the results are here."""
         if not self.is_whole(case) or self.overwrite:
             return False
-        files = self._files(case.name)
+        listed = self._files(case.name)
         try:
-            whole = all(t.stat().st_size == files.get(t.name) for t in case.targets)
+            whole = all(t.stat().st_size == listed.get(t.name) for t in case.targets)
             return whole and self._rows[case.name]["sha256"] == _state(case.inputs())
         except (MedfedError, OSError):
             return False  # the error is reported when the case is predicted
@@ -111,8 +102,8 @@ class OutputFolder:
             check_targets(case.targets, self.overwrite, ())
         before, state = self._rows.get(case.name, {}), _state(case.inputs())
         is_same, place = before.get("sha256") == state, case.targets[0].relative_to(self.folder)
-        files = before.get("files") if is_same else ""
-        values = (case.name, case.source.resolve(), place, files, state)
+        listed = before.get("files") if is_same else ""
+        values = (case.name, case.source.resolve(), place, listed, state)
         row = dict(zip(_BEFORE, values, strict=True))
         self._add(case.name, {**row, "error": _INTERRUPTED})
         made = self.folder / _UNFINISHED
@@ -121,7 +112,7 @@ class OutputFolder:
         changed, moved = self._to_be_written(case, made, is_same and not before["error"])
         row["files"] = _listed(case.targets, {t: made / t.name for t in moved})
         self._add(case.name, {**row, "error": _INTERRUPTED})  # what a kill from here on has left
-        with writing(self.folder, _OTHERWISE):
+        with files.writing(self.folder, _OTHERWISE):
             for target in moved:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (made / target.name).replace(target)
@@ -188,8 +179,9 @@ class OutputFolder:
             self._rows = self._read()
         if differ or before is None:
             begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            with writing(record, _OTHERWISE):
-                write_json(record, {**self._settings, "begun": begun, "medfed": version("medfed")})
+            with files.writing(record, _OTHERWISE):
+                made_by = {"begun": begun, "medfed": version("medfed")}
+                files.write_json(record, self._settings | made_by)
         self._write()
 
     def _read(self) -> dict[str, dict[str, str]]:
@@ -200,9 +192,9 @@ class OutputFolder:
             text = path.read_bytes()
             whole = text[: text.rfind(b"\n") + 1].decode()  # a killed process leaves part of a row
             header, *rows = [*csv.reader(io.StringIO(whole, newline=""))] or [self.header]
-            if [*map(original, header)] != self.header:
+            if [*map(files.original, header)] != self.header:
                 raise ValueError("it has other columns than this prediction")
-        texts = (dict(zip(self.header, map(original, row), strict=False)) for row in rows)
+        texts = (dict(zip(self.header, map(files.original, row), strict=False)) for row in rows)
         return {row["case"]: row for row in texts if len(row) == len(self.header)}
 
     def _unlock(self) -> None:
@@ -212,19 +204,19 @@ class OutputFolder:
 
     def _write(self) -> None:
         rows = ([row.get(c, "") for c in self.header] for _, row in sorted(self._rows.items()))
-        with writing(self.folder / SUMMARY, _OTHERWISE):
-            write_text(self.folder / SUMMARY, csv_text(self.header, rows))
+        with files.writing(self.folder / SUMMARY, _OTHERWISE):
+            files.write_text(self.folder / SUMMARY, files.csv_text(self.header, rows))
 
     def _add(self, name: str, row: Mapping[str, Any]) -> None:
         self._rows[name] = {c: str(row.get(c, "")) for c in self.header}
-        line = csv_text([self._rows[name][c] for c in self.header], [])
+        line = files.csv_text([self._rows[name][c] for c in self.header], [])
         path = self.folder / SUMMARY
-        with writing(path, _OTHERWISE), path.open("a", encoding="utf-8", newline="") as file:
+        with files.writing(path, _OTHERWISE), path.open("a", encoding="utf-8", newline="") as file:
             file.write(line)
 
 
-def _state(files: Iterable[Path]) -> str:
-    return digest([(file.name, sha256(file)) for file in files])
+def _state(sources: Iterable[Path]) -> str:
+    return files.digest([(file.name, files.sha256(file)) for file in sources])
 
 
 def _listed(targets: Iterable[Path], new: Mapping[Path, Path]) -> str:

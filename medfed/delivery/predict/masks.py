@@ -60,7 +60,7 @@ def highdicom() -> ModuleType:
     return module
 
 
-def save_segments(
+def _save_segments(
     masks: Mapping[str, NDArray[Any]], scan: scans.Scan, target: Path, title: str
 ) -> None:
     """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan.
@@ -222,7 +222,7 @@ def _case(
         if is_seg and isinstance(found, scans.SegmentedScan):
             title = f"medfed, {facts['method']}"
             planes = {n: m.numpy() for n, m in zip(labels, masks, strict=True)}
-            save_segments(planes, found.scan, place, title)
+            _save_segments(planes, found.scan, place, title)
         else:
             found.save(facts, masks, place)
         if maps:
@@ -277,13 +277,8 @@ def _draw(
         image, probabilities = image[..., number], probabilities[..., number]
     else:
         image, probabilities = segmented.image, segmented.small
-    figure = prediction_row(
-        image[predictor.present],
-        predictor.of_regions.outlines(probabilities),
-        [name for name in predictor.facts["channels"] if name in predictor.facts["present"]],
-        predictor.labels,
-        title=title,
-        threshold=predictor.of_regions.level,
-        aspect=aspect,
-    )
+    facts, regions = predictor.facts, predictor.of_regions
+    names = [name for name in facts["channels"] if name in facts["present"]]
+    drawn = image[predictor.present], regions.outlines(probabilities), names, predictor.labels
+    figure = prediction_row(*drawn, title=title, threshold=regions.level, aspect=aspect)
     save_figures(path.parent, {path.stem: figure})

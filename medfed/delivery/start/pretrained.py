@@ -53,13 +53,13 @@ class _Training(msgspec.Struct):
     outcome_scale: list[float] | None = None
 
 
-def of_training(config: Any) -> dict[str, Any]:
+def _of_training(config: Any) -> dict[str, Any]:
     """Returns what a run's configuration says of its network and its data.
 
     Example:
         >>> network = {"_target_": "a.Net", "in_channels": 4, "width": 8}
         >>> model = {"_target_": "Task", "network": network}
-        >>> adopted = of_training({"model": model, "data": {"spacing": [2, 2]}})
+        >>> adopted = _of_training({"model": model, "data": {"spacing": [2, 2]}})
         >>> for key, value in adopted.items():
         ...     print(key, value)
         model._target_ Task
@@ -185,14 +185,14 @@ class Pretrained:
         assert self.weights is not None
         path = Path(self.weights).expanduser()
         if RunFolder(path).config_yaml.is_file():
-            weights = read_run(path, self.client)
+            weights = _read_run(path, self.client)
         elif self.client is not None:
             raise ConfigError(f"init.client={self.client} is for run folders, and {path} is none.")
         elif path.is_dir():
             bundle = read_bundle(path)
             hashes = bundle.hashes.items()
             files = {str((path / n).resolve()): h for n, h in hashes if n.startswith("models/")}
-            adopted = of_training(bundle.facts.get("training_config")) if self.adopt else {}
+            adopted = _of_training(bundle.facts.get("training_config")) if self.adopt else {}
             names = {key: bundle.facts[key] for key in ("channels", "labels")}
             weights = Weights(bundle.state, "a bundle of medfed", files, adopted, names)
         else:
@@ -213,7 +213,7 @@ class Pretrained:
         return replace(weights, adopted=kept)
 
 
-def read_run(folder: Path, client: str | None) -> Weights:
+def _read_run(folder: Path, client: str | None) -> Weights:
     """Reads the models of a finished run, as of the round that validation selected."""
     run = RunFolder(folder)
     clients = list(run.clients)
@@ -225,7 +225,7 @@ def read_run(folder: Path, client: str | None) -> Weights:
     # Counters and other state are of the hospital that has trained.
     every = map(read_tensors, paths.values())
     first, *others = ({n: t for n, t in of.items() if t.is_floating_point()} for of in every)
-    hashes, trained = _hashes(*paths.values()), of_training(run.config.plain())
+    hashes, trained = _hashes(*paths.values()), _of_training(run.config.plain())
     if client is not None:
         return Weights(first, f"the model of {client} in a run", hashes, trained)
     common = {
