@@ -366,8 +366,9 @@ class Round:
                     f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
                     f"its phase {self.phase}."
                 ) from None
-            kept = {} if self._moments is None else {PART: self._moments}
-            federation.server = {**stop.value, **kept}
+            federation.server = stop.value
+            if self._moments is not None:
+                federation.server = {**stop.value, PART: self._moments}
             return False
         self._take(outbox)
         return True
