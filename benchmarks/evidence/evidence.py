@@ -51,7 +51,7 @@ import yaml  # type: ignore[import-untyped]
 from PIL import Image
 from scipy.stats import spearmanr
 
-from medfed.benchmark.tasks import _fewest_of as fewest_of
+from medfed.benchmark.tasks import fewest_of
 from medfed.functional.statistics import difference, splits_needed
 from medfed.reports.tasks import Scores, Task, rise_of
 from medfed.reports.verdicts import judge, plain

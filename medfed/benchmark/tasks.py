@@ -54,7 +54,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
             task.left_out[name] = f"{name} is left out of {task.name}: {why}"
         tested = tested or [r for r in known if "clients" in r]
     if task.same:
-        task.leave_out_small({client: _fewest_of(tested, client) for client in task.clients})
+        task.leave_out_small({client: fewest_of(tested, client) for client in task.clients})
     if len(missing) == len(progress):
         task.unfinished = f"{task.name} is not finished with any method: there is no table of it."
     elif missing:
@@ -102,13 +102,13 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
     return ""
 
 
-def _fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
+def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
     """Returns on how few patients the scores of a hospital rest over all splits, and on which.
 
     Example:
         >>> patients = {"A": {"train": 6, "val": 0, "test": 2}}
         >>> split = {"patients": patients, "fewest": {"A": [1, "test patients of a class"]}}
-        >>> _fewest_of([split] * 4, "A") == _fewest_of([split] * 8, "A")
+        >>> fewest_of([split] * 4, "A") == fewest_of([split] * 8, "A")
         True
     """
     each = [r["patients"][client] for r in results]

@@ -302,7 +302,7 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         ConfigError: See :func:`load`.
     """
     several = bool({"-m", "--multirun"} & set(arguments))
-    overrides = spelled([a for a in arguments if not a.startswith("-")], several)
+    overrides = to_hydra_overrides([a for a in arguments if not a.startswith("-")], several)
     if name in ("look", "study", "prepare"):  # which make a folder only if all is well, not Hydra
         at = "hydra.run.dir="
         overrides = [f"folder={o.removeprefix(at)}" if o.startswith(at) else o for o in overrides]

@@ -48,7 +48,13 @@ CASES = {
     "algorithm.graph.kind=knnn": "algorithm.graph.kind='knnn' is unknown (did you mean knn?)",
     "algorithm.graph.sketch=datas": "sketch='datas' is unknown (did you mean data?)",
     "algorithm.z_step=half": "algorithm.z_step='half' is unknown; choose scaled or literal",
-    "local.optimizer_state=old": "local.optimizer_state='old' is unknown; choose fresh or kept",
+    "local.optimizer_state=old": "local.optimizer_state='old' is unknown; choose ",
+    "local.optimizer_state=averaged": "averaged does not go with this: PFedNet does not send",
+    "algorithm=fedavg local.optimizer_state=averaged channel.secure=masks": "masks clips their",
+    "algorithm=fedavg local.optimizer_state=averaged privacy.client={sigma:1,delta:1e-3,clip:1}": (
+        "privacy.client adds noise to displacements alone; choose local.optimizer_state=kept"
+    ),
+    "evaluation.normalization=old": "evaluation.normalization=",
     "model.class_weights=equal": "model.class_weights='equal' is unknown",
     "model.selection=[auroc2,max]": "model.selection='auroc2' is unknown (did you mean auroc",
     "channel.up.gamma=1": "Unknown key 'channel.up.gamma'; channel.up has cer, feedback, shift,",
