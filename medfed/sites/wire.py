@@ -284,8 +284,8 @@ class Declined(Reply, frozen=True, kw_only=True, tag="declined"):
     """
 
     of: str
-    status: Literal["busy", "unready", "refused", "failed"]
-    reason: str = ""
+    status: Literal["busy", "unready", "refused", "failed"]  # type: ignore[misc]
+    reason: str = ""  # type: ignore[misc]
 
     @property
     def kind(self) -> str:

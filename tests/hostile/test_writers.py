@@ -370,7 +370,7 @@ def test_advice_and_a_benchmark_on_a_table_of_such_names(tmp_path, monkeypatch, 
     main(["advise", "experiment=clinical_pfednet", *asked, *few])
     (tmp_path / "mine" / "suites").mkdir(parents=True)
     (tmp_path / "mine" / "suites" / "odd.yaml").write_text(SUITE.format("[/nope]</td><script>"))
-    of = ("suite=odd", "methods=[fedavg]", "size=smoke", "plugins=mine", "workers=0")
+    of = ("suite=odd", "methods=[fedavg]", "size=smoke", "plugins=mine", "workers=1")
     main(["benchmark", *of, "paths.odd=table.csv", "out=compared"])
     printed = capsys.readouterr()
     shown_safely(printed.out)
