@@ -10,6 +10,7 @@ machine checks what it has seen from outside, against the table and not against 
 - behind the sums of a column are at least 20 patients strictly within the limits;
 - an agreement has one answer to each message about the data, and no other scales them;
 - a sum of an agreement has one set of sites;
+- statistics leave for one of two studies whose patients differ by one;
 - no more models are trained on in a phase, or evaluated, than the protocol needs, and no more are
   tested than the policy allows, over all jobs and restarts;
 - what is counted only grows;
@@ -74,6 +75,7 @@ FLOOR, ROUNDS, TESTS = 20, 2, 1
 MODELS = len(SITES) + 10  # of one round, as docs/sites.md promises
 COLUMNS = ("age", "crp")
 AGREED = Agreed(SITES, STUDY)
+FEWER = Agreed(SITES, (*STUDY, "data.most_patients=63"))  # trains on one patient fewer
 
 
 def write_table(path: Path, name: str) -> None:
@@ -92,13 +94,13 @@ class File(SiteFile):
 
     def config(self, agreed: Agreed) -> RunDescription:
         """See the base class."""
-        return _composed(self.site).replacing({"folder": str(self.folder)})
+        return _composed(self.site, agreed).replacing({"folder": str(self.folder)})
 
 
 @cache
-def _composed(name: str) -> RunDescription:
+def _composed(name: str, agreed: Agreed) -> RunDescription:
     file = SiteFile.read(_home() / f"{name}.yaml")
-    return file.config(AGREED)
+    return file.config(agreed)
 
 
 @cache
@@ -138,10 +140,10 @@ def _built_once() -> Iterator[None]:
         yield
 
 
-def started(name: str, folder: Path) -> Site:
+def started(name: str, folder: Path, agreed: Agreed = AGREED) -> Site:
     """A site as its process makes it."""
     file = File.read(_home() / f"{name}.yaml")
-    return hospital(AGREED, replace(file, folder=folder), lambda _: None)
+    return hospital(agreed, replace(file, folder=folder), lambda _: None)
 
 
 class Honest:
@@ -251,6 +253,7 @@ class Coordinator(RuleBasedStateMachine):
         self.models_tested: set[bytes] = set()
         self.sums: dict[tuple[int, int], set[frozenset[str]]] = {}
         self.counted: dict[str, list[str]] = {}
+        self.studies: set[str] = set()  # of which statistics have left
 
     def teardown(self) -> None:
         """Closes the log, and removes the site's folder."""
@@ -284,6 +287,8 @@ class Coordinator(RuleBasedStateMachine):
             assert len(bodies) == 1, "an agreement has two answers about the data"
             if reply.body:
                 self.check_sums(json.loads(asked.body))
+        if isinstance(asked, wire.Agree) and reply.body:
+            self.note_study(AGREED)
         if isinstance(asked, wire.Fit):
             assert asked.session not in self.tested, "it trains after the test"
             assert 0 <= asked.round < ROUNDS, "it trains in a round that is not agreed"
@@ -302,6 +307,19 @@ class Coordinator(RuleBasedStateMachine):
             self.tested.add(asked.session)
             self.models_tested.add(asked.body)
             assert len(self.models_tested) <= TESTS, "more models are tested than allowed"
+
+    def note_study(self, agreed: Agreed) -> None:
+        """Checks that statistics of two studies do not show the one patient between them."""
+        self.studies.add(agreed.digest)
+        assert len(self.studies) == 1, "statistics of two studies show one patient"
+
+    @rule()
+    def begin_the_other_study(self) -> None:
+        """Asks for the first statistics of a study with one patient fewer."""
+        site = started(SITE, self.folder, FEWER)
+        logging.getLogger(f"medfed.sites.site.{SITE}").addHandler(self.log)
+        if wire.Reply.from_bytes(site.answer(wire.Agree(SITE, "other").to_bytes())).status == "ok":
+            self.note_study(FEWER)
 
     def add(self, seen: dict[Any, set[bytes]], place: Any, body: bytes) -> None:
         """Checks that a place has no more models than the protocol needs."""
@@ -569,6 +587,13 @@ def _no_lock() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _patients_forgotten() -> Iterator[None]:
+    """The patients behind earlier statistics are not compared."""
+    with mock.patch.object(policy.Counted, "add_patients", return_value=None):
+        yield
+
+
 HOLES: dict[str, Callable[[], Any]] = {
     "1: a side entrance for one that joins": _side_entrance,
     "3: the floor counts rows that are summed": _all_rows_count,
@@ -576,6 +601,7 @@ HOLES: dict[str, Callable[[], Any]] = {
     "3: a refused answer scales the data": _used_before_counted,
     "4: another set of sites in another job": lambda: _uncounted(wire.Unmask),
     "5: two jobs count at once": _no_lock,
+    "two studies differ by one patient": _patients_forgotten,
 }
 
 

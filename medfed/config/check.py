@@ -107,6 +107,8 @@ def check_value(key: str, value: Any, hint: Any, checks: Iterable[Check] | None 
             check_known(key, value, names + [None] * (NoneType in sides))
         elif misfit := _MISFIT.fullmatch(str(error)):
             _refuse(key, value, *misfit.groups(""))
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{key}={value} is not in UTF-8; type it again.") from error
     except TypeError:  # a union of what msgspec cannot tell apart
         return
     for check in checks_of(hint) if checks is None else checks:

@@ -24,9 +24,10 @@ from medfed.common.files import filled
 from medfed.common.floors import LEAST
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.claims import Merging
 from medfed.datamodules.look import described
 from medfed.datamodules.one_site import OwnData, setup_alone
-from medfed.datamodules.tables.agreement import converse
+from medfed.datamodules.tables.agreement import converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
 from medfed.federation.federation import Federation
@@ -329,17 +330,10 @@ def read_by_itself(data: FederatedDataModule, site: str) -> None:
         data: A data module that is not set up.
         site: Its name.
     """
-    half = setup_alone(data, site)
-    first = next(half, None)
 
-    def step(_: str, answer: bytes | None) -> bytes | None:
-        if answer is None:
-            return first
-        try:
-            return half.send(answer)
-        except StopIteration:
-            return None
+    def server() -> Merging:
+        yield from data.merging(data.facts())  # which are known once the half has begun
 
-    answers, data.exchanged = converse(data.merging(data.facts()), [site], step)
-    if answers:
+    _, data.exchanged = converse_here(server(), {site: setup_alone(data, site)})
+    if data.exchanged:
         _log.info("The facts about columns that sites share come here from this site only.")

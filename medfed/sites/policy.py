@@ -400,10 +400,12 @@ class Counted:
                 than the floor: their difference, for example.
         """
         path, floor = self.path.with_name(PATIENTS), max(floors.LEAST, least)
+        if not patients:
+            return
         with _alone(path) if keep else nullcontext():
             every = untrusted.read_json(path, dict[str, list[list[str]]]) if path.is_file() else {}
             sets, new = every.setdefault(data, []), sorted(patients)
-            if not new or new in sets:
+            if new in sets:
                 return
             if sets and (fewest := fewest_in_combinations([*sets, new])) < floor:
                 raise VetoError(

@@ -34,7 +34,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, Union
 
 import msgspec
 
@@ -177,17 +177,15 @@ class Request(Head, frozen=True):
 
 
 class Reply(Head, frozen=True):
-    """A site's reply."""
+    """A site's reply.
 
-    @property
-    def status(self) -> Status:
-        """Whether it was done."""
-        return "ok"
+    Attributes:
+        status: Whether it was done.
+        reason: Why not.
+    """
 
-    @property
-    def reason(self) -> str:
-        """Why not."""
-        return ""
+    status: ClassVar[Status] = "ok"
+    reason: ClassVar[str] = ""
 
     @classmethod
     def to(cls, request: Request, **rest: Any) -> Self:
@@ -285,35 +283,25 @@ class Declined(Reply, frozen=True, kw_only=True, tag="declined"):
 
     Attributes:
         of: The kind of the request.
-        why: The status.
-        word: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
+        status: What the site is, or does.
+        reason: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
     """
 
     of: str
-    why: Literal["busy", "unready", "refused", "failed"]
-    word: str = ""
+    status: Literal["busy", "unready", "refused", "failed"]  # type: ignore[misc]
+    reason: str = ""  # type: ignore[misc]
 
     @property
     def kind(self) -> str:
         """See the base class."""
         return self.of
 
-    @property
-    def status(self) -> Status:
-        """See the base class."""
-        return self.why
-
-    @property
-    def reason(self) -> str:
-        """See the base class."""
-        return self.word
-
     def check(self) -> None:
         """See the base class."""
-        if self.why == "failed" and not re.fullmatch(r"\w{1,80}", self.word):
+        if self.status == "failed" and not re.fullmatch(r"\w{1,80}", self.reason):
             raise ValueError("the type of an error is not a name")
-        if self.why == "refused" and self.word not in REASONS:
-            raise ValueError(f"{self.word!r:.40} is not a reason")
+        if self.status == "refused" and self.reason not in REASONS:
+            raise ValueError(f"{self.reason!r:.40} is not a reason")
         if self.of not in KINDS:
             raise ValueError(f"{self.of!r:.40} is no kind of request")
 
@@ -406,12 +394,12 @@ class Onboard(Asking[Joined], frozen=True, kw_only=True, tag="onboard"):
 
 def declined(request: Request, why: Status, word: str = "") -> Declined:
     """Returns the reply of a site that does not do what a request asks."""
-    return Declined.to(request, of=request.kind, why=why, word=word)
+    return Declined.to(request, of=request.kind, status=why, reason=word)
 
 
 def unreadable(site: str) -> bytes:
     """Returns a site's reply to bytes that it cannot read."""
-    return Declined(site, of="hello", why="refused", word="bytes").to_bytes()
+    return Declined(site, of="hello", status="refused", reason="bytes").to_bytes()
 
 
 def _concrete(base: type[Head]) -> list[Any]:

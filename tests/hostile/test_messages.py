@@ -467,7 +467,7 @@ SITES: dict[str, tuple[type[Request | Reply], bytes, str]] = {
     "no key": (Request, head("commit"), "needed is missing"),
     "a body in the head": (Request, head("load", body=""), "its head holds a body"),
     "a kind that is none": (Request, head("stop"), "kind: invalid value 'stop'"),
-    "a kind of reply": (Request, head("declined", of="fit", why="busy"), "kind: invalid value"),
+    "a kind of reply": (Request, head("declined", of="fit", status="busy"), "kind: invalid value"),
     "a round before all": (Request, head("load", round=-2), "round: expected int >= -1"),
     "a split that is none": (Request, head("evaluate", split="x", trained=True), "split: invalid"),
     "a metric of 400 digits": (
@@ -480,17 +480,17 @@ SITES: dict[str, tuple[type[Request | Reply], bytes, str]] = {
     "negative steps": (Reply, head("fit", steps=-1, passes=[1, 1]), "steps: expected int >= 0"),
     "a reason that is none": (
         Reply,
-        head("declined", of="fit", why="refused", word="Anna"),
+        head("declined", of="fit", status="refused", reason="Anna"),
         "'Anna' is not a reason",
     ),
     "an error's text": (
         Reply,
-        head("declined", of="fit", why="failed", word="no Anna"),
+        head("declined", of="fit", status="failed", reason="no Anna"),
         "the type of an error is not a name",
     ),
     "a refusal of nothing": (
         Reply,
-        head("declined", of="stop", why="busy"),
+        head("declined", of="stop", status="busy"),
         "'stop' is no kind of request",
     ),
 }

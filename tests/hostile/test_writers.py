@@ -324,3 +324,57 @@ def test_a_run_on_a_table_of_such_names_and_all_that_follows(tmp_path, monkeypat
     assert min(counts[kind] for kind in (".html", ".csv", ".svg")) > 0
     with (tmp_path / "predicted.csv").open(newline="", encoding="utf-8") as file:
         assert original(list(csv.DictReader(file))[7]["patient"]) == "=p7\x1b[31m[/nope];@7"
+
+
+def test_a_hospital_on_a_table_of_such_names(tmp_path, monkeypatch, capsys):
+    """What a hospital reads of its table, and the description that it may hand out."""
+    monkeypatch.chdir(tmp_path)
+    table_of(tmp_path / "table.csv")
+    one = ("sites=[a,b,c]", *KEYS, "data.scaling=client", "rounds=1")
+    main(["deploy", "dry_run=.", "experiment=clinical_pfednet", *one])
+    (tmp_path / "site.yaml").write_text("site: a\ndata: {path: table.csv}\n")
+    capsys.readouterr()
+    for what in (["check"], ["describe", "folder=described"]):
+        main(["site", *what, "agreed=agreed.json", "local=site.yaml"])
+    printed = capsys.readouterr()
+    shown_safely(printed.out)
+    shown_safely(printed.err)
+    assert "[/nope]" in printed.out
+    assert checked(tmp_path / "described")[".html"] == 1
+
+
+KEYS = ("data.patient=patient", "data.label=label", "data=csv", "local.steps=1")
+SUITE = """\
+title: "{}"
+situation: few patients
+experiment: clinical_pfednet
+path: true
+lr: [0.01, 0.1]
+splits: folds
+methods: [fedavg]
+overrides: [data=csv, data.patient=patient, data.label=label, data.centre=centre]
+variants: {{centres: {{}}}}
+sizes:
+  smoke: {{splits: 2, trials: 2, overrides: [rounds=1, local.steps=1]}}
+  small: {{splits: 2, trials: 2}}
+  full: {{splits: 2, trials: 2}}
+"""
+
+
+@pytest.mark.long
+def test_advice_and_a_benchmark_on_a_table_of_such_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = table_of(tmp_path / "table.csv")
+    few = ("methods=[local,fedavg]", "folds=2", "pilot_rounds=1", "workers=1", "out=advised")
+    asked = (*KEYS, "data.centre=centre", "partition=centre", "data.path=table.csv")
+    main(["advise", "experiment=clinical_pfednet", *asked, *few])
+    (tmp_path / "mine" / "suites").mkdir(parents=True)
+    (tmp_path / "mine" / "suites" / "odd.yaml").write_text(SUITE.format("[/nope]</td><script>"))
+    of = ("suite=odd", "methods=[fedavg]", "size=smoke", "plugins=mine", "workers=1")
+    main(["benchmark", *of, "paths.odd=table.csv", "out=compared"])
+    printed = capsys.readouterr()
+    shown_safely(printed.out)
+    shown_safely(printed.err)
+    assert "[/nope]" in printed.out
+    table.unlink()
+    assert checked(tmp_path)[".html"]

@@ -320,6 +320,10 @@ ATTACKS = {
         (TRAIN[0], {**TRAIN[1], "slot": 1, "sent": ALL[:3]}),
     ],
     "5: two jobs count at once": [("at_once", {"numbers": (0, 1)})],
+    "two studies differ by one patient": [
+        ("agree", {"slot": 0, "answer": 0, "last": 0}),
+        ("begin_the_other_study", {}),
+    ],
 }
 
 
