@@ -247,3 +247,13 @@ def common(points: Mapping[str, Point]) -> dict[str, float]:
     variance = variance_of_shifts(rounds)
     found = {} if variance is None else {"variance": variance}
     return found | ({"threshold": float(np.median(thresholds))} if thresholds else {})
+
+
+def for_newcomer(points: Mapping[str, Point]) -> dict[str, float]:
+    """Returns what the points of a finished run say to a hospital that joins later.
+
+    Example:
+        >>> for_newcomer({"a": {}, "b": {"shift": 0.5, "variance": 0.25}})
+        {'variance': 0.25}
+    """
+    return next(({"variance": p["variance"]} for p in points.values() if "variance" in p), {})

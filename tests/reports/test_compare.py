@@ -124,7 +124,15 @@ def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, cap
     told = capsys.readouterr().out
     assert f"[{low:.3f}, {high:.3f}]" in told
     assert max(map(len, told.split("On the test patients")[0].splitlines())) <= 100
-    for metric in ("sensitivity", "specificity", "f1", "brier", "log_loss", "balanced_accuracy"):
+    for metric in (
+        "sensitivity",
+        "specificity",
+        "f1",
+        "brier",
+        "log_loss",
+        "brier/calibrated",
+        "balanced_accuracy",
+    ):
         assert f" {metric} " in told
     report = (tmp_path / "comparison.md").read_text()
     assert "| metric | client | fedavg | local | constant |" in report
