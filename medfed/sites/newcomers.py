@@ -230,8 +230,9 @@ def join(
     said = reply.greeting
     compare(Greeting(fingerprints(config.values), kept.greeting), said, "the run", site)
     answers = [answer.encode() for answer in kept.answers]
-    more = {"job": kept.job, "like": like, "point": for_newcomer(run.summary.get("points", {}))}
-    samples, metrics, ledger = onboard(caller, federation, site, answers, **more)
+    point = for_newcomer(run.summary.get("points", {}))
+    at = caller, federation, site, answers
+    samples, metrics, ledger = onboard(*at, job=kept.job, like=like, point=point)
     names = {name for of in run.summary["clients"].values() for name in of}
     if odd := {*metrics} ^ names:
         raise SiteError(f"{shown(site)} has other metrics than the run: {shown(min(odd))}.")
