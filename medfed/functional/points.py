@@ -31,9 +31,7 @@ HOSPITALS = 2
 """How many hospitals of that variance count beside those that there are, lest few hospitals by
 chance alike give up their levels: a simulation has 2 as good as or better than 0, 1 and 4."""
 _STEPS = 500  # of EM
-_NEVER = (
-    1 + 2e-6
-)  # a threshold halfway to it lies above a probability of 1 in single precision, too
+_NEVER = 1 + 2e-6  # halfway to it, a threshold is above 1 in single precision, too
 Point = dict[str, float]
 Rows = Sequence[dict[str, Any]]
 """A meter's table of cases."""
@@ -249,3 +247,13 @@ def common(points: Mapping[str, Point]) -> dict[str, float]:
     variance = variance_of_shifts(rounds)
     found = {} if variance is None else {"variance": variance}
     return found | ({"threshold": float(np.median(thresholds))} if thresholds else {})
+
+
+def for_newcomer(points: Mapping[str, Point]) -> dict[str, float]:
+    """Returns what the points of a finished run say to a hospital that joins later.
+
+    Example:
+        >>> for_newcomer({"a": {}, "b": {"shift": 0.5, "variance": 0.25}})
+        {'variance': 0.25}
+    """
+    return next(({"variance": p["variance"]} for p in points.values() if "variance" in p), {})

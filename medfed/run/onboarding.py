@@ -30,6 +30,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.federation.wire.ledger import Ledger
+from medfed.functional.points import for_newcomer
 from medfed.records.folder import RunFolder
 from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.reports.tables import Table
@@ -106,8 +107,7 @@ def onboard(
     clients = find_clients(experiment, who)
     local = experiment.module.local
     local.budget = replace(local.budget, steps=steps)
-    points, rows, notes = summary.get("points", {}).values(), [], []
-    others = next(({"variance": p["variance"]} for p in points if "variance" in p), {})
+    others, rows, notes = for_newcomer(summary.get("points", {})), [], []
     for client in clients:
         there = first_patients(client, len(client.patients["train"]), experiment.config.seed)
         if more := [k for k in counts if k > len(there.patients["train"])]:

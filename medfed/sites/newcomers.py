@@ -30,6 +30,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
+from medfed.functional.points import for_newcomer
 from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.records.tasks import build_task
 from medfed.run.experiment import best_checkpoint, read_start, reopened
@@ -49,6 +50,7 @@ def onboard(
     answers: Sequence[bytes],
     job: str = "0",
     like: Facts | None = None,
+    point: Mapping[str, float] | None = None,
 ) -> tuple[int, dict[str, float], Ledger]:
     """Onboards a newcomer by the method's rule; the coordinator's half.
 
@@ -59,6 +61,7 @@ def onboard(
         answers: The answers to all sites before the first round.
         job: Names the federation.
         like: The facts of a site of the federation, to compare.
+        point: See :func:`medfed.functional.points.for_newcomer`.
 
     Returns:
         Its training samples, its metrics on its test patients, and what travelled.
@@ -80,7 +83,7 @@ def onboard(
     if like is not None:
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
-    said = {"clients": _clients(federation), "job": job}
+    said = {"clients": _clients(federation), "job": job, "point": point}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool) -> Packet:
@@ -127,7 +130,9 @@ class Joining(reference.Newcomer):
         self.module = module
         module.local.budget = replace(module.local.budget, steps=steps)
 
-    def learn(self, packet: Packet) -> tuple[Tensors, dict[str, float]]:
+    def learn(
+        self, packet: Packet, others: Mapping[str, float] | None = None
+    ) -> tuple[Tensors, dict[str, float]]:
         """Trains by the method's rule on the last message.
 
         Returns:
@@ -139,7 +144,7 @@ class Joining(reference.Newcomer):
         module.local.model.load(model)
         with torch.no_grad():
             metrics = module.evaluate_data(client.id, client.data, "test", keep=True)
-        return module.local.model.whole(model), metrics | module.decide(client.id)
+        return module.local.model.whole(model), metrics | module.decide(client.id, others)
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,9 @@ def join(
     said = reply.greeting
     compare(Greeting(fingerprints(config.values), kept.greeting), said, "the run", site)
     answers = [answer.encode() for answer in kept.answers]
-    samples, metrics, ledger = onboard(caller, federation, site, answers, job=kept.job, like=like)
+    point = for_newcomer(run.summary.get("points", {}))
+    at = caller, federation, site, answers
+    samples, metrics, ledger = onboard(*at, job=kept.job, like=like, point=point)
     names = {name for of in run.summary["clients"].values() for name in of}
     if odd := {*metrics} ^ names:
         raise SiteError(f"{shown(site)} has other metrics than the run: {shown(min(odd))}.")

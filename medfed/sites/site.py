@@ -340,7 +340,7 @@ class Site:
         assert self._newcomer is not None
         packet, body, metrics = self._packet(asked), b"", dict[str, float]()
         if asked.last:
-            model, metrics = self._newcomer.learn(packet)
+            model, metrics = self._newcomer.learn(packet, asked.point)
             if self.keeper is None:
                 save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
             else:

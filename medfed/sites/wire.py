@@ -390,6 +390,7 @@ class Onboard(Asking[Joined], frozen=True, kw_only=True, tag="onboard"):
     last: bool
     job: str
     clients: list[Client]
+    point: dict[str, Number] | None = None
 
 
 def declined(request: Request, why: Status, word: str = "") -> Declined:

@@ -19,7 +19,7 @@ PARTITIONS = [path.stem for path in partition_yamls()]
 COLUMNS = {"features", "label", "centre", "patient", "positive", "negative", "outcome", "header"}
 COLUMNS |= {"embedded", "reader", "outcome_scale", "drop", "unlabelled", "ages"}
 COLUMNS |= {"time", "event", "intervals", "cuts", "split", "most_patients", "covariates"}
-COLUMNS |= {"missing", "limits", "unplaced"}
+COLUMNS |= {"missing", "limits", "unplaced", "stratify"}
 
 
 @cache
