@@ -36,6 +36,7 @@ from medfed.reports.tasks import Task, splits_of, task_of_runs
 from medfed.reports.verdicts import Verdict, floor_of, in_one_place, judge, plain
 
 Judged = tuple[Task, Mapping[str, Verdict]]
+_FACTS = ("title", "situation", "data", "same", "metric", "clients", "small", "splits", "overlap")
 
 
 @dataclass
@@ -81,17 +82,9 @@ class Report:
             "sentences": self.sentences,
             "tasks": {
                 task.name: {
-                    "title": task.title,
-                    "situation": task.situation,
-                    "data": task.data,
-                    "same": task.same,
-                    "metric": task.metric,
+                    **{name: getattr(task, name) for name in _FACTS},
                     "smaller_is_better": task.falls,
-                    "clients": list(task.clients),
-                    "small": dict(task.small),
                     "tested_patients": task.patients,
-                    "splits": task.splits,
-                    "overlap": task.overlap,
                     "floor": {"name": floor_of(task)[0], "value": task.raw(floor_of(task)[1])},
                     "in_one_place": _in_one_place(task, verdicts),
                     "methods": {name: plain(v) for name, v in verdicts.items()},

@@ -95,7 +95,7 @@ class Table:
             >>> Table.of(["a", "b", "c"], [["x", "1", "2"]]).upright("letter").markdown()
             ['| letter | x |', '|---:|---:|', '| b | 1 |', '| c | 2 |']
         """
-        if len(self.rows) >= len(self.head) - 1:
+        if len(self.rows) > len(self.head) - 1:
             return self
         head, *rows = zip(map(Cell, self.head), *self.rows, strict=True)
         titles = [name, *(cell.text for cell in head[1:])]

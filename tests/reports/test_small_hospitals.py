@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from medfed.commands.main import main
 from medfed.common.errors import CheckpointError
 from medfed.common.scores import LEAST_CASES, fewest
 from medfed.common.untrusted import read_rows
@@ -31,24 +32,71 @@ SETTING = (
 )
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def write_table(path, leak=False):
     """Five clinics, one of nine patients and one without a healthy one; a rare category; gaps."""
-    folder, rng = tmp_path_factory.mktemp("clinics"), np.random.default_rng(3)
-    rows = ["nr,age,kind,ill,clinic"]
+    rng = np.random.default_rng(3)
+    rows = ["nr,age,kind,ill,clinic" + ",code" * leak]
     for clinic, count in CLINICS.items():
         for n in range(count):
             age = rng.normal(60, 10)
             kind = "rare" if clinic == "Basel" and n < 8 else "ab"[rng.integers(2)]
             ill = 1 if clinic == "Uri" else int(rng.random() < 1 / (1 + math.exp((60 - age) / 8)))
             shown = "" if rng.random() < 0.05 else f"{age:.1f}"
-            rows.append(f"{len(rows)},{shown},{kind},{ill},{clinic}")
-    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+            rows.append(f"{len(rows)},{shown},{kind},{ill},{clinic}" + f",c{ill}" * leak)
+    path.write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clinics")
+    write_table(folder / "table.csv")
     for seed in SEEDS:
         for method in ("local", "fedavg"):
             own = (f"data.path={folder / 'table.csv'}", f"algorithm={method}", f"seed={seed}")
             run(folder / "runs" / f"{method}_{seed}", *SETTING, *own)
     return folder / "runs"
+
+
+@pytest.mark.long
+def test_from_a_table_to_a_report_over_ten_seeds(tmp_path, monkeypatch, capsys):
+    """As a stranger: init, a sweep of two methods, report, compare."""
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "table.csv", leak=True)
+    main(["init", "table.csv", "data.label=ill", "yes=true"])
+    written = (tmp_path / "medfed_experiments/configs/experiment/table.yaml").read_text()
+    assert "  drop:\n  - code\n" in written  # it alone predicts the label
+    capsys.readouterr()
+    short = ("rounds=2", "local.steps=4", "pictures.format=none", "progress=false", "logger=none")
+    chosen = ("plugins=medfed_experiments", "experiment=table", "algorithm=local,fedavg")
+    sweep = ("seed=range(10)", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    main(["train", "-m", *chosen, *sweep, *short])
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[-1]
+        == f"20 of 20 runs are finished; compare them: medfed report runs={tmp_path}/sweep"
+    )
+    for once in ("Before training", "all 439 rows are taken"):
+        assert sum(once in line for line in lines) == 1
+    gaps = [line for line in lines if "Missing training cells become" in line]
+    assert len(gaps) == len({*gaps}) > 0  # the shares of another split are another line
+    main(["report", f"runs={tmp_path}/sweep", "figures=false"])
+    said = capsys.readouterr().out
+    for words in (
+        "10 splits of the patients.",
+        "Too small to decide or to have a verdict: ",
+        "Uri (0 test patients of a class)",
+        "train patients",
+        "p (Holm)",
+    ):
+        assert words in said
+    assert (
+        "Zug" not in said.partition("of the hospitals are worse off than alone: ")[2].split(".")[0]
+    )
+    main(["compare", f"runs={tmp_path}/sweep", "pictures.format=none"])
+    compared = capsys.readouterr().out
+    tables = said.partition("10 splits of the patients.")[0]
+    assert tables in compared  # what a report knows, and the other metrics
+    assert "local, without small" in compared
 
 
 def test_values_that_follow_from_a_split_are_no_settings(runs):
