@@ -272,10 +272,10 @@ def of_task(task: Task, verdicts: Verdicts) -> dict[str, Table]:
     """
     apart = any(v.decile != v.worst for v in verdicts.values())  # else one column says it
     brief = [column for column in BRIEF if apart or column != "decile"]
-    tables = {f"{task.name}: {task.metric}": methods_table(task, verdicts).only(brief)}
+    tables = {f"{task.label}: {task.metric}": methods_table(task, verdicts).only(brief)}
     hospitals = hospitals_table(task, verdicts)
     if hospitals is not None and hospitals.rows and len(hospitals.rows) <= _HOSPITALS:
-        tables[f"{task.name}, by hospital"] = hospitals.only(hospitals.head)
+        tables[f"{task.label}, by hospital"] = hospitals.only(hospitals.head)
     return tables
 
 

@@ -237,6 +237,11 @@ class Task:
         return f"{self.suite}/{self.variant}".rstrip("/")
 
     @property
+    def label(self) -> str:
+        """The name, with what the data are."""
+        return f"{self.name} ({self.data})" if self.data else self.name
+
+    @property
     def notes(self) -> list[str]:
         """All that is to be said of it."""
         return [*self.left_out.values(), *([self.unfinished] * bool(self.unfinished))]
