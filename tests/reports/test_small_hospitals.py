@@ -15,9 +15,11 @@ from medfed.common.scores import LEAST_CASES, fewest
 from medfed.common.untrusted import read_rows
 from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
+from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
 from medfed.reports.runs import differences
 from medfed.reports.sentences import answer
+from medfed.reports.tables import hospitals_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import judge
 from medfed.run.results import print_summary
@@ -134,6 +136,35 @@ def test_a_sweep_over_seeds_is_reported_and_small_clinics_decide_nothing(runs, t
     page = (tmp_path / "report" / "report.html").read_text()
     assert "with small" in page
     assert "test patients" in page
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["with local", "without"])
+def test_the_table_of_hospitals_counts_patients_per_split(alone, runs):
+    methods = ("local", "fedavg") if alone else ("fedavg",)
+    folders = [runs / f"{method}_{seed}" for method in methods for seed in SEEDS]
+    ((task, verdicts),) = report_on(folders, pictures=False).tasks
+    table = hospitals_table(task, verdicts)
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    if table.head[0] == "hospital":  # the longer side runs downwards
+        columns = zip(*rows.values(), strict=True)
+        cells = dict(zip(table.head[1:], map(list, columns), strict=True))
+        hospitals = list(rows)
+    else:
+        cells, hospitals = rows, list(table.head[1:])
+    assert hospitals[:3] == ["Basel", "Bern", "Chur"]
+    assert {*hospitals[3:]} == {"Zug", "Uri"}
+    ones = [Run(runs / f"fedavg_{seed}") for seed in SEEDS]
+    for part in ("train", "val", "test"):
+        counts = [np.mean([len(one.patients[c][part]) for one in ones]) for c in hospitals]
+        assert cells[f"{part} patients"] == [f"{count:.0f}" for count in counts]
+    assert cells["least tested, all splits"][hospitals.index("Uri")] == "0 of a class"
+    assert cells["fedavg"][-2:] == ["too small"] * 2
+    for hospital, cell in zip(hospitals[:3], cells["fedavg"], strict=False):
+        expected = np.mean([one.summary["clients"][hospital]["auroc"] for one in ones])
+        if alone:
+            base = (Run(runs / f"local_{seed}").summary["clients"][hospital] for seed in SEEDS)
+            expected -= np.mean([metrics["auroc"] for metrics in base])
+        assert float(cell) == pytest.approx(expected, abs=6e-4)
 
 
 def test_both_means_stand_beside_each_other(runs, tmp_path, capsys):
