@@ -157,7 +157,14 @@ def _number(value: Any, sign: str = "", digits: int = 4) -> str:
 
 
 def _named(task: str, data: str) -> str:
-    return f"`{task}` ({data})"
+    return f"`{task}` ({data})" if data else f"`{task}`"
+
+
+def _data(findings: Findings, where: str) -> str:
+    """What the data of a suite, or of one of its tasks, are."""
+    suite = where.partition("/")[0]
+    every = (task["data"] for n, task in findings["tasks"].items() if n.partition("/")[0] == suite)
+    return next(every, "")
 
 
 def _told(task: Any, key: str, method: Any) -> Any:
@@ -211,7 +218,8 @@ def of_dial(findings: Findings, name: str) -> list[str]:
         for pair, ends in crossed.items()
     ]
     told = ["", f"Crossings on the dial: {'; '.join(places)}."] if places else []
-    return [*_rows(("method", *(k.partition("/")[2] for k in tasks)), rows), *told]
+    head = ("method", *(k.partition("/")[2] for k in tasks))
+    return [f"{_named(name, _data(findings, name))}:", "", *_rows(head, rows), *told]
 
 
 def of_claim(findings: Findings, name: str) -> list[str]:
@@ -227,7 +235,7 @@ def of_claim(findings: Findings, name: str) -> list[str]:
             rows.append(
                 (
                     kind,
-                    f"`{asked['where']}`",
+                    _named(asked["where"], _data(findings, asked["where"])),
                     asked["asks"] + note,
                     f"**{asked['answer']}**",
                     _number(asked["mean"], "+"),
@@ -260,7 +268,7 @@ def of_tuned(findings: Findings, name: str) -> list[str]:
         cells = [setting(task, method) for task in bases.values()]
         kept, of = cells.count("–"), sum(cell != "" for cell in cells)
         rows.append((f"`{method}`", f"{kept} of {of}", *cells))
-    head = ("method", "defaults were best", *(f"`{suite}`" for suite in bases))
+    head = ("method", "defaults were best", *(_named(n, t["data"]) for n, t in bases.items()))
     return _rows(head, rows, left=len(head))
 
 

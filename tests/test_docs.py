@@ -397,7 +397,9 @@ def test_tables_hold_the_numbers_of_the_findings():
         in "\n".join(lines("suites"))
     )
     assert "| `fedavg` | 0 of 1 | lr 0.3 |" in lines("tuned")
-    told = "| it rests on | `x/y` | a \\| b | **no** | −0.5000 |  | −0.02 | 0.042 |"
+    for kind in ("task x", "dial x", "claim c", "tuned", "suites", "card", "answers"):
+        assert "real" in script.filled(f"<!-- table: {kind} -->", found)
+    told = "| it rests on | `x/y` (real) | a \\| b | **no** | −0.5000 |  | −0.02 | 0.042 |"
     assert told in lines("claim c")
     assert "| 0 | 1.0 |" in lines("kept k")
     assert lines("answers")[0].startswith(

@@ -238,8 +238,11 @@ _TEMPLATES = Path(__file__).parent / "templates"
 ALONE = "local"
 LEAST = 3
 """The least repetitions for an interval."""
-METHODS = ("method", "mean", "better than alone by", "verdict", "sent in a run", "CPU of a run")
-HOSPITALS = ("hospital", "patients", "better than alone by", "verdict")
+METHODS = (
+    *("method", "mean", "better than alone by", "p (Holm)", "verdict"),
+    *("sent in a run", "CPU time of a run"),
+)
+HOSPITALS = ("hospital", "patients", "better than alone by", "p (Holm)", "verdict")
 VERDICT = {"better": "gains", "worse": "stays alone", "cannot tell": "cannot tell"}
 
 
@@ -256,6 +259,7 @@ class Gain:
         why: Why the pilot cannot tell, and what a verdict would take; empty with a verdict.
         repetitions: The repetitions that define the metric.
         patients: The number of test patients.
+        p: Holm's p-value among the methods, or the hospitals.
     """
 
     mean: float
@@ -266,6 +270,7 @@ class Gain:
     why: str
     repetitions: int
     patients: int
+    p: float
 
     @property
     def text(self) -> str:
@@ -279,6 +284,7 @@ def gain_of(
     verdict: str,
     repetitions: int,
     patients: int,
+    p: float,
     comparisons: int = 1,
 ) -> Gain:
     """Judges a difference by the repetitions of a pilot.
@@ -286,8 +292,8 @@ def gain_of(
     Example:
         >>> from medfed.functional.statistics import difference
         >>> found, task = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3), Task("pilot", "")
-        >>> gain_of(task, found, "better", 4, 40).says, gain_of(task, found, "better", 4, 5).why
-        ('better', '5 patients are too few; a verdict takes 10 or more')
+        >>> [gain_of(task, found, "better", 4, n, 0.01) for n in (40, 5)][1].why
+        '5 patients are too few; a verdict takes 10 or more'
     """
     why, least = "", f"a verdict takes {LEAST_CASES} or more"
     if not repetitions:
@@ -307,7 +313,7 @@ def gain_of(
             takes = takes_to_show(task, difference, seen, comparisons)
             why += f"; to show one as large as in the pilot takes {takes}"
     says = "cannot tell" if why else verdict
-    return Gain(*difference[:3], difference.detectable, says, why, repetitions, patients)
+    return Gain(*difference[:3], difference.detectable, says, why, repetitions, patients, p)
 
 
 @dataclass(frozen=True)
@@ -468,7 +474,7 @@ def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[
     means, gains = task.scores[other].means, against(task, other, names)
     known = {name: _defined(task.scores[name].means - means) for name in gains}
     return {
-        name: gain_of(task, a.difference, a.verdict, known[name], patients, len(names))
+        name: gain_of(task, a.difference, a.verdict, known[name], patients, a.p, len(names))
         for name, a in gains.items()
     }
 
@@ -480,13 +486,16 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
     defined = map(_defined, (verdict.scores.values - task.scores[ALONE].values).T)
     gains, count = verdict.harm.gains, len(task.clients)
     known = {
-        client: gain_of(task, *gains[client], known, len(asked.patients[client]), count)
+        client: gain_of(
+            task, gain.difference, gain.verdict, known, len(asked.patients[client]), gain.p, count
+        )
         for client, known in zip(task.clients, defined, strict=True)
+        for gain in (gains[client],)
     }
     takes, nan = f"are too few; a verdict takes {LEAST_CASES} or more", math.nan
     for c, has in task.small.items():
         why, count = f"{has} {takes}", len(asked.patients[c])
-        known[c] = Gain(nan, nan, nan, nan, "cannot tell", why, 0, count)
+        known[c] = Gain(nan, nan, nan, nan, "cannot tell", why, 0, count, nan)
     return {client: known[client] for client in asked.patients}
 
 
@@ -575,14 +584,18 @@ def _tables(advice: Advice) -> tuple[Table, Table]:
     """Methods, best first, and hospitals with the method that is shown."""
     methods, hospitals = [], []
     for one in sorted(advice.methods.values(), key=lambda j: -_known(j.mean)):
-        gain = (one.gain.text, one.gain.says) if one.gain else ("", "")
+        gain = (one.gain.text, _p(one.gain), one.gain.says) if one.gain else ("", "", "")
         cost = size(one.cost.sent), duration(one.cost.cpu_hours)
         methods.append((one.name, f"{advice.task.raw(one.mean):.4f}", *gain, *cost))
     for client, of in advice.methods[advice.shown].hospitals.items():
         says = VERDICT[of.says] + (f": {of.why}" if of.why else "")
         mean = "–" if math.isnan(of.mean) else of.text
-        hospitals.append((client, str(of.patients), mean, says))
-    return Table.of(METHODS, methods, prose=(0, 3)), Table.of(HOSPITALS, hospitals, prose=(0, 3))
+        hospitals.append((client, str(of.patients), mean, _p(of), says))
+    return Table.of(METHODS, methods, prose=(0, 4)), Table.of(HOSPITALS, hospitals, prose=(0, 4))
+
+
+def _p(gain: Gain) -> str:
+    return "–" if math.isnan(gain.p) else f"{gain.p:.3f}"
 
 
 def _of_costs(advice: Advice) -> str:

@@ -363,10 +363,7 @@ def curves(
 
 
 def scatter(
-    points: Mapping[str, Point],
-    front: Sequence[str],
-    y_label: str,
-    looks: Mapping[str, Look],
+    points: Mapping[str, Point], front: Sequence[str], y_label: str, looks: Mapping[str, Look]
 ) -> Figure:
     """Draws methods by the bytes that they send, on a logarithmic axis, and their scores.
 

@@ -15,13 +15,7 @@ from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
-from medfed.common.scores import (
-    WITHOUT_SMALL,
-    federation_statistics,
-    number,
-    over_seeds,
-    smaller_is_better,
-)
+from medfed.common.scores import WITHOUT_SMALL, federation_statistics, number, over_seeds
 from medfed.reports import subsets, sweeps, task_pictures
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.report import markdown, print_tables
@@ -32,30 +26,9 @@ from medfed.reports.tables import Table
 FINDINGS = (task_pictures, sweeps, subsets)
 _TITLE = "Comparison"
 _SPENT = ("steps", "gradient_passes", "forward_passes")
-_HEAD = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "best", "low", "high")
+_HEAD = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "low", "high")
 Values = Mapping[str, Sequence[float]]
 """By method, one value for each of its runs."""
-
-
-def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
-    """Returns the positions of the best values, ties included; none where all are equal.
-
-    Args:
-        values: One per method; a value that is not finite is never the best.
-        smaller: Whether smaller is better.
-
-    Example:
-        >>> sorted(best_of([0.5, 0.9, 0.9])), sorted(best_of([1.0, 1.0]))
-        ([1, 2], [])
-        >>> sorted(best_of([0.5, math.inf, math.nan], smaller=True))
-        [0]
-    """
-    known = [v for v in values if not math.isnan(v)]
-    finite = [v for v in known if math.isfinite(v)]
-    if not finite or min(known) == max(known):
-        return frozenset()
-    target = min(finite) if smaller else max(finite)
-    return frozenset(i for i, v in enumerate(values) if v == target)
 
 
 def metrics_of(report: Report) -> list[str]:
@@ -119,16 +92,14 @@ def to_csv(report: Report) -> str:
 
     The spread is the sample standard deviation over seeds; one seed has the interval of its run.
     """
-    rows = []
-    for metric, place, values in values_of(report):
-        means = {name: over_seeds(of) for name, of in values.items()}
-        ranked = place not in ("sd", "total") and metric in metrics_of(report)
-        among = [means[name][0] for name in report.runs]
-        best = best_of(among, smaller_is_better(metric)) if ranked else ()
-        for i, (name, of) in enumerate(values.items()):
-            ends = _ends(report, name, metric, place)
-            rows.append([metric, place, name, len(of), *means[name], int(i in best), *ends])
-    return csv_text(_HEAD, rows)
+    return csv_text(
+        _HEAD,
+        (
+            [metric, place, name, len(of), *over_seeds(of), *_ends(report, name, metric, place)]
+            for metric, place, values in values_of(report)
+            for name, of in values.items()
+        ),
+    )
 
 
 def _ends(report: Report, name: str, metric: str, place: str) -> Sequence[float | None]:

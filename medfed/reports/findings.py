@@ -14,28 +14,14 @@ from typing import Any, NamedTuple
 
 from medfed.federation.card import CEILINGS
 from medfed.records.folder import Run
+from medfed.reports import runs, sentences
 from medfed.reports.charts import Picture
-from medfed.reports.runs import (
-    Runs,
-    check_same_patients,
-    chosen_metric,
-    notes_on,
-    pool,
-    with_references,
-    without_repeats,
-)
-from medfed.reports.sentences import (
-    LABELS,
-    answer,
-    budget_of,
-    no_better_than_a_constant,
-    short_of,
-    splits_of_target,
-)
+from medfed.reports.runs import Runs
 from medfed.reports.tasks import Task, splits_of, task_of_runs
 from medfed.reports.verdicts import Verdict, floor_of, in_one_place, judge, plain
 
 Judged = tuple[Task, Mapping[str, Verdict]]
+_FACTS = ("title", "situation", "data", "same", "metric", "clients", "small", "splits", "overlap")
 
 
 @dataclass
@@ -81,17 +67,9 @@ class Report:
             "sentences": self.sentences,
             "tasks": {
                 task.name: {
-                    "title": task.title,
-                    "situation": task.situation,
-                    "data": task.data,
-                    "same": task.same,
-                    "metric": task.metric,
+                    **{name: getattr(task, name) for name in _FACTS},
                     "smaller_is_better": task.falls,
-                    "clients": list(task.clients),
-                    "small": dict(task.small),
                     "tested_patients": task.patients,
-                    "splits": task.splits,
-                    "overlap": task.overlap,
                     "floor": {"name": floor_of(task)[0], "value": task.raw(floor_of(task)[1])},
                     "in_one_place": _in_one_place(task, verdicts),
                     "methods": {name: plain(v) for name, v in verdicts.items()},
@@ -128,10 +106,13 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
         task.target = target
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
-        report.answers[task.name] = answer(task, verdicts)
-        report.notes += [*no_better_than_a_constant(task, verdicts), *short_of(task)]
-        report.notes += budget_of(task)
-        report.notes += splits_of_target(task, verdicts)
+        report.answers[task.name] = sentences.answer(task, verdicts)
+        report.notes += [
+            *sentences.no_better_than_a_constant(task, verdicts),
+            *sentences.short_of(task),
+        ]
+        report.notes += sentences.budget_of(task)
+        report.notes += sentences.splits_of_target(task, verdicts)
     return report
 
 
@@ -160,28 +141,28 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
             clients than others; one is named.
         ConfigError: If the metric is unknown.
     """
-    runs, repeated = without_repeats([Run(folder) for folder in folders])
-    check_same_patients(runs)
-    methods, left_out = pool(runs)
-    named, references = with_references(methods)
-    task = task_of_runs(named, chosen_metric(runs, metric), pictures)
+    kept, repeated = runs.without_repeats([Run(folder) for folder in folders])
+    runs.check_same_patients(kept)
+    methods, left_out = runs.pool(kept)
+    named, references = runs.with_references(methods)
+    task = task_of_runs(named, runs.chosen_metric(kept, metric), pictures)
     report = judged([task])
     report.title, report.runs = f"Runs of {task.suite}", named
     made = " The data are generated: real hospitals may differ." * (task.data == "generated")
     report.remark = _bearing(named, task) + made
-    notes = [*_lacking(named), *references, *notes_on(methods, runs[0].clients), *report.notes]
+    notes = [*_lacking(named), *references, *runs.notes_on(methods, kept[0].clients), *report.notes]
     report.notes = [*notes, *left_out, *repeated, *[_UNCOUNTED] * (not task.fewest), _TUNED]
     ones = (run.overrides for of_method in methods.values() for run in of_method)
     report.commands = [shlex.join(["medfed", "train", *typed]) for typed in ones if typed]
-    versions = runs[0].versions
+    versions = kept[0].versions
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
 
 
 def _bearing(methods: Runs, task: Task) -> str:
     """Says what the splits of the runs support."""
-    runs = next(iter(methods.values()))
-    count, splits = len(runs), splits_of(runs)
+    first = next(iter(methods.values()))
+    count, splits = len(first), splits_of(first)
     if len(splits) > 1:
         again = " Patients appear in several splits; the intervals allow for that."
         return f"{len(splits)} splits of the patients.{again * bool(task.overlap)}"
@@ -199,7 +180,7 @@ def _lacking(methods: Runs) -> list[str]:
         "fedavg": "the report compares nothing with one model for all",
     }
     return [
-        f"There is no run of {LABELS[name]}, so {what}; run it with algorithm={name}."
+        f"There is no run of {sentences.LABELS[name]}, so {what}; run it with algorithm={name}."
         for name, what in consequences.items()
         if name not in methods
     ]

@@ -87,14 +87,12 @@ def tables(descriptions: Sequence[Description]) -> dict[str, Table]:
     """
     made = {}
     for title in dict.fromkeys(title for d in descriptions for title in d["tables"]):
-        across, down, grid = _grid(descriptions, title)
-        lines: Grid = [list(column) for column in zip(*grid, strict=True)]
-        if len(across) > len(down):
-            across, down, lines = down, across, grid
+        hospitals, names, grid = _grid(descriptions, title)
         rows = [
-            [Cell(shown(name)), *map(_cell, line)] for name, line in zip(down, lines, strict=True)
+            [Cell(shown(name)), *map(_cell, line)]
+            for name, line in zip(hospitals, grid, strict=True)
         ]
-        made[title] = Table(["name", *map(shown, across)], rows, prose=(0,))
+        made[title] = Table(["name", *map(shown, names)], rows, prose=(0,)).upright("name")
     return made
 
 

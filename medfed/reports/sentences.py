@@ -418,10 +418,7 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
 
 
 def _rows(
-    situation: str,
-    data: str,
-    judged: Sequence[tuple[Task, Verdicts]],
-    ones: Sequence[Shown | None],
+    situation: str, data: str, judged: Sequence[tuple[Task, Verdicts]], ones: Sequence[Shown | None]
 ) -> list[list[Cell]]:
     """The lines of a situation: one for each method that some task shows."""
     by_method: dict[str, list[Shown]] = {}

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import csv_text
-from medfed.common.scores import label_of, over_seeds, smaller_is_better
+from medfed.common.scores import label_of, over_seeds
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.sections import select
 from medfed.records.folder import Run
@@ -94,13 +94,10 @@ class Path:
         Example:
             >>> path = Path("ppfl", "iou", tuple(Point(k, 0, {"mean": k / 4}) for k in (1, 2)))
             >>> path.describe("canonical.count")
-            'Canonical models of ppfl: mean test iou 0.2500 (1), 0.5000 (2); best at 2.'
+            'Canonical models of ppfl: mean test iou 0.2500 (1), 0.5000 (2).'
         """
         means, values = self.over_seeds("mean"), [f"{x:g}" for x in self.values]
         text = ", ".join(f"{m:.4f} ({x})" for x, m in zip(values, means, strict=True))
-        if np.isfinite(means).any() and not np.isnan(means).any():
-            pick = np.argmin if smaller_is_better(self.metric) else np.argmax
-            text += f"; best at {values[int(pick(means))]}"
         for score in shown([self]):
             more = zip(values, self.over_seeds(score), strict=True)
             text += f"; {MEASURED[score]} " + ", ".join(f"{v:.4g} ({x})" for x, v in more)

@@ -95,7 +95,7 @@ class Table:
             >>> Table.of(["a", "b", "c"], [["x", "1", "2"]]).upright("letter").markdown()
             ['| letter | x |', '|---:|---:|', '| b | 1 |', '| c | 2 |']
         """
-        if len(self.rows) >= len(self.head) - 1:
+        if len(self.rows) > len(self.head) - 1:
             return self
         head, *rows = zip(map(Cell, self.head), *self.rows, strict=True)
         titles = [name, *(cell.text for cell in head[1:])]
@@ -270,10 +270,12 @@ def of_task(task: Task, verdicts: Verdicts) -> dict[str, Table]:
         task: The task.
         verdicts: By method.
     """
-    tables = {f"{task.name}: {task.metric}": methods_table(task, verdicts).only(BRIEF)}
+    apart = any(v.decile != v.worst for v in verdicts.values())  # else one column says it
+    brief = [column for column in BRIEF if apart or column != "decile"]
+    tables = {f"{task.label}: {task.metric}": methods_table(task, verdicts).only(brief)}
     hospitals = hospitals_table(task, verdicts)
     if hospitals is not None and hospitals.rows and len(hospitals.rows) <= _HOSPITALS:
-        tables[f"{task.name}, by hospital"] = hospitals.only(hospitals.head)
+        tables[f"{task.label}, by hospital"] = hospitals.only(hospitals.head)
     return tables
 
 

@@ -42,10 +42,7 @@ def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, chart
         Pictures by name, without those that would be empty.
     """
     best = best_of(verdicts)
-    pictures = {
-        "forest": _forest(task, verdicts, looks),
-        "bytes": _bytes(task, verdicts, looks),
-    }
+    pictures = {"forest": _forest(task, verdicts, looks), "bytes": _bytes(task, verdicts, looks)}
     if picture := _gains(task, verdicts, best, looks):
         pictures["gains"] = picture
     return {**pictures, **_courses(task, verdicts, looks)}

@@ -49,6 +49,11 @@ class Moment(NamedTuple):
     bytes: float
     passes: float
 
+    @classmethod
+    def of(cls, round: int, score: float | None, bytes: float, passes: float, taken: int) -> Moment:
+        """Reads a moment that has its passes as a share of those `taken` in all rounds."""
+        return cls(round, math.nan if score is None else score, bytes, passes * taken)
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -138,7 +143,7 @@ class Task:
     situation: str = ""
     data: str = ""
     same: bool = True
-    counts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    counts: dict[str, Mapping[str, float]] = field(default_factory=dict)
     fewest: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     small: Mapping[str, str] = field(default_factory=dict)
     target: float | None = None
@@ -148,15 +153,9 @@ class Task:
         self.clients = tuple(results[0]["clients"])
         counted = [r["patients"] for r in results]
         self.patients = sum(of["test"] for one in counted for of in one.values())
-        parts = counted[0][self.clients[0]]
-        self.counts = (
-            {
-                c: {part: float(np.mean([one[c][part] for one in counted])) for part in parts}
-                for c in self.clients
-            }
-            if self.patients
-            else {}
-        )
+        for c in self.clients if self.patients else ():
+            parts = {part: [one[c][part] for one in counted] for part in counted[0][c]}
+            self.counts[c] = {part: float(np.mean(of)) for part, of in parts.items()}
 
     def add(self, name: str, splits: Sequence[Sequence[Result]], budget: float, **own: Any) -> None:
         """Adds the scores of a method.
@@ -174,10 +173,7 @@ class Task:
         width = min(sizes, default=0)
 
         def resampled(result: Result) -> Floats:
-            known, lost = (
-                result.get("resampled", {}),
-                worst if "clients" not in result else math.nan,
-            )
+            known, lost = result.get("resampled", {}), math.nan if "clients" in result else worst
             rows = [known[c][:width] if c in known else [lost] * width for c in self.clients]
             return sign * np.array(rows, dtype=float).T
 
@@ -186,10 +182,7 @@ class Task:
 
         passes = [max(r["passes"].values()) for r in whole]
         courses = [
-            [
-                Moment(m["round"], _number(m["score"]), m["bytes"], m["passes"] * taken)
-                for m in r.get("course", ())
-            ]
+            [Moment.of(**moment, taken=taken) for moment in r.get("course", ())]
             for r, taken in zip(whole, passes, strict=True)
         ]
         self.scores[name] = Scores(
@@ -241,6 +234,11 @@ class Task:
     def name(self) -> str:
         """The suite and the variant, if it has any."""
         return f"{self.suite}/{self.variant}".rstrip("/")
+
+    @property
+    def label(self) -> str:
+        """The name, with what the data are."""
+        return f"{self.name} ({self.data})" if self.data else self.name
 
     @property
     def notes(self) -> list[str]:
@@ -368,10 +366,7 @@ def _overlap(runs: Sequence[Run]) -> float:
 
 
 def course(
-    history: Iterable[scores.Record],
-    ledger: Ledger,
-    selection: Sequence[str],
-    rounds: int,
+    history: Iterable[scores.Record], ledger: Ledger, selection: Sequence[str], rounds: int
 ) -> Iterator[Moment]:
     """Yields the evaluated rounds of a run.
 
@@ -391,10 +386,6 @@ def course(
         mean = mean if math.isfinite(mean) else math.nan
         sent = sum(entry.bytes for entry in ledger.entries if entry.round <= at)
         yield Moment(at + 1, mean if mode == "max" else -mean, sent, (at + 1) / rounds)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def mean_course(courses: Sequence[Iterable[Moment]]) -> tuple[Moment, ...]:

@@ -102,10 +102,12 @@ class Gain(NamedTuple):
     Attributes:
         difference: Mean over splits, with its interval.
         verdict: By Holm's p-value among the clients: ``better``, ``worse`` or ``undecided``.
+        p: That value.
     """
 
     difference: Difference
     verdict: str
+    p: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -244,13 +246,14 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
     pairs = zip(differences.T, anew.T, strict=True)
     gains = (over_splits(gap, new, task.overlap, count) for gap, new in pairs)
     every = [gain.within(task.gain_limits) for gain in gains]
-    words = [verdict(g.mean, p) for g, p in zip(every, holm([g.p for g in every]), strict=True)]
-    named = list(zip(task.clients, every, words, strict=True))
+    pairs_of = zip(every, holm([gain.p for gain in every]), strict=True)
+    known = [Gain(gain, verdict(gain.mean, p), p) for gain, p in pairs_of]
+    named = dict(zip(task.clients, known, strict=True))
     return Harm(
         *harmed(every, LEVEL),
-        tuple(c for c, gain, _ in named if gain.mean < 0),
-        tuple(c for c, _, word in named if word == "worse"),
-        {c: Gain(gain, word) for c, gain, word in named},
+        tuple(c for c, gain in named.items() if gain.difference.mean < 0),
+        tuple(c for c, gain in named.items() if gain.verdict == "worse"),
+        named,
     )
 
 

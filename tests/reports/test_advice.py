@@ -147,6 +147,8 @@ def test_the_hospital_that_disagrees_stays_alone_and_a_tiny_one_is_left_open(don
     page = (where / "advice.md").read_text()
     assert page == markdown(found, written._advice_command(found.asked, found))
     assert "medfed train experiment=clinical_pfednet" in page
+    known = found.methods["fedavg"].hospitals["odd"]
+    assert f"| {known.text} | {known.p:.3f} | stays alone |" in page
     for client, gain in fedavg.hospitals.items():
         assert page.count(f"| {client} |") == 2
         sure = " *" * (gain.says != "cannot tell")
@@ -299,7 +301,7 @@ def test_as_many_repetitions_as_are_said_to_be_needed_find_the_difference():
     """By brute force: tests of as many draws find it in 8 of 10."""
     values = [0.3, -0.2, 0.1, 0.25, -0.1]
     found = difference(values)
-    why = gain_of(pilot(5), found, "undecided", 5, 50).why
+    why = gain_of(pilot(5), found, "undecided", 5, 50, found.p).why
     repeats = int(re.search(r"takes about (\d+) splits instead of 5", why)[1])
     rng = np.random.default_rng(0)
     spread = np.std(values, ddof=1)
@@ -328,6 +330,6 @@ def test_as_many_repetitions_as_are_said_to_be_needed_find_the_difference():
 )
 def test_what_cannot_be_told_says_why(values, patients, why):
     measured, task = difference(values, overlap=0.25), pilot(len(values), 0.25)
-    found = gain_of(task, measured, "undecided", int(np.sum(~np.isnan(values))), patients)
+    found = gain_of(task, measured, "undecided", int(np.sum(~np.isnan(values))), patients, 0.5)
     assert found.says == "cannot tell"
     assert why in found.why

@@ -267,7 +267,6 @@ def test_a_failed_client_is_in_the_means_and_named(runs, tmp_path):
     )
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert float(table["loss", "mean", "local"]["value"]) == math.inf
-    assert table["loss", "mean", "fedavg"]["best"] == "1"
     report = (tmp_path / "out" / "comparison.md").read_text()
     assert comparison.answers["clinical"][0] in report
     assert any(

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from medfed.commands.main import main
 from medfed.common.errors import CheckpointError
 from medfed.common.scores import LEAST_CASES, fewest
 from medfed.common.untrusted import read_rows
 from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
+from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
 from medfed.reports.runs import differences
 from medfed.reports.sentences import answer
+from medfed.reports.tables import hospitals_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import judge
 from medfed.run.results import print_summary
@@ -31,24 +34,71 @@ SETTING = (
 )
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def write_table(path, leak=False):
     """Five clinics, one of nine patients and one without a healthy one; a rare category; gaps."""
-    folder, rng = tmp_path_factory.mktemp("clinics"), np.random.default_rng(3)
-    rows = ["nr,age,kind,ill,clinic"]
+    rng = np.random.default_rng(3)
+    rows = ["nr,age,kind,ill,clinic" + ",code" * leak]
     for clinic, count in CLINICS.items():
         for n in range(count):
             age = rng.normal(60, 10)
             kind = "rare" if clinic == "Basel" and n < 8 else "ab"[rng.integers(2)]
             ill = 1 if clinic == "Uri" else int(rng.random() < 1 / (1 + math.exp((60 - age) / 8)))
             shown = "" if rng.random() < 0.05 else f"{age:.1f}"
-            rows.append(f"{len(rows)},{shown},{kind},{ill},{clinic}")
-    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+            rows.append(f"{len(rows)},{shown},{kind},{ill},{clinic}" + f",c{ill}" * leak)
+    path.write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clinics")
+    write_table(folder / "table.csv")
     for seed in SEEDS:
         for method in ("local", "fedavg"):
             own = (f"data.path={folder / 'table.csv'}", f"algorithm={method}", f"seed={seed}")
             run(folder / "runs" / f"{method}_{seed}", *SETTING, *own)
     return folder / "runs"
+
+
+@pytest.mark.long
+def test_from_a_table_to_a_report_over_ten_seeds(tmp_path, monkeypatch, capsys):
+    """As a stranger: init, a sweep of two methods, report, compare."""
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "table.csv", leak=True)
+    main(["init", "table.csv", "data.label=ill", "yes=true"])
+    written = (tmp_path / "medfed_experiments/configs/experiment/table.yaml").read_text()
+    assert "  drop:\n  - code\n" in written  # it alone predicts the label
+    capsys.readouterr()
+    short = ("rounds=2", "local.steps=4", "pictures.format=none", "progress=false", "logger=none")
+    chosen = ("plugins=medfed_experiments", "experiment=table", "algorithm=local,fedavg")
+    sweep = ("seed=range(10)", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    main(["train", "-m", *chosen, *sweep, *short])
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[-1]
+        == f"20 of 20 runs are finished; compare them: medfed report runs={tmp_path}/sweep"
+    )
+    for once in ("Before training", "all 439 rows are taken"):
+        assert sum(once in line for line in lines) == 1
+    gaps = [line for line in lines if "Missing training cells become" in line]
+    assert len(gaps) == len({*gaps}) > 0  # the shares of another split are another line
+    main(["report", f"runs={tmp_path}/sweep", "figures=false"])
+    said = capsys.readouterr().out
+    for words in (
+        "10 splits of the patients.",
+        "Too small to decide or to have a verdict: ",
+        "Uri (0 test patients of a class)",
+        "train patients",
+        "p (Holm)",
+    ):
+        assert words in said
+    assert (
+        "Zug" not in said.partition("of the hospitals are worse off than alone: ")[2].split(".")[0]
+    )
+    main(["compare", f"runs={tmp_path}/sweep", "pictures.format=none"])
+    compared = capsys.readouterr().out
+    tables = said.partition("10 splits of the patients.")[0]
+    assert tables in compared  # what a report knows, and the other metrics
+    assert "local, without small" in compared
 
 
 def test_values_that_follow_from_a_split_are_no_settings(runs):
@@ -86,6 +136,35 @@ def test_a_sweep_over_seeds_is_reported_and_small_clinics_decide_nothing(runs, t
     page = (tmp_path / "report" / "report.html").read_text()
     assert "with small" in page
     assert "test patients" in page
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["with local", "without"])
+def test_the_table_of_hospitals_counts_patients_per_split(alone, runs):
+    methods = ("local", "fedavg") if alone else ("fedavg",)
+    folders = [runs / f"{method}_{seed}" for method in methods for seed in SEEDS]
+    ((task, verdicts),) = report_on(folders, pictures=False).tasks
+    table = hospitals_table(task, verdicts)
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    if table.head[0] == "hospital":  # the longer side runs downwards
+        columns = zip(*rows.values(), strict=True)
+        cells = dict(zip(table.head[1:], map(list, columns), strict=True))
+        hospitals = list(rows)
+    else:
+        cells, hospitals = rows, list(table.head[1:])
+    assert hospitals[:3] == ["Basel", "Bern", "Chur"]
+    assert {*hospitals[3:]} == {"Zug", "Uri"}
+    ones = [Run(runs / f"fedavg_{seed}") for seed in SEEDS]
+    for part in ("train", "val", "test"):
+        counts = [np.mean([len(one.patients[c][part]) for one in ones]) for c in hospitals]
+        assert cells[f"{part} patients"] == [f"{count:.0f}" for count in counts]
+    assert cells["least tested, all splits"][hospitals.index("Uri")] == "0 of a class"
+    assert cells["fedavg"][-2:] == ["too small"] * 2
+    for hospital, cell in zip(hospitals[:3], cells["fedavg"], strict=False):
+        expected = np.mean([one.summary["clients"][hospital]["auroc"] for one in ones])
+        if alone:
+            base = (Run(runs / f"local_{seed}").summary["clients"][hospital] for seed in SEEDS)
+            expected -= np.mean([metrics["auroc"] for metrics in base])
+        assert float(cell) == pytest.approx(expected, abs=6e-4)
 
 
 def test_both_means_stand_beside_each_other(runs, tmp_path, capsys):
