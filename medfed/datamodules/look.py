@@ -100,7 +100,8 @@ def _by_class(labels: NDArray[Any], kind: str, classes: int) -> Floats:
         return labels.astype(np.float64)
     if kind == "outcome":
         return labels[:, None].astype(np.float64)
-    return np.eye(classes)[(labels[:, 1] if kind == "survival" else labels).astype(int)]
+    found: Floats = np.eye(classes)[(labels[:, 1] if kind == "survival" else labels).astype(int)]
+    return found
 
 
 def sums(patients: Sequence[Patient], classes: int) -> Floats:
@@ -146,7 +147,7 @@ def _look(
     counts = {s: _counts(client, s, kind, len(names)) for s in SPLITS}
     if plan.label_order is not None:  # back to the order of the data
         counts = {s: of[:, list(plan.label_order)] for s, of in counts.items()}
-    have, known = counts["train"] if kind == "regions" else sum(counts.values())
+    have, known = counts["train"] if kind == "regions" else np.sum([*counts.values()], axis=0)
     whole = kind not in ("regions", "boxes")
     return Look(
         patients=len(every),

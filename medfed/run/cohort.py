@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -25,6 +25,7 @@ from medfed.datamodules.readers.account import Account
 from medfed.datamodules.splits import SPLITS
 from medfed.records.places import Places
 
+_COUNTS = ("patients", "train / val / test", "samples")
 _COLUMNS = 6  # classes with a column each; more share one column
 FILE = str(Places.cohort_json)
 _log = logging.getLogger(__name__)
@@ -132,29 +133,22 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
     """
     if (agreed := getattr(data, "agreed", None)) is None:
         return
-    console, plan = wide_console(), agreed.plan
-    rows = {
-        "configuration": plan.configuration + f", ResEnc {plan.residual}" * bool(plan.residual),
-        "spacing": " × ".join(f"{mm:.3g}" for mm in plan.spacing) + " mm",
-        "patch": " × ".join(map(str, plan.patch_size)),
-        "batch": str(plan.batch_size),
-        "strides": ", ".join("×".join(map(str, one)) for one in plan.strides),
-        "kernels": ", ".join("×".join(map(str, one)) for one in plan.kernel_sizes),
-        "features": ", ".join(map(str, plan.features)),
-        "grey values": ", ".join(rule.name for rule in data.preparation.rules),  # type: ignore[attr-defined]
-        "hash": digest(plan.record())[:12],
-    }
-    table = Table("plan", "on which the clients agreed", title="nnU-Net's rules")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    console.print(table)
-    set_by_user = [f"data.{name}={value}" for name, value in data.given.items()]  # type: ignore[attr-defined]
-    if data.normalize is not None:  # type: ignore[attr-defined]
-        set_by_user.append(f"data.normalize={data.normalize}")  # type: ignore[attr-defined]
+    plan, module = agreed.plan, cast(Any, data)
+    sizes = " × ".join(map(str, plan.patch_size)), " × ".join(f"{mm:.3g}" for mm in plan.spacing)
+    say(
+        wide_console(),
+        f"By nnU-Net's rules the clients agreed on {plan.configuration}"
+        + f", ResEnc {plan.residual}" * bool(plan.residual)
+        + f": {len(plan.features)} stages, patches of {sizes[0]} voxels of {sizes[1]} mm, batches "
+        f"of {plan.batch_size}, {', '.join(rule.name for rule in module.preparation.rules)}. "
+        f"{Places.plan_json} has all of it (hash {digest(plan.record())[:12]}).",
+    )
+    given = {**module.given, **({"normalize": module.normalize} if module.normalize else {})}
+    set_by_user = [f"data.{name}={value}" for name, value in given.items()]
     if network not in ("PlannedUNet", "ResidualEncoderUNet"):
         set_by_user.append(f"the network {network}")
     if set_by_user:
-        say(console, f"Set by you, not planned: {', '.join(set_by_user)}.")
+        say(wide_console(), f"Set by you, not planned: {', '.join(set_by_user)}.")
 
 
 def _table(cohort: CohortRecord) -> Table:
@@ -164,7 +158,9 @@ def _table(cohort: CohortRecord) -> Table:
             "client": shown(name),
             "patients": f"{h.patients:,} of {h.of:,}",
             "train / val / test": " / ".join(f"{n:,}" for n in h.splits.values()),
-            "samples": _thinned(h),
+            "samples": f"{h.samples:,} of {h.samples_of:,}"
+            if h.samples and h.samples_of not in (None, h.samples)
+            else "",
             "channels removed": ", ".join(h.removed),
             "annotated": ", ".join(h.annotated or []),
             title: share(h.before, h.after),
@@ -173,32 +169,27 @@ def _table(cohort: CohortRecord) -> Table:
         for name, h in cohort.clients.items()
     }
     splits = [sum(h.splits[s] for h in cohort.clients.values()) for s in SPLITS]
-    whole = {
-        "client": "all",
-        "patients": f"{cohort.used:,} of {cohort.patients:,}",
-        "train / val / test": " / ".join(f"{n:,}" for n in splits),
-        title: share(cohort.whole, []),
-    }
+    patients = f"{cohort.used:,} of {cohort.patients:,}", " / ".join(f"{n:,}" for n in splits)
+    whole = dict(zip(_COUNTS, patients, strict=False)) | {title: share(cohort.whole, [])}
     # Empty columns are left out.
     columns = [c for c in next(iter(rows.values())) if any(row[c] for row in rows.values())]
     table = Table(title="Before training")
     for column in columns:
-        right = column in ("patients", "train / val / test", "samples")
+        right = column in _COUNTS
         table.add_column(column, justify="right" if right else "left", no_wrap=right)
     for row in rows.values():
         table.add_row(*(row[c] for c in columns))
     table.add_section()
-    table.add_row(*(whole.get(c, "") for c in columns))
+    table.add_row("all", *(whole.get(c, "") for c in columns[1:]))
     return table
 
 
 def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[float]], str]]:
     """The title of the column, and a function that writes the shares before and after."""
     names, kind = cohort.names, cohort.kind
-    if kind == "boxes":
-        return "lesions per scan", lambda _, after: brief(after[0]) if after else ""
-    if kind == "outcome":
-        return f"mean {shown(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
+    if kind in ("boxes", "outcome"):
+        title = "lesions per scan" if kind == "boxes" else f"mean {shown(names[0])}"
+        return title, lambda _, after: f"{after[0]:.4g}" if after else ""
     if kind != "regions" and len(names) > _COLUMNS:
         return kind, lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}"
     two = kind in ("classes", "survival") and len(names) == 2
@@ -210,12 +201,6 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
 
     title = "share of voxels in patches:" if kind == "regions" else "share of"
     return f"{title} {' / '.join(map(shown, names[chosen]))}", share
-
-
-def _thinned(had: Look) -> str:
-    if had.samples is None or had.samples_of is None or had.samples == had.samples_of:
-        return ""
-    return f"{had.samples:,} of {had.samples_of:,}"
 
 
 def _missing(had: Look) -> Iterator[str]:
@@ -234,21 +219,17 @@ def _missing(had: Look) -> Iterator[str]:
 
 def _ranges(cohort: CohortRecord) -> Iterator[str]:
     """The content of the table in sentences, for many clients."""
-    had = list(cohort.clients.values())
-    counts = {"each": [h.patients for h in had]}
-    counts |= {f"in {s}": [h.splits[s] for h in had] for s in SPLITS}
+    looks = list(cohort.clients.values())
+    counts = {"each": [look.patients for look in looks]}
+    counts |= {f"in {s}": [look.splits[s] for look in looks] for s in SPLITS}
     ranges = ", ".join(f"{span(of)} {where}" for where, of in counts.items())
-    yield f"{len(had)} clients have {cohort.used:,} of {cohort.patients:,} patients, {ranges}."
-    title, shown = _prevalence(cohort)
-    if all(h.after for h in had):
-        order = sorted((h.after for h in had), key=lambda after: after[-1])
-        low, high, whole = (shown([], of) for of in (order[0], order[-1], cohort.whole))
+    yield f"{len(looks)} clients have {cohort.used:,} of {cohort.patients:,} patients, {ranges}."
+    title, share = _prevalence(cohort)
+    if all(look.after for look in looks):
+        order = sorted((look.after for look in looks), key=lambda after: after[-1])
+        low, high, whole = (share([], of) for of in (order[0], order[-1], cohort.whole))
         yield f"{title}: from {low} to {high}; in the whole data: {whole}."
-    for what, has in (
-        ("lack channels", lambda h: h.removed),
-        ("have simulated scanners, renamed labels or another note", lambda h: h.notes),
-        ("lack a class or all patients in some split", lambda h: list(_missing(h))),
-    ):
-        if names := [name for name, h in cohort.clients.items() if has(h)]:
-            yield f"{len(names)} {what}: {few(names, 5)}."
+    odd = {n: [*look.removed, *_missing(look), *look.notes] for n, look in cohort.clients.items()}
+    if said := [f"{shown(name)} ({'; '.join(what)})" for name, what in odd.items() if what]:
+        yield f"{len(said)} lack channels, classes or patients, or have a note: {few(said, 5)}."
     yield f"{FILE} lists every client."

@@ -149,21 +149,15 @@ def report(store: Store, class_names: Sequence[str], seconds: float) -> list[str
     Returns:
         The lines.
     """
-    entries = store.entries
+    entries, how = store.entries, "Made" if store.new else "It existed already; verified"
     source = sum(count for entry in entries for _, count, _ in entry.sources)
     lines = [f"Cache: {store.folder}", f"Items: {len(entries)}"]
     if store.recipe.joined and "label" in entries[0].fields:
         counts = np.bincount(store.array("label"), minlength=len(class_names)).tolist()
         parts = [f"{count:,} {name}" for name, count in zip(class_names, counts, strict=True)]
         lines.append(f"Samples: {sum(counts):,} ({', '.join(parts)})")
-    lines.append(f"Size: {size(store.num_bytes)}, from sources of {size(source)}")
-    if store.new:
-        rate = f"{len(entries) / seconds:.1f} items/s, {size(round(source / seconds))}/s of sources"
-        lines.append(f"Made in {seconds:.1f} s ({rate})")
-    else:
-        lines.append(f"It existed already; verified in {seconds:.1f} s")
-    lines.append(f"Checksum: {store.checksum}")
-    return lines
+    size_of = f"Size: {size(store.num_bytes)}, from sources of {size(source)}"
+    return [*lines, size_of, f"{how} in {seconds:.1f} s", f"Checksum: {store.checksum}"]
 
 
 def train_command(overrides: Sequence[str], saved: Path | None = None) -> str:

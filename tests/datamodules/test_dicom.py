@@ -158,8 +158,8 @@ def test_a_list_reads_the_series_that_its_key_names(tmp_path):
     mask[2:4, 2:4, 1] = 1
     grid = read_geometry(tmp_path / "scan", series=["T2 AX"]).stored
     nibabel.save(nibabel.Nifti1Image(mask, grid), tmp_path / "mask.nii.gz")
-    content = {"labels": {"0": "background", "1": "lesion"}, "training": []}
-    content["training"] = [{"image": "scan", "label": "mask.nii.gz"}]
+    entry = {"image": "scan", "label": "mask.nii.gz"}
+    content = {"labels": {"0": "background", "1": "lesion"}, "training": [entry]}
     (tmp_path / "dataset.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"data\.reader\.series="):
         DatalistReader(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -159,6 +160,16 @@ def inside_hospitals(folder):
     return folder
 
 
+def folders_of_masks(folder):
+    for kind, files in (("images", pictures(folder / "a")), ("masks", pictures(folder / "b"))):
+        for file in files.glob("*/*.png"):
+            (folder / file.parent.name / kind).mkdir(parents=True, exist_ok=True)
+            file.rename(folder / file.parent.name / kind / file.name)
+    shutil.rmtree(folder / "a")
+    shutil.rmtree(folder / "b")
+    return folder
+
+
 def listed_without(folder, path):
     """A table that names pictures without folder or ending, or by paths of Windows."""
     pictures(folder / "all")
@@ -238,6 +249,12 @@ CASES = {  # the maker, and what is said
         inside_hospitals,
         "The folders basel, bern each hold benign, malignant. What are the outer ones? (hospitals,",
         "data.reader.outer=VALUE",
+    ),
+    "folders of masks": (
+        folders_of_masks,
+        "masks beside pictures 20, such as benign (0).png",
+        "patients 20 ",
+        "labels benign, malignant",
     ),
     "names of pictures": (
         lambda f: listed_without(f, "{}"),

@@ -190,7 +190,7 @@ def test_data_of_the_same_kind_are_taken(experiment, data):
     assert one.config.hydra.runtime.choices.data == data
 
 
-def test_centres_of_other_names_are_clients_of_their_own(tmp_path):
+def test_centres_of_other_names_are_told_the_key(tmp_path):
     for folder in ("images", "masks"):
         photographs(tmp_path / folder, (6, 0))
     rows = [
@@ -199,12 +199,10 @@ def test_centres_of_other_names_are_clients_of_their_own(tmp_path):
     ]
     (tmp_path / "images.csv").write_text("\n".join(["image,mask,patient,centre", *rows]) + "\n")
     data = build(described(["experiment=retina_pfednet", f"data.path={tmp_path}"]).data)
-    data.plan()
-    assert list(data.plans) == ["a", "b"]
-    assert data.remarks == [
-        "The data lack the centres chase, drive, which this experiment divides: each centre is a "
-        "client. partition.parts divides those of the data."
-    ]
+    with pytest.raises(
+        ConfigError, match=r"set 'partition.parts=\{a: 1, b: 1\}', or partition=auto"
+    ):
+        data.plan()
 
 
 def test_an_experiment_of_ones_own_says_what_holds_for_other_data(tmp_path):

@@ -94,16 +94,13 @@ class CentreSplit(Partition):
     """Divides the patients of every centre evenly among several clients.
 
     Attributes:
-        parts: Clients per centre: one number for all, or numbers by centre, 1 for those not named;
-            None: the experiment's, if the data have its centres, else one client each.
-        usual: Those of the experiment.
+        parts: Clients per centre: one number for all, or numbers by centre, 1 for those not named.
     """
 
-    parts: int | Mapping[str, int] | None = 2
-    usual: Mapping[str, int] | None = None
+    parts: int | Mapping[str, int] = 2
 
     def __post_init__(self) -> None:
-        counts = self.parts.values() if isinstance(self.parts, Mapping) else [self.parts or 1]
+        counts = self.parts.values() if isinstance(self.parts, Mapping) else [self.parts]
         if not all(isinstance(n, int) and n >= 1 for n in counts):
             raise ConfigError(
                 f"partition.parts={self.parts} must be a number of at least 1, or one per centre, "
@@ -124,20 +121,18 @@ class CentreSplit(Partition):
             {'x_0': 2, 'x_1': 1}
         """
         centres = ByCentre().assign(in_order(patients), seed)
-        parts = 2 if self.usual is None else 1 if self._others(patients) else self.usual
-        parts = parts if self.parts is None else self.parts
-        named = parts if isinstance(parts, Mapping) else {}
+        named = self.parts if isinstance(self.parts, Mapping) else {}
         for name in named:
             if name not in centres:
-                such = ", ".join(f"{centre}: 1" for centre in centres)
+                parts = ", ".join(f"{centre}: 1" for centre in centres)
                 raise ConfigError(
                     f"partition.parts names {name}, which is no centre"
                     f"{did_you_mean(name, centres)}; the centres are {', '.join(centres)}: set "
-                    f"'partition.parts={{{such}}}', or partition=auto for a client each."
+                    f"'partition.parts={{{parts}}}', or partition=auto for a client each."
                 )
         assigned: dict[str, list[str]] = {}
         for centre, ids in centres.items():
-            count = parts if isinstance(parts, int) else named.get(centre, 1)
+            count = self.parts if isinstance(self.parts, int) else named.get(centre, 1)
             if count > len(ids):
                 raise ConfigError(
                     f"partition.parts: {centre} has {len(ids)} patients, too few for {count} "
@@ -149,19 +144,6 @@ class CentreSplit(Partition):
                 name = f"{centre}_{n}" if count > 1 else centre
                 assigned[name] = sorted(ids[i] for i in order[n::count])
         return assigned
-
-    def _others(self, patients: Sequence[Patient]) -> list[str]:
-        """The experiment's centres that the data lack, where they are asked for."""
-        return [] if self.parts else sorted({*(self.usual or ())} - {p.centre for p in patients})
-
-    def remark(self, patients: Sequence[Patient]) -> str:
-        """See `Partition.remark`."""
-        if not (lacking := self._others(patients)):
-            return ""
-        return (
-            f"The data lack the centres {', '.join(lacking)}, which this experiment divides: each "
-            "centre is a client. partition.parts divides those of the data."
-        )
 
 
 CLIENTS, LEAST = 5, 3  # of equal parts, unless clients would get fewer than three patients

@@ -77,7 +77,9 @@ def read_image_folder(
     path = given_path(path)
     here = _folders(path)
     splits = {} if set(classes or joined or ()) & set(here) else _official(path, here)
-    if not (splits or outer or centre_pattern) and (same_ones := inner_folders(path, here)):
+    if not (splits or outer or centre_pattern or classes) and (
+        same_ones := inner_folders(path, here)
+    ):
         raise DataError(
             f"{path}: the folders {few(here, 4)} hold the same folders, {few(same_ones, 4)}; say "
             "what the outer ones are by data.reader.outer=hospitals or data.reader.outer=classes."
@@ -270,7 +272,7 @@ def _folders(path: Path) -> list[str]:
 
 def inner_folders(path: Path, folders: Sequence[str]) -> list[str]:
     """Lists the folders that are in each of several folders, if two or more are."""
-    inner = [{*_folders(path / folder)} for folder in folders]
+    inner = [{n for n in _folders(path / f) if not looks.may_be_mask(n)} for f in folders]
     shared = set.intersection(*inner) if len(inner) > 1 else set()
     return sorted(shared) if len(shared) > 1 else []
 
@@ -303,17 +305,20 @@ _MASK = re.compile(
 def pictures_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Lists the pictures of a class, and the masks of these pictures that lie beside them.
 
-    A mask is named as its picture, with a word such as ``_mask`` or ``_segmentation`` at the end.
+    A mask is named as its picture, with a word such as ``_mask`` or ``_segmentation`` at the end,
+    or in a folder of such a name beside that of the picture.
 
     Raises:
         DataError: If there is no picture.
     """
     files = [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
     named = {(file.parent, file.stem) for file in files}
+    named |= {(f.parent.parent, f.stem) for f in files if not looks.may_be_mask(f.parent.name)}
     masks = [
         file
         for file in files
-        if (match := _MASK.fullmatch(file.stem)) and (file.parent, match[1]) in named
+        if ((match := _MASK.fullmatch(file.stem)) and (file.parent, match[1]) in named)
+        or (looks.may_be_mask(file.parent.name) and (file.parent.parent, file.stem) in named)
     ]
     if not files:
         what = "has no images" if folder.is_dir() else "is not a folder"
