@@ -167,7 +167,9 @@ class Curves:
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol; a curve ends where fewer than ten are at risk."""
         whole = yield ()
-        counts = whole.reshape(2, len(self.ends) + 1, -1)[:, :, : self.groups.count]
+        counts = whole.reshape(2, len(self.ends) + 1, -1)[:, :, : self.groups.count].copy()
+        counts[1, -1] += counts[0, -1]  # what happens after the last end is not known
+        counts[0, -1] = 0
         lines: list[list[Word]] = []
         for name, group in zip(self.groups.names or ("all",), counts.T, strict=True):
             curve: Sequence[Floats] = pooled.survival_curve(*group.T)

@@ -145,6 +145,25 @@ def test_hazards_are_a_poisson_regression_and_near_cox():
     assert abs(joined.lines[0][1] - theirs.params[0]) < theirs.bse[0]
 
 
+def test_curves_end_where_the_plan_ends():
+    """Later events count for nobody; those who are there until the end were at risk."""
+    last = 40.0
+    ends = [*range(1, int(last) + 1)]
+    plan = Plan({"sex": ["f", "m"]}, survival=Survival(ends, by="sex")).check("plan")
+    found, _ = simulated(plan, dealt(ALL, np.arange(N) % 3))
+    time = np.minimum(TIMES[:, 0], last)
+    event = TIMES[:, 1] * (TIMES[:, 0] <= last)
+    statistic, _ = sm.duration.survdiff(time, event, SEX)
+    ours = next(t for t in found if t.title == "Log-rank test").lines[0][0]
+    assert ours == pytest.approx(statistic, rel=1e-9)
+    curve = sm.SurvfuncRight(TIMES[SEX == 1, 0], TIMES[SEX == 1, 1])
+    lines = next(t for t in found if t.title == "Survival").lines
+    for group, end, _, share, _ in lines:
+        if group == "m":
+            expected = curve.surv_prob[curve.surv_times <= end]
+            assert share == pytest.approx(expected[-1] if len(expected) else 1.0, rel=1e-12)
+
+
 def test_one_step_at_chosen_coefficients_shows_nobody():
     """The weights p(1 - p) select patients of one age; such a step is refused."""
     part = regressions.Coefficients(Model(["age"], intercept="common"), PLAN)
