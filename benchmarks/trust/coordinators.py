@@ -49,7 +49,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from medfed.common import files
-from medfed.config.compose import described
+from medfed.config.compose import build, described
 from medfed.config.description import RunDescription
 from medfed.datamodules.tables import agreement as tables
 from medfed.federation.wire.channel import Channel, Place
@@ -132,7 +132,7 @@ def _built_once() -> Iterator[None]:
         return json.dumps({**self.values.plain(), "derived": dict(self.derived)})  # is YAML, too
 
     with (
-        mock.patch.object(federating, "build", once(federating.build)),
+        mock.patch.object(federating, "build", once(build)),
         mock.patch.object(RunDescription, "yaml", text),
         mock.patch.object(records, "versions", cache(records.versions)),
         mock.patch.object(experiment, "trainer_of", once(experiment.trainer_of)),

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
-from medfed.common.console import Table, brief, say, shown, wide_console
+from medfed.common.console import Table, say, shown, wide_console
 from medfed.common.errors import DataError, few
 from medfed.common.files import digest
 from medfed.common.scores import span
