@@ -15,13 +15,14 @@ import msgspec
 import numpy as np
 
 from medfed.common.errors import ConfigError
-from medfed.common.floors import CATEGORY, LEAST
+from medfed.common.floors import CATEGORY, LEAST, TIMES
 from medfed.common.schemas import Number, fit
 from medfed.common.untrusted import read_yaml
 from medfed.functional.pooled import Family
 from medfed.studies.rows import OUTCOME, Rows
 
 _CODES = 6  # values of a column that count as categories
+_BESIDE = 5  # numbers of a column, beside its bins
 _BINS, _FINE = 20, (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -150,6 +151,8 @@ def read_plan(path: Path) -> Plan:
         ConfigError: If it is none.
         CheckpointError: If the file cannot be read.
     """
+    if not path.is_file():
+        raise ConfigError(f"plan={path} is no file; medfed study without a plan writes one.")
     return plan_of(read_yaml(path), path)
 
 
@@ -164,9 +167,10 @@ def plan_of(content: Mapping[str, Any], source: object) -> Plan:
         ConfigError: If it is none.
     """
     try:
-        return fit(content, Plan).check(source)
+        plan = fit(content, Plan)
     except ValueError as error:
         raise ConfigError(f"{source} is no plan of a study: {error}.") from error
+    return plan.check(source)
 
 
 def suggested(hospitals: Mapping[str, Rows]) -> Plan:
@@ -176,6 +180,9 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
     would say what one hospital has.
     """
     first = next(iter(hospitals.values()))
+    by = OUTCOME if OUTCOME in first.categories else None
+    groups = 1 + len(first.categories.get(OUTCOME, "1"))
+    most = sum(len(rows.patients) for rows in hospitals.values()) // (TIMES * groups) - _BESIDE
     columns: dict[str, list[float | str]] = {}
     for name in first.columns:
         values = np.concatenate([rows.columns[name] for rows in hospitals.values()])
@@ -188,8 +195,8 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
         elif 1 < len(few := np.unique(values)) <= _CODES:
             columns[name] = [f"{value:g}" for value in few]
         elif len(few) > 1:
-            columns[name] = _ends(float(values.min()), float(values.max()))
-    survival, by = None, OUTCOME if OUTCOME in first.categories else None
+            columns[name] = _ends(float(values.min()), float(values.max()), most)
+    survival = None
     if first.survival is not None:
         last = max(
             float(rows.survival[:, 0].max())
@@ -200,14 +207,14 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
     return Plan(columns, by=by if by in columns else None, survival=survival)
 
 
-def _ends(low: float, high: float) -> list[Any]:
-    """Round ends of about twenty bins that hold a range.
+def _ends(low: float, high: float, most: int = _BINS) -> list[Any]:
+    """Round ends of up to about twenty bins that hold a range.
 
     Example:
         >>> _ends(21.0, 99.0)[:3], len(_ends(21.0, 99.0))
         ([20.0, 25.0, 30.0], 17)
     """
-    rough = (high - low) / _BINS
+    rough = (high - low) / max(2, min(_BINS, most - 2))
     unit = 10.0 ** np.floor(np.log10(rough))
     width = next(f for f in _FINE if f * unit >= rough * (1 - 1e-9)) * unit
     first, last = np.floor(low / width), np.floor(high / width) + 1
