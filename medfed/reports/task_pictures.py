@@ -154,6 +154,8 @@ def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.P
             lines = {n: p for n, p in lines.items() if any(x > 0 for x, _ in p)}
         if lines:
             caption = f"Mean over hospitals and splits on validation patients, against {what}."
+            if len(courses) < len(verdicts):
+                caption += f" Of {len(verdicts)} methods, the references and the best."
             if log and len(lines) < len(courses):
                 caption += " Methods that send nothing are left out."
             figure = charts.curves(lines, what, label, looks, log=log)
