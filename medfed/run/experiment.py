@@ -23,7 +23,7 @@ from medfed.common.untrusted import read_checkpoint
 from medfed.config.allowed import check_plugins
 from medfed.config.check import no_gpu, several
 from medfed.config.compose import build
-from medfed.config.description import LacksKeyError, RunDescription, describe
+from medfed.config.description import LacksKeyError, Privacy, RunDescription, describe
 from medfed.config.sections import Section, without_places
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning import callbacks, checkpoint
@@ -178,7 +178,9 @@ def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | None:
         )
     method = method if two or method != "shift" else None
     if isinstance(task, ClassificationTask) and (method != "platt" or two):
-        rule, linear = (rule if two else None), isinstance(task.network, LogisticRegression)
+        rule = rule if two else None
+        # A level is not among what privacy protects, and training patients are.
+        linear = isinstance(task.network, LogisticRegression) and config.privacy == Privacy()
         return Chooser(task.num_classes, rule, method, linear) if rule or method else None
     if method:
         why = "is for classifications (platt: into two classes)"

@@ -23,6 +23,7 @@ from medfed.functional.points import (
 )
 from medfed.functional.scores import case_class_scores
 from medfed.models.classification import ClassificationTask
+from medfed.models.networks.small import LogisticRegression
 from medfed.run.experiment import chooser_of
 
 
@@ -205,6 +206,25 @@ def test_a_rule_gets_what_it_asks_for_at_the_ends_of_probabilities(scores, label
     wrong, right, _ = roc_curve(label, scores, drop_intermediate=False)
     at = choose_threshold(scores, label == 1, "youden")
     assert sum(rates(scores, label, at)) == pytest.approx(1 + (right - wrong).max())
+
+
+DEFAULTS = {
+    "linear": (["experiment=clinical_pfednet"], LogisticRegression(2, 2), ("shift", True)),
+    "protected": (
+        ["experiment=clinical_pfednet", "privacy.example={epsilon:4,delta:1e-3,clip:1.0}"],
+        *(LogisticRegression(2, 2), ("shift", False)),
+    ),
+    "another network": (["experiment=clinical_pfednet"], nn.Linear(2, 2), ("shift", False)),
+    "three classes": (["experiment=digits_pfednet"], nn.Linear(2, 3), None),
+}
+
+
+@pytest.mark.parametrize(("overrides", "network", "expected"), DEFAULTS.values(), ids=DEFAULTS)
+def test_levels_are_the_default_of_two_classes(overrides, network, expected):
+    classes = 3 if expected is None else 2
+    task = ClassificationTask(network, SGD, num_classes=classes)
+    chooser = chooser_of(described(overrides), task)
+    assert (chooser and (chooser.method, chooser.linear)) == expected
 
 
 def test_a_stated_sensitivity_needs_two_classes():
