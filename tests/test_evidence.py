@@ -24,6 +24,23 @@ def test_the_page_counts_the_answers_that_the_script_gives():
     assert f"get {len(rows)} answers: {told}" in page
 
 
+def test_the_page_has_the_dice_of_kept_and_of_estimated_statistics():
+    """After a measurement: ``evidence.py --collect-normalization …``."""
+    found = json.loads((ROOT / "docs" / "evidence.json").read_text("utf-8"))["normalization"]
+    cases = ["local", "fedavg", "fedbn", "fedavg_often", "fedavg_often_moments", "fedbn_often"]
+    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
+    table = page.partition("| Dice, two divisions")[2].split("\n\n")[0].splitlines()[2:]
+    assert len(table) == 7
+    for line, case in zip(table, [*cases, "fedbn_often_moments"], strict=True):
+        for cell, suite in zip(line.split("|")[2:4], ("retina_centres", "lgg"), strict=True):
+            if cell.strip():
+                both = [found[f"{suite}/{case}/{split}"] for split in (0, 1)]
+                means = [
+                    np.mean([one[kind]["dice"] for one in both]) for kind in ("kept", "reestimated")
+                ]
+                assert cell.strip() == f"{means[0]:.3f}, **{means[1]:.3f}**", case
+
+
 def test_federations_are_dealt_alike_in_size():
     rng = np.random.default_rng(0)
     sizes = {f"h{n}": int(rng.integers(20, 300)) for n in range(60)}

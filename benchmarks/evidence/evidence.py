@@ -594,17 +594,19 @@ def of_advice(advice: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def collect_normalization(files: Sequence[Path]) -> dict[str, Any]:
-    """The metrics that are shown, of every training and both kinds of statistics."""
-    found: dict[str, Any] = {}
-    for file in files:
-        for name, measured in json.loads(file.read_text()).items():
-            found[name] = {
-                statistics: {
-                    c: {m: of[m] for m in AVERAGED if m in of} for c, of in clients.items()
-                }
-                for statistics, clients in measured.items()
+    """Means over hospitals of what is shown, of every training and both kinds of statistics."""
+    every = [item for file in files for item in json.loads(file.read_text()).items()]
+    return {
+        name: {
+            kind: {
+                metric: float(np.nanmean([of[metric] for of in clients.values()]))
+                for metric in AVERAGED
+                if metric in next(iter(clients.values()))
             }
-    return dict(sorted(found.items()))
+            for kind, clients in measured.items()
+        }
+        for name, measured in sorted(every)
+    }
 
 
 def of_normalization(found: Mapping[str, Any]) -> list[str]:
@@ -618,9 +620,8 @@ def of_normalization(found: Mapping[str, Any]) -> list[str]:
     tables: dict[tuple[str, str], dict[str, dict[str, dict[int, float]]]] = {}
     for name, measured in found.items():
         suite, case, split = name.split("/")
-        for kind, clients in measured.items():
-            for metric in next(iter(clients.values())):
-                mean = float(np.nanmean([of[metric] for of in clients.values()]))
+        for kind, means in measured.items():
+            for metric, mean in means.items():
                 by_kind = tables.setdefault((suite, metric), {}).setdefault(case, {})
                 by_kind.setdefault(kind, {})[int(split)] = mean
 
@@ -635,8 +636,11 @@ def of_normalization(found: Mapping[str, Any]) -> list[str]:
             kept, again = (by_kind[kind] for kind in kinds)
             cells = [f"{suite}, {metric}", f"`{case}`", str(len(kept))]
             cells += [f"{np.mean([*one.values()]):.4f}" for one in (kept, again)]
+            if kept == again:  # without BatchNorm
+                cells[-1], again = "", kept
             alone = cases.get("local", by_kind)["reestimated"]
-            cells += [paired(again, kept), paired(again, alone) if case != "local" else ""]
+            cells.append("" if again is kept else paired(again, kept))
+            cells.append("" if case == "local" else paired(again, alone))
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
