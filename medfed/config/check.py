@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.checks import Check, check_known, checks_of, limits_of
+from medfed.common.checks import check_known, checks_of
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
@@ -71,18 +71,16 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
         arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
         for key, name in arguments.items():
             if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
-                hints, limits = _annotations(str(node["_target_"]))
-                check_value(key, node[name], hints.get(name, Any), limits.get(name, ()))
+                check_value(key, node[name], _annotations(str(node["_target_"])).get(name, Any))
 
 
-def check_value(key: str, value: Any, hint: Any, checks: Iterable[Check] | None = None) -> None:
+def check_value(key: str, value: Any, hint: Any) -> None:
     """Compares a plain value with an annotation.
 
     Args:
         key: The key of the value.
         value: The value; one that holds an interpolation or a part to build is not checked.
         hint: The annotation; one that names anything but plain types is left to the constructor.
-        checks: Its checks; ``None``: found in it.
 
     Example:
         >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
@@ -111,8 +109,9 @@ def check_value(key: str, value: Any, hint: Any, checks: Iterable[Check] | None 
         raise ConfigError(f"{key}={value} is not in UTF-8; type it again.") from error
     except TypeError:  # a union of what msgspec cannot tell apart
         return
-    for check in checks_of(hint) if checks is None else checks:
-        check(key, value)
+    if get_origin(hint) is Annotated:  # msgspec has compared other annotations as a whole
+        for check in checks_of(hint):
+            check(key, value)
 
 
 def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: str) -> None:
@@ -136,15 +135,15 @@ def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: st
 
 
 @cache
-def _annotations(target: str) -> tuple[dict[str, Any], dict[str, tuple[Check, ...]]]:
-    """Returns what a constructor or function says of its arguments, as far as it resolves.
+def _annotations(target: str) -> dict[str, Any]:
+    """Returns the annotations of a constructor's or function's arguments, as far as they resolve.
 
-    Annotations and their checks; those of base classes count where further arguments go to them.
+    Those of base classes count where the constructor hands on further arguments.
     """
     try:
         thing = _locate(target)
     except Exception:  # whoever builds it says why
-        return {}, {}
+        return {}
     hints: dict[str, Any] = {}
     for each in thing.__mro__ if inspect.isclass(thing) else (thing,):
         call = vars(each).get("__init__") if inspect.isclass(each) else each
@@ -157,7 +156,7 @@ def _annotations(target: str) -> tuple[dict[str, Any], dict[str, tuple[Check, ..
         hints = named | hints
         if holder is call and not inspect.getfullargspec(inspect.unwrap(call)).varkw:
             break
-    return hints, limits_of(hints)
+    return hints
 
 
 def check_path(key: str, value: str) -> None:
@@ -255,7 +254,6 @@ KEYS: dict[str, Any] = {
     "repeats": _whole(1, 1000),
     "pilot_rounds": _whole(1, 10**6) | None,
 }
-_LIMITS_OF_KEYS = limits_of(KEYS)
 # In bytes: what file systems take, with room for the files in a run folder.
 LONGEST_NAME, LONGEST_PATH = 255, 3000
 DEEPEST_PATH = 200  # folders within each other
@@ -284,7 +282,7 @@ def check_keys(values: Mapping[str, Any]) -> None:
     every = dict(walk(values))
     for key, hint in KEYS.items():
         if key in every:
-            check_value(key, every[key], hint, _LIMITS_OF_KEYS.get(key, ()))
+            check_value(key, every[key], hint)
 
 
 def check_values(values: Mapping[str, Any]) -> None:

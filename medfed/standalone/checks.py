@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import partial, wraps
 from inspect import signature
@@ -47,7 +47,8 @@ def check_fields(section: str, holder: object) -> None:
         # Base classes of libraries have annotations that exist for type checkers only.
         if not kind.__module__.startswith(("pytorch_lightning", "torch")):
             # A subclass that gives only another default keeps the limits.
-            limits |= limits_of(typing.get_type_hints(kind, include_extras=True))
+            hints = typing.get_type_hints(kind, include_extras=True)
+            limits |= {name: checks for name, hint in hints.items() if (checks := checks_of(hint))}
     for name, checks in limits.items():
         for check in checks:
             check(f"{section}.{name}".lstrip("."), getattr(holder, name))
@@ -72,20 +73,15 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            limits = limits_of(typing.get_type_hints(function, include_extras=True))
+            hints = typing.get_type_hints(function, include_extras=True)
             for name, value in signature(function).bind(*args, **kwargs).arguments.items():
-                for check in limits.get(name, ()):
+                for check in checks_of(hints.get(name)):
                     check(f"{section}.{name}", value)
             return function(*args, **kwargs)
 
         return call
 
     return decorate
-
-
-def limits_of(hints: Mapping[str, Any]) -> dict[str, tuple[Check, ...]]:
-    """Returns the checks of annotations by name, without those that limit nothing."""
-    return {name: checks for name, hint in hints.items() if (checks := checks_of(hint))}
 
 
 def checks_of(hint: Any) -> tuple[Check, ...]:
