@@ -86,8 +86,8 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
     sure = [g for g in guesses if g.sure] or guesses
     if not sure:
         raise DataError(
-            f"{path} has no table (.csv, .tsv) and no layout that docs/data.md names; name another "
-            "folder or a file in it, and save sheets of Excel as CSV."
+            f"{path} has no table and no layout that docs/data.md names; name another folder or a "
+            "file in it, and save sheets of Excel as CSV."
         )
     chosen: Guess = next((g for g in guesses if g.data == answers.get("data")), sure[0])
     if len(sure) > 1:

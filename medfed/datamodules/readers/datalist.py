@@ -145,7 +145,8 @@ class DatalistReader(CaseReader):
     normalize: object = None  # by the names of the channels: a window for CT
     any_size = True
     elsewhere = (
-        "set data.path to a folder with a dataset.json, or to the JSON file that lists the cases"
+        "set data.path to a folder with a dataset.json, or to the JSON file that lists the cases; "
+        "for folders of images and labels name the masks' values by data.reader.regions={NAME: [1]}"
     )
 
     def __init__(
@@ -164,7 +165,7 @@ class DatalistReader(CaseReader):
         self._file = path / "dataset.json" if path.is_dir() else path
         if self._file.exists():
             self._index = read_json(self._file)
-        elif path.is_dir() and (pair := looks.folders_of(path)):
+        elif isinstance(regions, Mapping) and (pair := looks.folders_of(path)):
             self._file, self._index = path / pair[0], {"training": _pairs_in(path, *pair)}
         else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
