@@ -193,8 +193,8 @@ class Attendance:
         missing = [c for c in self.of_plan(number) if c not in there]
         absent = {n: names for n, names in self.progress.absent.items() if n != number}
         self.progress.absent = absent | ({number: missing} if missing else {})
-        absent = {**self.planned.absent, **self.progress.absent}
-        self.federation.cohort = replace(self.planned, absent=absent)
+        every = {**self.planned.absent, **self.progress.absent}
+        self.federation.cohort = replace(self.planned, absent=every)
         return self.federation.members(number)
 
     def readmit(self, sites: Sequence[str] | None = None) -> None:
