@@ -55,7 +55,7 @@ from medfed.datamodules.tables import agreement as tables
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.message import Message
 from medfed.records import folder as records
-from medfed.run import experiment, federating
+from medfed.run import experiment
 from medfed.sites import gate, masks, policy, wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.policy import COUNTED
@@ -119,11 +119,12 @@ def _built_once() -> Iterator[None]:
     """Objects without state, and Trainers that run nothing, are built once: half of a sequence."""
     kept: dict[str, Any] = {}
 
-    def once(build: Callable[..., Any]) -> Callable[..., Any]:
+    def once(make: Callable[..., Any]) -> Callable[..., Any]:
         def made(config: Any, *more: Any, **named: Any) -> Any:
-            key = repr((build, config, more, sorted(named.items())))
+            what = getattr(config, "trainer", config)  # of a run, whose folder is another each time
+            key = repr((make, what, more, sorted(named.items())))
             if key not in kept:
-                kept[key] = build(config, *more, **named)
+                kept[key] = make(config, *more, **named)
             return kept[key]
 
         return made
@@ -132,7 +133,7 @@ def _built_once() -> Iterator[None]:
         return json.dumps({**self.values.plain(), "derived": dict(self.derived)})  # is YAML, too
 
     with (
-        mock.patch.object(federating, "build", once(build)),
+        mock.patch("medfed.run.federating.build", once(build)),
         mock.patch.object(RunDescription, "yaml", text),
         mock.patch.object(records, "versions", cache(records.versions)),
         mock.patch.object(experiment, "trainer_of", once(experiment.trainer_of)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ from medfed.federation.wire.codecs.base import Codec
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.models.task import TaskModule
+from medfed.records.tasks import build_task
 from medfed.run.privacy import hide_clients, protect
+from medfed.run.start import Account, Start
 
 
 def federate(
@@ -178,6 +180,29 @@ def federation_of(
         shape=shape,
         normalization=config.evaluation.normalization,
     )
+
+
+def server_half(
+    config: RunDescription,
+    start: Start,
+    everyone: Sequence[ClientInfo],
+    shape: Sequence[int],
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[TaskModule, Account | None, Federation, LocalTrainer]:
+    """Builds the task with the weights that all begin with, and the server of clients elsewhere.
+
+    Args:
+        config: The run's description, with the facts of the data.
+        start: The run's start.
+        everyone: All clients, in order.
+        shape: Shape of one input.
+        names: The names of the data's ``channels`` and ``labels``, for `Start.begin`.
+    """
+    task: TaskModule = build_task(config.model, config.canonical, config.seed)
+    if str(config.trainer.precision).startswith("64"):
+        task.double()
+    account = start.begin(config, task, names)
+    return task, account, *federation_of(config, task, [], everyone, shape)
 
 
 def method_of(config: RunDescription, clients: int) -> Algorithm:

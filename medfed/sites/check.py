@@ -256,7 +256,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     told = statistics_of(federation.algorithm, data)
     file.policy.check_statistics(told)
     if told:
-        _keep_patients(terms, file, config, data, keep=False)
+        _keep_patients(file, data, str(config.data.get("path")), keep=False)
     spending = policy.Spending(file.policy.privacy, file.folder / policy.SPENT)
     for planned in protections(config, data.clients, federation).values():
         spending.check("this study", planned)
@@ -304,16 +304,15 @@ def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder:
     policy.check_study(file.policy, config)
     data = _data_of(terms, file, read_start(config)[1])
     data.plan()
-    _keep_patients(terms, file, config, data, keep=True)
+    _keep_patients(file, data, str(config.data.get("path")), keep=True)
     write_look([described(data, file.site, max(LEAST, file.policy.least))], folder)
 
 
-def _keep_patients(
-    terms: Agreed, file: SiteFile, config: RunDescription, data: FederatedDataModule, keep: bool
-) -> None:
+def _keep_patients(file: SiteFile, data: FederatedDataModule, where: str, keep: bool) -> None:
     """Refuses statistics that would show few patients together with those that left before."""
-    counted, behind = policy.Counted(file.folder / policy.COUNTED, terms.digest), policy.patients_of
-    counted.add_patients(*behind(config, data, file.site), file.policy.least, keep)
+    patients = data.plans[file.site].patients["train"]
+    counted = policy.Counted(file.folder / policy.COUNTED)
+    counted.add_patients(where, patients, file.policy.least, keep)
 
 
 def _data_of(terms: Agreed, file: SiteFile, config: RunDescription) -> FederatedDataModule:

@@ -32,9 +32,8 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.functional.points import for_newcomer
 from medfed.records.folder import Run, RunFolder, with_nan
-from medfed.records.tasks import build_task
 from medfed.run.experiment import best_checkpoint, read_start, reopened
-from medfed.run.federating import federation_of, preprocessing
+from medfed.run.federating import preprocessing, server_half
 from medfed.run.onboarding import to_csv
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, fingerprints
@@ -265,13 +264,9 @@ def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     """Returns the server's half at the end of the selected round."""
     check_plugins(run.config, run.folder)
     start, described = read_start(reopened(run.config, run.folder, accelerator="cpu"))
-    task = build_task(described.model, described.canonical, described.seed)
-    if str(described.trainer.precision).startswith("64"):
-        task.double()
-    start.begin(described, task)
     everyone = [algorithm.ClientInfo(c, said.num_samples) for c, said in facts.items()]
     shape = next(iter(facts.values())).data["shape"]
-    federation, local = federation_of(described, task, [], everyone, shape)
+    task, _, federation, local = server_half(described, start, everyone, shape)
     module = FederatedModule(task, federation, local)
     module.restore(read_checkpoint(best_checkpoint(run.folder)))
     return federation

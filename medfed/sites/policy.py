@@ -260,13 +260,6 @@ def patients_of_message(
     return fewest_patients(list(Counter(units).values()), taken)
 
 
-def patients_of(
-    config: RunDescription, data: FederatedDataModule, site: str
-) -> tuple[str, list[str]]:
-    """Returns where a site's data are, and its training patients, of whom statistics are."""
-    return str(config.data.get("path")), data.plans[site].patients["train"]
-
-
 def fewest_patients(samples: Sequence[int], taken: int) -> int:
     """Returns the fewest patients that so many different samples can be of.
 

@@ -33,9 +33,7 @@ from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.module import FederatedModule, TaskLike
 from medfed.federation.lightning.strategy import together
 from medfed.federation.wire.ledger import Ledger
-from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
-from medfed.records.tasks import build_task
 from medfed.run import assembly, claim, federating, loggers, results
 from medfed.run.evaluation import show_across
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
@@ -214,16 +212,14 @@ def _coordinate(
         facts = as_before(folder, facts, caller)
     first = facts[sites[0]]
     config = take_facts(config, first.data)
-    task: TaskModule = build_task(config.model, config.canonical, config.seed)
-    if str(config.trainer.precision).startswith("64"):
-        task.double()
     names = {key: first.data[key] for key in ("channels", "labels")}
-    account = start.begin(config, task, names)
-    begun = split.float_entries(task.network)
-    here = Facts(1, tensors.digest(split.float_entries(task.network)), first.data)
-    calls.compare_models(here, first, "the coordinator", sites[0])
     everyone = [algorithm.ClientInfo(c, facts[c].num_samples) for c in sites]
-    federation, local = federating.federation_of(config, task, [], everyone, first.data["shape"])
+    task, account, federation, local = federating.server_half(
+        config, start, everyone, first.data["shape"], names
+    )
+    begun = split.float_entries(task.network)
+    here = Facts(1, tensors.digest(begun), first.data)
+    calls.compare_models(here, first, "the coordinator", sites[0])
     federation.ledger = Ledger(federating.preprocessing(exchanged))
     if config.resume is None:
         start.write(folder, begun, account)

@@ -43,28 +43,10 @@ from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
-from medfed.sites import agreement, masks, newcomers, wire
+from medfed.sites import agreement, masks, newcomers, policy, wire
 from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
-from medfed.sites.policy import (
-    COUNTED,
-    NO_LIMITS,
-    Counted,
-    Policy,
-    VetoError,
-    check_data,
-    check_study,
-    patients_of,
-)
-from medfed.sites.wire import (
-    START,
-    Facts,
-    Greeting,
-    Reply,
-    Request,
-    RoundNumber,
-    declined,
-    unreadable,
-)
+from medfed.sites.policy import NO_LIMITS, Policy
+from medfed.sites.wire import START, Facts, Greeting, Reply, Request
 from medfed.studies.parts import Part, Separate
 
 Kept = dict[str, Any]
@@ -74,7 +56,7 @@ class _Round(TypedDict):
     """The content of a round's file."""
 
     site: str
-    round: RoundNumber
+    round: wire.RoundNumber
     steps: schemas.Count
     passes: tuple[schemas.Count, schemas.Count]
     client: dict[str, dict[str, Any]]
@@ -123,11 +105,11 @@ class Site:
     folder: Path
     keeper: Keeper | None = None
     signer: masks.Signer | None = None
-    counted: Counted | None = None
+    counted: policy.Counted | None = None
 
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
-        counted = self.counted or Counted(self.folder / COUNTED)
+        counted = self.counted or policy.Counted(self.folder / policy.COUNTED)
         self.gate = Gate(self.workplace, counted, self._go_to)
         self.log = logging.getLogger(f"{__name__}.{self.name}")
         self.module: FederatedModule | None = None
@@ -152,27 +134,27 @@ class Site:
             asked = Request.from_bytes(request)
         except CodecError as error:
             self.log.getChild("refused").warning("A request was refused: %s", error)
-            return unreadable(self.name)
+            return wire.unreadable(self.name)
         if not self._lock.acquire(blocking=False):
             return self._refused(asked, Refusal("", "busy")).to_bytes()
         try:
             if asked.site != self.name:
                 raise Refusal("site")
             return self._answer(asked, hashlib.blake2b(request).digest())
-        except (VetoError, Refusal) as why:
+        except (policy.VetoError, Refusal) as why:
             return self._refused(asked, why).to_bytes()
         except Exception as error:
             # The error's text may name a patient or a file: it stays in this log.
             self.log.exception("%s failed.", _said(asked))
-            return declined(asked, "failed", type(error).__name__).to_bytes()
+            return wire.declined(asked, "failed", type(error).__name__).to_bytes()
         finally:
             self._lock.release()
 
-    def _refused(self, asked: Request, why: VetoError | Refusal) -> wire.Declined:
+    def _refused(self, asked: Request, why: policy.VetoError | Refusal) -> wire.Declined:
         self.log.getChild("refused").warning(
             "%s was refused: %s", _said(asked), why if str(why) else why.status
         )
-        return declined(asked, why.status, why.reason)
+        return wire.declined(asked, why.status, why.reason)
 
     def _answer(self, asked: Request, key: bytes) -> bytes:
         session = "" if isinstance(asked, wire.Onboard) else asked.session
@@ -470,7 +452,7 @@ class ConfiguredSite:
     task: TaskModule = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_study(self.policy, self.config)
+        policy.check_study(self.policy, self.config)
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
@@ -505,7 +487,7 @@ class ConfiguredSite:
             self._agreeing: Generator[bytes, bytes, None] = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
             tells, steps = self._statements != [None], self.joins or None
-            check_data(self.policy, self.config, data, self.name, tells, steps)
+            policy.check_data(self.policy, self.config, data, self.name, tells, steps)
             versions = versions_here(str(self.config.trainer.accelerator))
             self.data, self._greeting = data, Greeting(agreed, data.facts(), versions)
             self._settle()
@@ -568,9 +550,10 @@ class ConfiguredSite:
     def patients_behind(self) -> tuple[str, list[str]]:
         """Returns where the data are, and the patients behind its statistics; none: none leave."""
         self.greeting()
-        sends, site = self._statements[0] is not None, self.name
-        sends = sends or any(build(self.config.algorithm).summaries(self.data.clients[site]))
-        return patients_of(self.config, self.data, site) if sends else ("", [])
+        client, method = self.data.clients.get(self.name), build(self.config.algorithm)
+        sends = self._statements[0] is not None or (client and any(method.summaries(client)))
+        patients = self.data.plans[self.name].patients["train"] if sends else []
+        return str(self.config.data.get("path")), patients
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """Refuses a round with these sites if the site's policy does not allow it.

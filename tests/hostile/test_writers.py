@@ -362,6 +362,7 @@ sizes:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_advice_and_a_benchmark_on_a_table_of_such_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = table_of(tmp_path / "table.csv")
