@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,18 @@ from torch import Tensor, arange
 from medfed.common.floors import Statistic
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import Index, is_survival
 from medfed.datamodules.scanner import UNCHANGED, Scanner
-from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.functional.survival import kaplan_meier
 from medfed.standalone.preparation import PERCENTILES, percentiles_of
+
+if TYPE_CHECKING:
+    from medfed.datamodules.images import ImageDataModule
+    from medfed.datamodules.segmentation import SegmentationDataModule
+    from medfed.datamodules.tables.datamodule import TabularDataModule
 
 Floats = NDArray[np.float64]
 Cells = dict[str, float | None]
@@ -265,7 +267,18 @@ def share(have: int, of: int, least: int) -> float | None:
 
 
 def described(data: FederatedDataModule, client: str, least: int = 0) -> Description:
-    """Describes one client's training patients."""
+    """Describes one client's training patients.
+
+    Args:
+        data: A data module, after `plan`.
+        client: The client.
+        least: The fewest patients behind a number; 0: nothing is withheld.
+    """
+    # Imported here: the start table needs none of them.
+    from medfed.datamodules.images import ImageDataModule
+    from medfed.datamodules.segmentation import SegmentationDataModule
+    from medfed.datamodules.tables.datamodule import TabularDataModule
+
     plan, tables = data.plans[client], dict[str, Cells]()
     tables["Patients"] = {**divided({s: len(p) for s, p in plan.patients.items()}, least)}
     patients = [data.patients[name] for name in plan.patients["train"]]
