@@ -11,6 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from medfed.config.compose import described
 from tests import processes
 from tests.datamodules.picture_files import cohort
 from tests.integration.test_bad_data import write_heart
@@ -85,6 +86,10 @@ NOT_HERE = {
         ("speed/scale.py clients --clients 20 --methods fedavg", "\nfedavg                  20 "),
         ("speed/scale.py models --millions 1 --methods fedavg", "\nfedavg                   1 "),
         ("evidence/verdict_rule.py --repeats 20 --cases 1", "| 5 | 0 | 6 |"),
+        (
+            "evidence/levels.py FOLDER/ist.csv rounds=2 local.steps=1 --splits 1",
+            "| pfednet | shift | ",
+        ),
         ("evidence/selection.py --repeats 5", "| 40 36 24 18 2, peaks 1 apart |"),
         ("project/house.py --repeats 0", "modules that one neighbour reads"),
         ("project/same_results.py --only ^methods.apfl$", "3 hashes"),
@@ -106,6 +111,12 @@ NOT_HERE = {
 def test_runs(command, expected, tmp_path):
     if "FOLDER/heart" in command:
         write_heart(tmp_path / "heart")
+    if "FOLDER/ist" in command:
+        features = described(["experiment=stroke", f"data.path={tmp_path}"]).data.features
+        rng, names = np.random.default_rng(0), ["HOSPNUM", "OCCODE", *features]
+        rows = [[n % 2, *rng.integers(1, 5, size=len(names) - 1)] for n in range(260)]
+        lines = [",".join(map(str, row)) for row in [names, *rows]]
+        (tmp_path / "ist.csv").write_text("\n".join(lines))
     if "FOLDER/eyes" in command:
         cohort(tmp_path / "eyes", patients=5)
         for path in (tmp_path / "eyes").rglob("*.png"):  # twice as large as a patch
