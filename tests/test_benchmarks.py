@@ -90,6 +90,7 @@ NOT_HERE = {
             "evidence/levels.py FOLDER/ist.csv rounds=2 local.steps=1 --splits 1",
             "| pfednet | shift | ",
         ),
+        ("evidence/studies.py FOLDER/trial.csv --least 100", "| hazard, 18 intervals |"),
         ("evidence/selection.py --repeats 5", "| 40 36 24 18 2, peaks 1 apart |"),
         ("project/house.py --repeats 0", "modules that one neighbour reads"),
         ("project/same_results.py --only ^methods.apfl$", "3 hashes"),
@@ -117,6 +118,8 @@ def test_runs(command, expected, tmp_path):
         rows = [[n % 2, *rng.integers(1, 5, size=len(names) - 1)] for n in range(260)]
         lines = [",".join(map(str, row)) for row in [names, *rows]]
         (tmp_path / "ist.csv").write_text("\n".join(lines))
+    if "FOLDER/trial" in command:
+        write_trial(tmp_path / "trial.csv")
     if "FOLDER/eyes" in command:
         cohort(tmp_path / "eyes", patients=5)
         for path in (tmp_path / "eyes").rglob("*.png"):  # twice as large as a patch
@@ -128,6 +131,16 @@ def test_runs(command, expected, tmp_path):
     done = processes.run(f"benchmarks/{script}", *options)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def write_trial(path):
+    """Writes three hospitals of a trial: what is known of patients, and when they died."""
+    rng, lines = np.random.default_rng(0), ["HOSPNUM,AGE,SEX,RSBP,RATRIAL,TD,DIED"]
+    for n in range(450):
+        age, days = int(rng.normal(72, 11)), int(rng.exponential(150)) + 1
+        known = [n % 3, age, "FM"[rng.integers(2)], int(rng.normal(160, 25)), "NY"[rng.integers(2)]]
+        lines.append(",".join(map(str, [*known, days, rng.integers(2)])))
+    path.write_text("\n".join(lines))
 
 
 def test_every_benchmark_is_in_some_test():

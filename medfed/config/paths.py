@@ -16,7 +16,7 @@ PATHS = re.compile(
     r"|data\.reader\.(candidates|annotations)|algorithm\.affinity\.weights"
 )
 # Of these, what must be there before a run; other paths have sentences of their own.
-EXISTING = ("data.path", "partition.file", "plan", "study")
+EXISTING = ("data.path", "partition.file")
 PATH_LISTS = ("runs", "bundle", "of", "plugins")
 _PART = re.compile(r"""\s*(?:"[^"]*"|'(?:[^'\\]|\\.)*')\s*(?=,|\Z)|[^,]*""", re.DOTALL)
 _PLAIN = re.compile(r"(\.{0,2}/|[A-Za-z_])[A-Za-z0-9_/.-]*")  # the same without quotes

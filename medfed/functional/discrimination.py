@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
 
 from medfed.functional.pooled import Regression
 
@@ -43,6 +42,8 @@ def placements(scores: Floats, label: Floats) -> tuple[Floats, Floats]:
         >>> up.tolist(), down.tolist()
         ([1.0, 0.5], [0.75])
     """
+    from scipy import stats  # late: reading a plan needs none
+
     positive, negative = scores[label == 1], scores[label == 0]
     both = stats.rankdata(np.concatenate([positive, negative]))
     p, m = len(positive), len(negative)
@@ -94,7 +95,8 @@ def calibration(p: Floats, label: Floats) -> dict[str, Estimate]:
     Raises:
         DataError: If the models do not settle.
     """
-    linear = special.logit(np.clip(p, _EDGE, 1 - _EDGE))
+    clipped = np.clip(p, _EDGE, 1 - _EDGE)
+    linear = np.log(clipped) - np.log1p(-clipped)
     one = np.ones((len(p), 1))
     large = _fitted(one, label, linear)
     slope = _fitted(np.concatenate([linear[:, None], one], axis=1), label, np.zeros(len(p)))

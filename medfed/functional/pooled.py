@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special, stats
 
 from medfed.common.errors import DataError
 from medfed.functional.statistics import LEVEL
@@ -93,12 +92,16 @@ def chi_squared(table: Ints) -> Verdict:
     some = table[table.any(axis=1)][:, table.any(axis=0)]
     if min(some.shape, default=0) < 2:
         return Verdict(math.nan, math.nan, math.nan)
+    from scipy import stats  # late, as in each function here: reading a plan needs none
+
     found = stats.chi2_contingency(some, correction=False)
     return Verdict(float(found.statistic), float(found.dof), float(found.pvalue))
 
 
 def welch(count: Floats, mean: Floats, sd: Floats) -> Verdict:
     """Tests whether two groups (2,) have one mean."""
+    from scipy import stats
+
     found = stats.ttest_ind_from_stats(
         mean[0], sd[0], count[0], mean[1], sd[1], count[1], equal_var=False
     )
@@ -109,6 +112,8 @@ def welch(count: Floats, mean: Floats, sd: Floats) -> Verdict:
 
 def kruskal_wallis(counts: Ints) -> Verdict:
     """Tests whether groups have one distribution, from counts (bins, groups); bins are ties."""
+    from scipy import stats
+
     some = counts[:, counts.any(axis=0)]
     n, by_bin = some.sum(), some.sum(axis=1)
     ties = 1 - (by_bin**3 - by_bin).sum() / max(float(n) ** 3 - n, 1)
@@ -147,6 +152,8 @@ def survival_curve(events: Ints, leavings: Ints) -> tuple[Floats, Floats, Floats
 
 def log_rank(events: Ints, leavings: Ints) -> Verdict:
     """Tests whether groups have one survival, from counts (B, G) by interval and group."""
+    from scipy import stats
+
     at_risk = (events + leavings)[::-1].cumsum(axis=0)[::-1].astype(float)
     use = at_risk.any(axis=0)
     events, at_risk = events[:, use], at_risk[:, use]
@@ -189,13 +196,15 @@ class Regression:
     def _parts(self, linear: Floats, y: Floats) -> tuple[Floats, Floats]:
         """Each row's score, and its weight in the information."""
         if self.family == "logistic":
-            p = special.expit(linear)
+            p = np.exp(-np.logaddexp(0.0, -linear))
             return y - p, p * (1 - p)
         mean = np.exp(np.minimum(linear, 500.0))
         return y - mean, mean
 
     def _linear(self, x: Floats, y: Floats, beta: Floats, offset: Floats | float) -> Floats:
         """(N,) with the hospital's own intercept, the one that fits best beside `beta`."""
+        from scipy import optimize
+
         linear: Floats = x @ beta + offset
 
         def score(a: float) -> float:
@@ -297,6 +306,8 @@ def meta_analysis(estimates: ArrayLike, errors: ArrayLike, level: float = LEVEL)
     Returns:
         The mean with its intervals; NaN for those that two or three hospitals cannot give.
     """
+    from scipy import optimize, stats
+
     y, v = np.asarray(estimates, float), np.maximum(np.asarray(errors, float) ** 2, _LEAST)
     k = len(y)
 

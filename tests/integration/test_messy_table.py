@@ -20,6 +20,7 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.functional.graph import edge_similarity
+from medfed.functional.points import calibrated
 from medfed.functional.sketches import data_sketch, sketch_vector
 from tests.datamodules.test_heart import REAL
 from tests.delivery.hospitals import run_by_monai
@@ -108,7 +109,8 @@ def test_the_bundle_predicts_as_training_did_and_names_what_it_never_saw(
     assert low < np.nanmin(rows) <= np.nanmax(rows) < high
     experiment.module.local.model.load(experiment.module.federation.personal_model(client))
     batches = data.clients[client].eval_batches("test")
-    own = torch.cat([experiment.task.predict(batch) for batch in batches])[:, -1]
+    own = torch.cat([experiment.task.predict(batch) for batch in batches]).double().numpy()
+    own = torch.from_numpy(calibrated(own, experiment.evaluation.points[client]))[:, -1].float()
     chances = torch.tensor([float(row["probability_positive"]) for row in found])
     torch.testing.assert_close(chances, own, atol=1e-5, rtol=0)
     # What MONAI runs without medfed writes the same file.

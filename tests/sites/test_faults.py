@@ -207,7 +207,7 @@ def test_a_site_measures_no_models_beyond_the_protocol(tmp_path: Path):
 
 
 def test_a_training_that_fails_after_large_numbers_names_who_sent_them(tmp_path: Path):
-    transport = Changed(toy_sites(tmp_path, "fedavg"), filled(9e5))
+    transport = Changed(toy_sites(tmp_path, "fedavg"), filled(300.0))
     module = coordinated(transport, "fedavg")
     client = transport.inner.sites["c0"].client
 
