@@ -115,7 +115,7 @@ class Desk:
 
     def __init__(self, name: str) -> None:
         self.name, self.policy = name, NO_LIMITS
-        self.members, self.joins = None, 0
+        self.members, self.joins, self.parts = None, 0, ()
 
     @property
     def rounds(self) -> int:
