@@ -84,6 +84,11 @@ def kind_of(client: ClientData) -> str:
     return _kind(_array(label))
 
 
+def names_of(data: FederatedDataModule, kind: str) -> Sequence[str]:
+    """The names that the shares of patients are of."""
+    return ("no event", "event") if kind == "survival" else data.class_names
+
+
 def _kind(labels: NDArray[Any]) -> str:
     if labels.ndim == 2:
         return "survival" if is_survival(labels) else "findings"
@@ -130,7 +135,8 @@ def looked(data: FederatedDataModule, clients: Mapping[str, ClientData]) -> dict
     by_centre: dict[str | None, list[Patient]] = {}
     for patient in data.patients.values():
         by_centre.setdefault(patient.centre, []).append(patient)
-    pools = {centre: sums(of, data.num_classes) for centre, of in by_centre.items()}
+    count = len(names_of(data, kind_of(next(iter(clients.values())))))
+    pools = {centre: sums(of, count) for centre, of in by_centre.items()}
     return {name: _look(data, clients[name], plan, pools) for name, plan in data.plans.items()}
 
 
@@ -141,7 +147,8 @@ def _look(
     pools: Mapping[str | None, Floats],
 ) -> Look:
     """What one client has; ``pools`` are the `sums` of each centre."""
-    names, kind = data.class_names, kind_of(client)
+    kind = kind_of(client)
+    names = names_of(data, kind)
     every = [data.patients[i] for ids in plan.patients.values() for i in ids]
     centres = {p.centre for p in every}
     pool = np.sum([pools[c] for c in (pools if None in centres else centres)], axis=0)

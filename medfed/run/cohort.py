@@ -20,7 +20,7 @@ from medfed.common.files import digest
 from medfed.common.scores import span
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
-from medfed.datamodules.look import Look, kind_of, looked, shares, sums
+from medfed.datamodules.look import Look, kind_of, looked, names_of, shares, sums
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.splits import SPLITS
 from medfed.records.places import Places
@@ -82,15 +82,17 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         DataError: If there are duplicates and ``data.duplicates=error``.
     """
     clients = {**data.clients, **data.kept_out}
-    looks, whole = looked(data, clients), sums([*data.patients.values()], data.num_classes)
+    kind = kind_of(next(iter(clients.values())))
+    names = names_of(data, kind)
+    looks, whole = looked(data, clients), sums([*data.patients.values()], len(names))
     what, samples = data.contents()
     duplicates = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
     if duplicates.groups and getattr(data, "duplicates", "warn") == "error":
         raise DataError(f"{duplicates.sentence()} The run stops because data.duplicates=error.")
     return CohortRecord(
         clients=looks,
-        kind=kind_of(next(iter(clients.values()))),
-        names=list(data.class_names),
+        kind=kind,
+        names=list(names),
         whole=shares(whole[1:]),
         used=sum(look.patients for look in looks.values()),
         patients=len(data.patients),
