@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from medfed.common.scores import mean_of_known
+from medfed.common.scores import LEAST_CASES, mean_of_known
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import LEVEL, Difference, difference, harmed, holm, percentiles
 from medfed.reports.tasks import Scores, Task
@@ -249,6 +249,9 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
     pairs_of = zip(every, holm([gain.p for gain in every]), strict=True)
     known = [Gain(gain, verdict(gain.mean, p), p) for gain, p in pairs_of]
     named = dict(zip(task.clients, known, strict=True))
+    for client, (count, _) in task.fewest.items():
+        if count < LEAST_CASES and client in named:  # all are small, or it would be left out
+            named[client] = named[client]._replace(verdict=UNDECIDED)
     return Harm(
         *harmed(every, LEVEL),
         tuple(c for c, gain in named.items() if gain.difference.mean < 0),

@@ -21,7 +21,7 @@ from medfed.reports.runs import differences
 from medfed.reports.sentences import answer
 from medfed.reports.tables import hospitals_table
 from medfed.reports.tasks import Scores, Task
-from medfed.reports.verdicts import judge
+from medfed.reports.verdicts import harm_of, judge
 from medfed.run.results import print_summary
 from tests.integration.runs import run
 
@@ -235,3 +235,21 @@ def test_where_all_are_small_all_decide():
     assert not task.small
     (_, told) = answer(task, judge(task))
     assert told.startswith("Fewer than two hospitals have 10 test patients over all splits")
+
+
+def test_where_all_are_small_no_hospital_has_a_verdict():
+    """All decide the mean, as there are no others; of none by itself is anything said."""
+    task = Task("toy", "")
+    task.clients, gap = ("a", "b", "c"), np.array([-0.2, 0.1, 0.0])
+    for name, values in (("local", np.full((5, 3), 0.5)), ("fedavg", np.full((5, 3), 0.5) + gap)):
+        rng = np.random.default_rng(0)
+        values = values + rng.normal(0, 1e-3, values.shape)
+        resampled = values[:, None] + rng.normal(0, 1e-3, (5, 50, 3))
+        task.scores[name] = Scores(name, values, resampled, (0.0, 0.0), 1.0)
+    alone = harm_of(task.scores["fedavg"], task.scores["local"], task)
+    assert alone.gains["a"].verdict == "worse"
+    task.leave_out_small(dict.fromkeys(task.clients, (3, "test patients")))
+    assert task.small == {}
+    small = harm_of(task.scores["fedavg"], task.scores["local"], task)
+    assert {gain.verdict for gain in small.gains.values()} == {"undecided"}
+    assert small.gains["a"].difference == alone.gains["a"].difference
