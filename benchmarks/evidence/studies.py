@@ -19,8 +19,8 @@ from scipy import stats
 from medfed.config.compose import build, described
 from medfed.functional import pooled
 from medfed.studies.plan import Model, Plan, Survival
-from medfed.studies.rows import Rows, hospital_rows
-from medfed.studies.simulation import simulated
+from medfed.studies.rows import Rows
+from medfed.studies.simulation import hospital_rows, simulated
 
 Row = tuple[str, str, str]
 _ENDS = (19, 45)

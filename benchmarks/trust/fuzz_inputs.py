@@ -169,7 +169,9 @@ def _of_sites() -> Family:
 
     def read(data: bytes) -> Read:
         fits = framed(data[20:])  # with a hash that fits
-        reply = any(word in data for word in (b'"steps"', b'"metrics"', b'"greeting"', b'"declined"'))
+        reply = any(
+            word in data for word in (b'"steps"', b'"metrics"', b'"greeting"', b'"declined"')
+        )
         found = wire.Reply.from_bytes(fits) if reply else wire.Request.from_bytes(fits)
         return [np.array([found.round, found.attempt, found.phase, found.at])]
 

@@ -23,8 +23,7 @@ def main(config: RunDescription) -> None:
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.studies.page import write_study
     from medfed.studies.plan import read_plan, suggested
-    from medfed.studies.rows import hospital_rows
-    from medfed.studies.simulation import simulated
+    from medfed.studies.simulation import hospital_rows, simulated
 
     path = config.values.plan
     plan = None if path is None else read_plan(Path(path).expanduser())

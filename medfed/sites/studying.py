@@ -36,8 +36,8 @@ from medfed.sites.wire import Facts, Greeting, Reply, Request
 from medfed.studies.page import write_study
 from medfed.studies.parts import Estimates, Part, Separate, Table, Whole
 from medfed.studies.plan import Plan, plan_of
-from medfed.studies.rows import Rows, hospital_rows
-from medfed.studies.simulation import parts
+from medfed.studies.rows import Rows
+from medfed.studies.simulation import hospital_rows, parts
 
 _log = logging.getLogger(__name__)
 _MASKED = np.uint64

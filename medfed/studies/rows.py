@@ -9,9 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.splits import SPLITS
-from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.standalone.csv_files import as_number
 
 Floats = NDArray[np.float64]
@@ -76,27 +73,3 @@ class Rows:
                 "and data.event=COLUMN."
             )
         return self.survival[:, 0], self.survival[:, 1]
-
-
-def hospital_rows(data: FederatedDataModule) -> dict[str, Rows]:
-    """Returns the rows of every hospital of planned data, of all its splits.
-
-    Raises:
-        ConfigError: If the data are no table.
-    """
-    if not isinstance(data, TabularDataModule):
-        raise ConfigError("medfed study counts columns of tables; the data hold images.")
-    table, samples = data.table, data.samples
-    hospitals = {}
-    for client, plan in data.plans.items():
-        index, patients = samples.select([p for s in SPLITS for p in plan.patients[s]], None, 0)
-        columns = dict(zip(table.names, table.features[index].T, strict=True))
-        categories, survival, labels = dict(table.categories), None, samples.labels[index]
-        if samples.survival:
-            survival = labels
-        else:
-            columns[OUTCOME] = labels.astype(float)
-            if not samples.continuous:
-                categories[OUTCOME] = table.classes
-        hospitals[client] = Rows(columns, categories, survival, patients)
-    return hospitals
