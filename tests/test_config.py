@@ -8,6 +8,7 @@ import monai
 import numpy as np
 import pytest
 import torch
+import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -210,3 +211,17 @@ def test_a_value_in_the_place_of_a_map_is_no_absent_key(key):
     with pytest.raises(ConfigError, match=r"^x cannot .*: \S+=.* stands where keys such as "):
         resolved(plain)
     assert resolved({**plain, "x": "${oc.select:none.y,1}"})["x"] == 1
+
+
+@pytest.mark.parametrize(
+    "path", sorted((CONFIG_DIR / "algorithm").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_no_plain_value_of_a_method_is_a_part_to_build(path):
+    """A class in the place of a number is named before anything is built."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    plain = [n for n, v in content.items() if isinstance(v, int | float) and n[0] != "_"]
+    for name in plain:
+        part = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
+        section = {"algorithm": {**content, name: part}}
+        with pytest.raises(ConfigError, match=rf"algorithm.{name} takes a plain value"):
+            check_types(section)

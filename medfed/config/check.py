@@ -92,9 +92,15 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         ...
         medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
     """
+    sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if isinstance(value, Mapping) and "_target_" in value:
+        if _kinds(hint) <= {int, float, bool, str, NoneType}:
+            raise ConfigError(
+                f"{key} takes a plain value, and {value['_target_']} is a part to build; write "
+                "the value."
+            )
     if re.search(r"_target_|\$\{", repr(value)):
         return
-    sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
     # No value of a configuration is a tensor.
     plain = tuple(side for side in sides if getattr(side, "__name__", "") != "Tensor")
@@ -112,6 +118,19 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Annotated:  # msgspec has compared other annotations as a whole
         for check in checks_of(hint):
             check(key, value)
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """The types that an annotation allows.
+
+    Example:
+        >>> _kinds(Annotated[int | None, Meta(ge=1)]) == {int, NoneType}
+        True
+    """
+    if get_origin(hint) is Annotated:
+        return _kinds(get_args(hint)[0])
+    sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return {hint}.union(*map(_kinds, sides)) - ({hint} if sides else set())
 
 
 def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: str) -> None:
