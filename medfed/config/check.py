@@ -93,12 +93,12 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
     """
     sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if isinstance(value, Mapping) and "_target_" in value:
-        if _kinds(hint) <= {int, float, bool, str, NoneType}:
-            raise ConfigError(
-                f"{key} takes a plain value, and {value['_target_']} is a part to build; write "
-                "the value."
-            )
+    is_part = isinstance(value, Mapping) and "_target_" in value
+    if is_part and _kinds(hint) <= {int, float, bool, str, NoneType}:
+        raise ConfigError(
+            f"{key} takes a plain value, and {value['_target_']} is a part to build; write the "
+            "value."
+        )
     if re.search(r"_target_|\$\{", repr(value)):
         return
     names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
