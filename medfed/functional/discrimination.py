@@ -113,19 +113,3 @@ def _fitted(x: Floats, label: Floats, offset: Floats) -> Estimate:
             beta = fit.send(model.sums(x, label, beta, offset))
         except StopIteration as end:
             return Estimate(float(end.value.coefficients[0]), float(end.value.errors[0]))
-
-
-def area_of_counts(counts: NDArray[np.int64]) -> Estimate:
-    """Returns the area of the scores of all hospitals from counts (B, 2) by bin and class.
-
-    Scores of one bin are ties, so the standard error is DeLong's of rounded scores.
-    """
-    negative, positive = counts.T.astype(float)
-    m, p = negative.sum(), positive.sum()
-    below = negative.cumsum() - negative / 2
-    above = positive.sum() - positive.cumsum() + positive / 2
-    up, down = below / m, above / p
-    value = float(positive @ up / p)
-    spread_up = positive @ (up - value) ** 2 / (p - 1)
-    spread_down = negative @ (down - value) ** 2 / (m - 1)
-    return Estimate(value, float(np.sqrt(spread_up / p + spread_down / m)))

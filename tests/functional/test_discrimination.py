@@ -35,16 +35,6 @@ def test_areas_are_delongs(other):
     assert ours.error == pytest.approx(np.sqrt(variance), rel=1e-12)
 
 
-def test_the_area_of_counts_is_that_of_rounded_scores():
-    """Two digits make a hundred bins; without rounding the error is small."""
-    places = np.rint(P * 100).astype(int)
-    counts = np.zeros((101, 2), np.int64)
-    np.add.at(counts, (places, LABEL.astype(int)), 1)
-    np.testing.assert_allclose(
-        discrimination.area_of_counts(counts), discrimination.area(P, LABEL), rtol=1e-12
-    )
-
-
 def test_scores_are_scikit_learns():
     brier = discrimination.mean_of(discrimination.squared_errors(P, LABEL))
     assert brier.value == pytest.approx(brier_score_loss(LABEL, P), rel=1e-12)
