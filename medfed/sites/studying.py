@@ -231,6 +231,8 @@ class Conductor:
             _log.info("Part %d of %d: %s.", number + 1, len(every), part.name)
             if isinstance(part, Separate):
                 tables += self._estimates(number, part)
+            elif len(caller.sites) < FEWEST:
+                self.remarks.append(f"{part.name} is left out: a sum needs {FEWEST} sites.")
             else:
                 tables += self._sums(number, part)
         return tables

@@ -32,7 +32,8 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
         folder: A new or empty folder.
     """
     columns = [table for table in tables if table.title in plan.columns]
-    whole = [table_one(columns), *(table for table in tables if table not in columns)]
+    whole = [table for table in tables if table not in columns]
+    whole = [table_one(columns), *whole] if columns else whole
     shown = {table.title: Shown(table.head, _rows(table), prose=_words(table)) for table in whole}
     drawn = pictures(whole)
     each = [{"title": t.title, "head": t.head, "lines": t.lines} for t in tables]

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from medfed.common.errors import SiteError
 from medfed.sites import wire
 from medfed.sites.calls import Caller
-from medfed.sites.policy import Counted, Policy, VetoError
-from medfed.sites.studying import Conductor, StudySite
+from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
+from medfed.sites.studying import Conductor, StudyPlace, StudySite
+from medfed.studies.page import write_study
 from medfed.studies.plan import Plan
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
@@ -164,3 +165,19 @@ def test_a_plan_of_another_coordinator_is_not_that_of_the_sites(tables, tmp_path
     other = replace(PLAN, models=[])
     assert place(tables, "alpha", other).greeting() != place(tables, "beta").greeting()
     assert transport.sites
+
+
+def test_two_sites_give_estimates_alone(tables, tmp_path):
+    """Of two, each would know the other's sums; what is left out is said, and the page is made."""
+    pair = NAMES[:2]
+    made = {}
+    for name in pair:
+        config = place(tables, name).config
+        site = StudyPlace(config, PLAN, name, pair, NO_LIMITS)
+        made[name] = StudySite(site, tmp_path / name, counted=Counted(tmp_path / name / "a.json"))
+    conductor = Conductor(opened(Caller(Direct(made), pair, QUICK)), PLAN, "job")
+    found = conductor.run()
+    assert {t.title for t in found} >= {"Means of hospitals", "Every hospital"}
+    assert "age is left out: a sum needs 3 sites." in conductor.remarks
+    write_study(PLAN, found, conductor.remarks, tmp_path / "page")
+    assert (tmp_path / "page" / "study.html").is_file()
