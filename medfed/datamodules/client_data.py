@@ -149,6 +149,7 @@ class ClientData:
     positive_weights: Tensor | None = None
     fresh: Draws | None = field(default=None, repr=False)
     _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
+    _present: Tensor | None = field(default=None, init=False, repr=False)  # of a batch's size
     # `replace` does not pass it on: it holds only this client's samples.
     source: BatchSource | None = field(default=None, init=False, repr=False)
 
@@ -270,7 +271,9 @@ class ClientData:
         image, label = pick(block["image"], index), pick(block["label"], index)
         if "present" in block:
             return image, label, pick(block["present"], index)
-        return image, label, self.channels.expand(len(image), -1)
+        if self._present is None or len(self._present) != len(image):
+            self._present = self.channels.expand(len(image), -1)
+        return image, label, self._present
 
     def _batch(self, image: Tensor, label: Tensor, present: Tensor) -> Batch:
         if label.ndim > 1 and label.dtype != torch.float32:

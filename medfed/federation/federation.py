@@ -326,6 +326,10 @@ class Round:
             message, after = decode(replies[client], "up", memory)
             return keep or message, after
 
+        # The next phase sends other weights; those of a large model would wait for it.
+        self._sent = {}
+        federation.channel.forget()
+
         def again(client: str) -> Message:
             return decode(replies[client], "up", before.get(client))[0]
 

@@ -267,6 +267,9 @@ class LocalClient:
     @contextmanager
     def present(self) -> Iterator[Self]:
         """Keeps the client's state on the network's device while it trains."""
+        if self.trainer.model.device == torch.device("cpu"):
+            yield self
+            return
         self._keep(self.state_dict(), self.trainer.model.device)
         try:
             yield self

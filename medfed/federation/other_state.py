@@ -20,7 +20,7 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
@@ -85,6 +85,21 @@ class _Holder:
     values: MutableMapping[str, Any]
     skipped: frozenset[str]
     begun: dict[str, _Begun]
+    unchanged: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def objects(self) -> tuple[Any, ...]:
+        """The names, and which objects they have."""
+        return (*self.values, *map(id, self.values.values()))
+
+    def is_fixed(self) -> bool:
+        """Whether it has the objects of the start, and none of them can change."""
+        return self.begun.keys() <= self.values.keys() and all(
+            (first := self.begun.get(key)) is not None
+            and first.kind == "fixed"
+            and first.value is value
+            for key, value in self.values.items()
+            if key not in self.skipped
+        )
 
     def place(self, key: str) -> str:
         return f"{self.name}.{key}" if self.name else key
@@ -263,6 +278,11 @@ class OtherState:
 
     def _changed(self) -> Iterator[tuple[_Holder, str]]:
         for holder in self._holders:
+            if (objects := holder.objects()) in holder.unchanged:
+                continue
+            if holder.is_fixed():
+                holder.unchanged.add(objects)
+                continue
             begun, skipped = holder.begun, holder.skipped
             for key, value in holder.values.items():
                 if key in skipped:

@@ -84,6 +84,7 @@ class TaskModule(nn.Module):
             raise ConfigError(f"l2 must not be negative or infinite, not {l2}.")
         self.l2 = l2
         self.network = network
+        self._first: tuple[nn.Module, nn.Parameter] | None = None  # a pair is no part of a module
         self.optimizer = optimizer
         self.scheduler = scheduler
         personal = (personal,) if isinstance(personal, str) else personal
@@ -149,9 +150,15 @@ class TaskModule(nn.Module):
             image: ``(B, C, *spatial)`` or ``(B, F)``.
         """
         # Data are float32; a network in double precision gets double.
-        image = image.to(next(network.parameters()).dtype)
+        image = image.to(self._dtype_of(network))
         outputs = heads(network(image), image)
         return outputs[::-1] if len(outputs) > 1 and last_counts(network) else outputs
+
+    def _dtype_of(self, network: nn.Module) -> torch.dtype:
+        # The walk to the first parameter takes as long as a small layer.
+        if self._first is None or self._first[0] is not network:
+            self._first = network, next(network.parameters())
+        return self._first[1].dtype
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar training loss of a batch."""

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import torch
 
+from medfed.federation.aggregation import Aggregation
 from medfed.method import *
 
 
@@ -67,7 +68,16 @@ class FedAvg(Algorithm):
 
     def closed(self, server: State, replies: Replies) -> State:
         """Returns the server's state after the replies."""
-        return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
+        return {**server, "shared": self.moved(server, replies)}
+
+    def moved(self, server: State, replies: Replies) -> Tensors:
+        """Returns the shared part plus the mean of the replies."""
+        mean, before = self.mean(server, replies, "shared"), server["shared"]
+        if type(self.aggregation) is not Aggregation or not before:
+            return add(before, mean)  # another aggregation may return a client's own reply
+        # In place: a large model need not be there once more. A sum has the same bits either way.
+        torch._foreach_add_([mean[n] for n in before], list(before.values()))
+        return {n: mean[n] for n in before}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains from the received shared part and replies with its displacement."""

@@ -90,13 +90,14 @@ class Scaffold(FedAvg):
         end = client.train({**received, **client.state["personal"]}, penalty=shift)
         shared, client.state["personal"] = client.split.split(end)
         update = subtract(shared, received)
+        del shift, end, shared  # of a large model
         if self.option == "I":
             at = {**received, **client.state["personal"]}
             change = subtract(client.gradient(at, update="shared"), before)
         else:
             # c_i+ - c_i = (w - w_i) / reach - c, and `update` is w_i - w: hence the sign below.
-            minus = add(message.parts["control"], update, 1 / client.reach(client.steps))
-            change = {n: -t for n, t in minus.items()}
+            change = add(message.parts["control"], update, 1 / client.reach(client.steps))
+            change = {n: t.neg_() for n, t in change.items()}
         client.state["control"] = add(before, change)
         parts = {"shared": update, "control": change}
         return Message("fit", parts, kinds={"shared": "update", "control": "update"})

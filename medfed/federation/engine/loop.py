@@ -45,6 +45,7 @@ from medfed.federation.budget import (
 from medfed.federation.client import Batch, ClientData, Direction, How, Over, Seen
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
+from medfed.federation.engine.steps import step_of
 from medfed.federation.entries import joined
 from medfed.federation.other_state import OTHER, OtherState
 from medfed.federation.split import (
@@ -101,6 +102,7 @@ class Plan:
             chosen = options.get("foreach") is not None or options.get("fused")
             if together and size < _SMALL * len(self.parameters) and not chosen:
                 options["foreach"] = True
+        self.step = step_of(self.optimizer)
 
     @contextmanager
     def training(
@@ -414,6 +416,7 @@ class LocalTrainer:
             memory.clear()
             # Copies, as the same optimizer serves the next client.
             memory.update(save_optimizer(plan.optimizer))
+        forget(plan.parameters)  # a large model's gradients would wait for the next turn
         changing = {*self.split.names(update)}
         if how.get("statistics"):
             changing |= self.split.buffers.intersection(self.split.personal)
@@ -436,24 +439,23 @@ class LocalTrainer:
         stream = chain.from_iterable(epochs)
         direction, after_step = how.get("direction"), how.get("after_step")
         terms, live = (how.get("penalty"), self._watch(plan, how)), (plan.trained, self.model)
-        # A sum on the device: reading each loss would make a GPU wait at every step.
-        total = torch.zeros((), device=self.model.device, dtype=torch.float64)
+        losses: list[Tensor | float] = []  # read at the end: a GPU would wait at every step
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
         with self.model.training(), seeded(seed, self.model.device):
             for group in islice(stream, steps):
                 if direction is not None:
                     at = StepGradient(self.gradients, [group], stream, *live, taken=False)
-                    total += self._step_along(direction, plan, at)
+                    losses.append(self._step_along(direction, plan, at))
                 else:
                     forget(plan.parameters)
-                    total += self.gradients.add(group, *live, *terms)
+                    losses.append(self.gradients.add(group, *live, *terms))
                     self._descend(plan)
                 if after_step is not None:
                     with torch.no_grad():
                         at = StepGradient(self.gradients, [group], stream, *live)
                         after_step(plan.trained, at)
-        return float(total) / steps
+        return sum(map(float, losses)) / steps
 
     def _step_along(self, direction: Direction, plan: Plan, at: StepGradient) -> Tensor | float:
         """Takes one step along a method's replacement of the gradient; returns its loss."""
@@ -468,7 +470,7 @@ class LocalTrainer:
         # The norm covers all trained parameters, over all groups.
         if self.budget.clip is not None:
             clip_grad_norm_(plan.parameters, self.budget.clip)
-        plan.optimizer.step()
+        plan.step()
 
     def _watch(self, plan: Plan, how: How) -> WatchedForward | None:
         penalty, outputs = how.get("batch_penalty"), how.get("outputs")

@@ -398,6 +398,10 @@ class Channel:
         self._encoded: dict[str, tuple[Tensors, dict[_Alike, _Sent]]] = {}
         self._decoded: dict[str, tuple[EncodedPart, Tensors]] = {}
 
+    def forget(self) -> None:
+        """Drops what was broadcast last."""
+        self._encoded, self._decoded = {}, {}
+
     def encode(
         self,
         message: Message,

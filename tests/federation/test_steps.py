@@ -1,0 +1,72 @@
+"""A short step of SGD leaves the bits of PyTorch's own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from medfed.federation.engine.steps import step_of
+
+RULES = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "dampening": {"momentum": 0.5, "dampening": 0.1},
+    "decay": {"weight_decay": 0.1},
+    "ascent": {"maximize": True},
+}
+
+
+def gradients(network: nn.Module, step: int) -> None:
+    rng = torch.Generator().manual_seed(step)
+    for number, parameter in enumerate(network.parameters()):
+        # One parameter has no gradient now and then, as a head that a method does not train.
+        absent = number == 1 and step % 3 == 1
+        parameter.grad = None if absent else torch.randn(parameter.shape, generator=rng)
+
+
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "single"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_has_the_bits_of_pytorch(rule, foreach):
+    ours = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    theirs = copy.deepcopy(ours)
+    groups = [
+        [{"params": n[0].parameters()}, {"params": n[1].parameters(), "lr": 0.3}]
+        for n in (ours, theirs)
+    ]
+    mine, reference = (torch.optim.SGD(g, lr=0.1, foreach=foreach, **RULES[rule]) for g in groups)
+    step = step_of(mine)
+    for number in range(7):
+        gradients(ours, number)
+        gradients(theirs, number)
+        if number == 4:  # a schedule
+            for optimizer in (mine, reference):
+                optimizer.param_groups[0]["lr"] = 0.01
+        step()
+        reference.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        mine_state, their_state = mine.state[a], reference.state[b]
+        assert mine_state.keys() == their_state.keys() or not RULES[rule].get("momentum")
+        for key, value in their_state.items():
+            assert value is None or torch.equal(mine_state[key], value)
+
+
+def test_other_optimizers_keep_their_step():
+    weight = nn.Parameter(torch.ones(2))
+    adam = torch.optim.Adam([weight])
+    assert step_of(adam) == adam.step
+
+
+def test_a_sparse_gradient_is_left_to_pytorch():
+    table, twin = (nn.Embedding(4, 2, sparse=True, _weight=torch.ones(4, 2)) for _ in range(2))
+    mine, reference = (torch.optim.SGD(t.parameters(), lr=0.5, foreach=True) for t in (table, twin))
+    for network, step in ((table, step_of(mine)), (twin, reference.step)):
+        network(torch.tensor([1, 3])).sum().backward()
+        step()
+    assert torch.equal(table.weight, twin.weight)
+    assert table.weight[1, 0] == 0.5
