@@ -4,13 +4,15 @@ import ast
 import functools
 import itertools
 import re
+import runpy
 import sys
 import tomllib
 from pathlib import Path
 
 import networkx as nx
 
-PACKAGE = Path(__file__).resolve().parents[1] / "medfed"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "medfed"
 FILES = {
     ".".join(("medfed", *p.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): p
     for p in sorted(PACKAGE.rglob("*.py"))
@@ -107,3 +109,16 @@ def test_every_imported_package_is_declared():
             root = other.partition(".")[0]
             name = distributions.get(root, root).lower()
             assert root in known or name in declared, f"{module} imports {root}"
+
+
+def test_the_picture_of_the_house_is_of_todays_imports():
+    """After a change: ``python docs/house_picture.py``."""
+    script = runpy.run_path(str(ROOT / "docs/house_picture.py"))
+    assert f">{script['described']()}<" in (ROOT / "docs/house.svg").read_text()
+
+
+def test_the_way_through_the_house_leads_to_files():
+    page = (ROOT / "docs/design.md").read_text()
+    files = re.findall(r"`([a-z]+/[a-z_/]+\.py)`", page)
+    assert len(files) > 15
+    assert all((ROOT / "medfed" / f).exists() or (ROOT / f).exists() for f in files)
