@@ -206,7 +206,9 @@ def start_site(
         if file.site != name:
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
         kit = path.resolve().parent.parent / "startup"
-        signer = masks.Certificate(kit) if (kit / "client.key").is_file() else None
+        signer = None
+        if (kit / "client.key").is_file():
+            signer = masks.Certificate(kit, file.folder / "certificates.json")
         if terms.plan is not None:
             return studying.study_site(terms, file, signer)
         return site_folder.hospital(terms, file, keep_bundle, signer)

@@ -30,9 +30,11 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from medfed.common import files, untrusted
 from medfed.common.errors import CodecError
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.packet import Packet
+from medfed.sites.policy import alone
 from medfed.sites.wire import Head, PublicKeys
 
 Keys = Mapping[str, PublicKeys]
@@ -54,11 +56,15 @@ class Signer(Protocol):
 class Certificate:
     """The certificate of a kit of NVIDIA FLARE, by the root that the kits of all sites share.
 
+    Whoever holds the root's key can make a certificate in any site's name, so a site writes down
+    which one each other site had first, and accepts no other.
+
     Args:
         folder: Holds ``client.crt``, ``client.key`` and ``rootCA.pem``.
+        known: The file of the other sites' certificates.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, known: Path) -> None:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import padding
@@ -68,6 +74,7 @@ class Certificate:
         key = (folder / "client.key").read_bytes()
         self._key: Any = serialization.load_pem_private_key(key, None)
         self._root = x509.load_pem_x509_certificate((folder / "rootCA.pem").read_bytes())
+        self._known = known
 
     def sign(self, data: bytes) -> dict[str, str]:
         """See :meth:`Signer.sign`."""
@@ -88,6 +95,21 @@ class Certificate:
             key.verify(bytes.fromhex(keys.signature), data, *self._how)
         except (TypeError, ValueError, InvalidSignature) as error:
             raise CodecError(f"The keys of {site} are not signed by its certificate.") from error
+        self._recognise(site, there.fingerprint(self._how[1]).hex())
+
+    def _recognise(self, site: str, fingerprint: str) -> None:
+        """Writes down a site's first certificate; raises CodecError if it has another one."""
+        with alone(self._known):
+            known = (
+                untrusted.read_json(self._known, dict[str, str]) if self._known.is_file() else {}
+            )
+            if known.setdefault(site, fingerprint) != fingerprint:
+                raise CodecError(
+                    f"{site} has another certificate than before. Ask {site} by telephone whether "
+                    f"SHA256:{fingerprint} is of its renewed key; if so, delete its line in "
+                    f"{self._known}."
+                )
+            files.write_json(self._known, known)
 
 
 def needed(sites: int) -> int:

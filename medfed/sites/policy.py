@@ -313,7 +313,7 @@ def check_data(
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """Holds a file's lock, so that the jobs of a site read and write it one after another."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -347,7 +347,7 @@ class Counted:
         Raises:
             FullError: If it has as many already.
         """
-        with _alone(self.path):
+        with alone(self.path):
             every = self._every()
             items = every.setdefault(self.agreement, {}).setdefault(key, [])
             if item in items:
@@ -395,7 +395,7 @@ class Counted:
         path, floor = self.path.with_name(PATIENTS), max(floors.LEAST, least)
         if not patients:
             return
-        with _alone(path) if keep else nullcontext():
+        with alone(path) if keep else nullcontext():
             every = untrusted.read_json(path, dict[str, list[list[str]]]) if path.is_file() else {}
             sets, new = every.setdefault(data, []), sorted(patients)
             if new in sets:
@@ -424,7 +424,7 @@ class Counted:
             VetoError: If they were too many.
         """
         path = self.path.with_name(NUMBERS)
-        with _alone(path):
+        with alone(path):
             kind = dict[str, dict[str, int]]
             every = untrusted.read_json(path, kind) if path.is_file() else {}
             known = every.setdefault(data, {})
@@ -526,7 +526,7 @@ class Spending:
             VetoError: If too much is spent, as after repeated rounds.
         """
         kind, draws = (run, by.rate, by.noise_of_draw), math.ceil(gradients / by.uses)
-        with _alone(self.path):
+        with alone(self.path):
             entries = self._entries()
             if same := [e for e in entries if (e.run, e.rate, e.noise) == kind]:
                 same[0].draws += draws

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -316,6 +317,10 @@ def kit(folder: Path, name: str, root: tuple) -> Path:
     return folder
 
 
+def certificate(folder: Path, name: str, root: tuple) -> Certificate:
+    return Certificate(kit(folder, name, root), folder / "certificates.json")
+
+
 def signed(name: str, root: tuple | None = None) -> tuple:
     """A key and its certificate, by a root or by itself."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -335,13 +340,13 @@ def signed(name: str, root: tuple | None = None) -> tuple:
 def test_keys_are_those_of_the_sites_certificates(tmp_path: Path):
     """Neither unsigned keys, nor those of another site, sum or root are accepted."""
     root, names = signed("root"), ["a", "b", "c"]
-    signers = {c: Certificate(kit(tmp_path / c, c, root)) for c in names}
+    signers = {c: certificate(tmp_path / c, c, root) for c in names}
     asked = Keys("a", "session", 0, 0, 0, cohort=[])
     made = {c: Half(c, asked, names, signers[c]) for c in names}
     keys = {c: half.announced() for c, half in made.items()}
     assert sorted(made["a"].boxes(keys)) == ["b", "c"]
     other = Half("b", replace(asked, attempt=1), names, signers["b"]).announced()
-    foreign = Certificate(kit(tmp_path / "foreign", "b", signed("root")))
+    foreign = certificate(tmp_path / "foreign", "b", signed("root"))
     for bad in (
         Half("b", asked, names, None).announced(),
         Half("b", asked, names, signers["c"]).announced(),
@@ -351,6 +356,30 @@ def test_keys_are_those_of_the_sites_certificates(tmp_path: Path):
     ):
         with pytest.raises(CodecError, match="keys of b are not signed by its certificate"):
             made["a"].boxes({**keys, "b": bad})
+
+
+def test_a_site_keeps_to_the_certificates_that_it_has_seen_first(tmp_path: Path):
+    """Whoever holds the root's key makes one in b's name: a refuses it, also after a restart."""
+    root, names = signed("root"), ["a", "b", "c"]
+    signers = {c: certificate(tmp_path / c, c, root) for c in names}
+    second = certificate(tmp_path / "second", "b", root)
+
+    def sum_of(attempt: int, signers: dict[str, Certificate]) -> dict[str, str]:
+        asked = Keys("a", "session", 0, attempt, 0, cohort=[])
+        made = {c: Half(c, asked, names, signers[c]) for c in names}
+        return made["a"].boxes({c: half.announced() for c, half in made.items()})
+
+    for attempt in range(2):
+        assert sorted(sum_of(attempt, signers)) == ["b", "c"]
+    restarted = {**signers, "a": Certificate(tmp_path / "a", tmp_path / "a/certificates.json")}
+    with pytest.raises(CodecError, match="b has another certificate than before") as error:
+        sum_of(2, {**restarted, "b": second})
+    assert str(tmp_path / "a/certificates.json") in str(error.value)
+    assert sorted(sum_of(3, restarted)) == ["b", "c"]
+    known = json.loads((tmp_path / "a/certificates.json").read_text())
+    del known["b"]
+    (tmp_path / "a/certificates.json").write_text(json.dumps(known))
+    assert sorted(sum_of(4, {**restarted, "b": second})) == ["b", "c"]
 
 
 def test_keys_that_were_changed_on_the_way_are_refused():
