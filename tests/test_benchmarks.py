@@ -18,7 +18,6 @@ from tests.integration.test_bad_data import write_heart
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_HERE = {
-    "speed/flower.py": "needs an environment with Flower",
     "speed/sites.py": "needs NVIDIA FLARE",
     "project/mutations.py": "forks a Python that knows nothing of medfed yet",
     "project/personas.py": "takes minutes",
@@ -106,6 +105,7 @@ NOT_HERE = {
             "--batch-size 2",
             "memory and bytes as the cards say: all\n",
         ),
+        ("speed/peers.py --nets perceptron --clients 2 --rounds 1", "perceptron  medfed"),
         ("speed/kernels.py quantised --blocks 1 --batch-size 2 --networks U-Net", "maps "),
     ],
 )

@@ -15,13 +15,17 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
     default_collate,
     get_worker_info,
 )
 
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.random_states import RandomStates
-from medfed.common.seeding import torch_rng
+from medfed.common.seeding import derive_seed, torch_rng
+from medfed.common.streams import seeded
 from medfed.common.tensors import digest
 from medfed.federation.client import Batch
 
@@ -338,6 +342,13 @@ def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
     if loader.num_workers:
         loader = copy.copy(loader)
         loader.worker_init_fn = _Worker(loader.worker_init_fn, loader.collate_fn)
+    if _is_of_tensors(loader):
+        # Nothing but the order is random, and picking rows takes a tenth of a loader's time.
+        with seeded(derive_seed(seed, "torch")):  # as RandomStates does
+            torch.empty((), dtype=torch.int64).random_()  # a loader draws its workers' seed first
+            groups = list(loader.batch_sampler or ())
+        yield from (loader.dataset[torch.as_tensor(rows)] for rows in groups)
+        return
     states = RandomStates(seed, loader)
     with states:
         batches = iter(loader)
@@ -348,6 +359,20 @@ def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
             except StopIteration:
                 return
         yield batch
+
+
+def _is_of_tensors(loader: DataLoader[Any]) -> bool:
+    """Whether a loader does nothing but pick rows of tensors in the order of its sampler."""
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    return (
+        type(loader) is DataLoader
+        and loader.collate_fn in (default_collate, _collated)
+        and type(loader.dataset) is TensorDataset
+        and type(loader.batch_sampler) is BatchSampler
+        and type(sampler) in (RandomSampler, SequentialSampler)
+        and getattr(sampler, "generator", None) is loader.generator is None
+        and not (loader.num_workers or loader.pin_memory)
+    )
 
 
 @dataclass(frozen=True)

@@ -484,3 +484,26 @@ def test_what_monai_composes_follows_the_seed():
     one, again, other = images(first, 3), images(second, 3), images(first, 4)
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+class Slower(DataLoader):
+    """A loader of which nothing is known."""
+
+
+@pytest.mark.parametrize("sampler", ["shuffled", "in_order", "weighted", "dropped"])
+def test_rows_of_tensors_are_picked_in_the_order_of_a_loader(sampler):
+    data = TensorDataset(torch.randn(37, 3), torch.arange(37) % 2)
+    how = {
+        "shuffled": {"shuffle": True},
+        "in_order": {},
+        "weighted": {"sampler": WeightedRandomSampler(torch.arange(1.0, 38.0), 50)},
+        "dropped": {"shuffle": True, "drop_last": True},
+    }[sampler]
+    quick, slow = (Hospital("a", kind(data, 8, **how)) for kind in (DataLoader, Slower))
+    for seed in range(3):
+        pairs = [*zip(quick.train_batches(seed), slow.train_batches(seed), strict=True)]
+        assert len(pairs) == slow.num_batches
+        assert all(torch.equal(a[k], b[k]) for a, b in pairs for k in ("image", "label"))
+    assert quick.num_samples == slow.num_samples
+    pairs = [*zip(quick.eval_batches("train"), slow.eval_batches("train"), strict=True)]
+    assert all(torch.equal(a["image"], b["image"]) for a, b in pairs)
