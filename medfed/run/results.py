@@ -290,6 +290,10 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         "mean": means[0],
         "constant": best,
         "lacking": [shown(c) for c, p in points.items() if "pooled" in p or "threshold" not in p],
+        "thresholds": {
+            shown(c): [f"{shown(n[10:])} {v:g}" for n, v in p.items() if n.startswith("threshold/")]
+            for c, p in points.items()
+        },
         "as_trained": [shown(c) for c, p in points.items() if "slope" not in p],
         "variance": max((p.get("variance", math.nan) for p in points.values()), default=math.nan),
         "useless": sign * means[0] < sign * best,  # not if one of them is undefined
@@ -354,8 +358,9 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
         if row == "mean" and 1 < len(kept) < len(summary["clients"]):
             means = {n: scores.federation_statistics([m[n] for m in kept])["mean"] for n in names}
             add(scores.WITHOUT_SMALL, means, {})
-    if again := {n: over[k]["mean"] for n in names if (k := f"{n}/calibrated") in over}:
-        add("recalibrated", again, {first: intervals["mean"].get(f"{first}/calibrated")})
+    for row, ending in scores.CHOSEN.items():
+        if again := {n: over[n + ending]["mean"] for n in names if n + ending in over}:
+            add(row, again, {first: intervals["mean"].get(first + ending)})
     if summary.get("pooled"):
         add("pooled", summary["pooled"], intervals["pooled"])
     table.add_section()
