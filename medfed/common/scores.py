@@ -207,7 +207,7 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
     }
 
 
-CHOSEN = {"recalibrated": "/calibrated", "at own thresholds": "/point"}
+CHOSEN = {"recalibrated": "/calibrated", "thresholds": "/point"}
 """What a line calls the metrics that follow from choices on validation cases, and their ending."""
 WITHOUT_SMALL = "mean without small"
 """The mean of the hospitals with at least `LEAST_CASES` test patients, and so on."""

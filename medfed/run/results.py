@@ -19,7 +19,7 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, evenly, say, shown, size, wide_console
+from medfed.common.console import Table, evenly, said_once, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text
@@ -261,14 +261,20 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """
     console = console or wide_console()
     console.print(metric_table(summary))
-    say(console, *remarks(summary), f"Results and pictures: {folder}")
+    of_data, of_results = remarks(summary)
+    with said_once():
+        say(console, *of_data)
+    say(console, *of_results, f"Results and pictures: {folder}")
 
 
-def remarks(summary: Mapping[str, Any]) -> list[str]:
+def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Says how sure the numbers of a run's table are, and what they cost.
 
     Args:
         summary: The summary of a run or of an evaluation.
+
+    Returns:
+        Sentences about the data of the split, which hold for other methods, too; and the others.
     """
     points = summary.get("points", {})
     metric, of = summary["selection"][0], (summary["clients"], summary.get("split", "test"))
@@ -285,7 +291,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         "summary": summary,
         "metric": metric,
         "split": of[1],
-        "lost": [*scores.undefined_sentences(*of), *scores.failure_sentences(*of)],
+        "undefined_metrics": scores.undefined_sentences(*of),
+        "failures": scores.failure_sentences(*of),
         "absent": absent,
         "mean": means[0],
         "constant": best,
@@ -303,7 +310,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         },
     }
     text = filled(Path(__file__).parent / "templates" / "remarks.txt", **words)
-    return text.strip().split("\n")
+    of_data, _, of_results = text.partition("====\n")
+    return of_data.splitlines(), of_results.splitlines()
 
 
 def metric_table(summary: Mapping[str, Any]) -> Table:
