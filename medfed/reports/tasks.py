@@ -225,6 +225,10 @@ class Task:
         """
         self.fewest = tested
         few_of = {c: f"{n} {what}" for c, (n, what) in tested.items() if n < scores.LEAST_CASES}
+        self.leave_out(few_of)
+
+    def leave_out(self, few_of: Mapping[str, str]) -> None:
+        """Leaves hospitals out, each with what it has, if two or more others stay."""
         kept = [i for i, client in enumerate(self.clients) if client not in few_of]
         if len(kept) < 2 or not few_of:
             return
@@ -329,6 +333,9 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
             tested[row["client"]].append(row)
     if any(tested.values()):
         task.leave_out_small({c: scores.fewest(rows) for c, rows in tested.items()})
+    else:  # sites say it of each split
+        known = [run.summary.get("small", {}) for run in ones]
+        task.leave_out({c: has for c, has in known[0].items() if all(c in of for of in known)})
     return task
 
 
