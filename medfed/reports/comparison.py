@@ -32,17 +32,14 @@ def values_of(report: Report) -> Iterator[tuple[str, str, Values]]:
     """Yields metric, place and values: of clients, statistics over them, then what runs cost."""
     task = report.tasks[0][0]
     every = {name: [run.summary for run in runs] for name, runs in report.runs.items()}
-    clients = [*next(iter(every.values()))[0]["clients"]]
+    clients, scored = [*next(iter(every.values()))[0]["clients"]], with_constants(report.runs)
     for metric in metrics_of(report.runs, task.metric):
         for place in (*clients, "mean", *[WITHOUT_SMALL] * bool(task.small), "sd", "worst"):
             some = task.clients if place == WITHOUT_SMALL else clients
             yield (
                 metric,
                 place,
-                {
-                    name: [value_at(summary, metric, place, some) for summary in of]
-                    for name, of in with_constants(report.runs).items()
-                },
+                {n: [value_at(s, metric, place, some) for s in of] for n, of in scored.items()},
             )
     costs = [(f"bytes {way}", "total", ("bytes", way)) for way in ("up", "down")]
     costs += [(name.replace("_", " "), c, (name, c)) for name in _SPENT for c in clients]

@@ -31,7 +31,7 @@ from medfed.reports.runs import common_folder, find_runs, folders_with
 from medfed.reports.sentences import card, ends_of
 from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Against, Harm, Verdict
+from medfed.reports.verdicts import Gain, Harm, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
     row |= {"worst_client": raw(v.worst), "worst_decile": raw(v.decile)}
     unknown = Difference(*[math.nan] * 6)
     for r in REFERENCES:
-        a = v.against.get(r, Against(r, unknown, unknown[:2], math.nan, ""))
+        a = v.against.get(r, Gain(unknown, ""))
         d = a.difference
         row |= {f"difference_{r}": d.mean, f"low_{r}": d.low, f"high_{r}": d.high}
         row |= {f"half_width_{r}": d.half, f"patients_low_{r}": a.patients[0]}

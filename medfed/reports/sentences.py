@@ -21,7 +21,7 @@ from medfed.reports.tables import Cell, Table
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
     UNDECIDED,
-    Against,
+    Gain,
     Harm,
     Verdict,
     Verdicts,
@@ -341,7 +341,7 @@ class Shown(NamedTuple):
     task: Task
     name: str
     verdict: Verdict
-    gains: Mapping[str, Against]
+    gains: Mapping[str, Gain]
     average: float
 
 
@@ -392,11 +392,11 @@ def _as_good(verdict: Verdict, words: Mapping[str, str]) -> bool:
     )
 
 
-def _turned(against: Against) -> Against:
+def _turned(against: Gain) -> Gain:
     """The reference against the method."""
     d = against.difference
     turned = d._replace(mean=-d.mean, low=-d.high, high=-d.low)
-    return Against("fedavg", turned, against.patients, against.p, "better")
+    return Gain(turned, "better", against.p, against.patients)
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
