@@ -2,7 +2,8 @@
 
 Each training is measured twice after its last round: with the statistics that it has gathered
 (``kept``), and with statistics of 20 batches of each hospital's own training data
-(``reestimated``). Nothing is selected by validation, so both are of the same weights.
+(``reestimated``). Nothing is selected by validation, so both are of the same weights. Metrics at
+thresholds that validation chooses (``dice_case/point``) stand beside the others.
 
     python benchmarks/evidence/normalization.py retina_centres FOLDER --out RESULTS.json
     python benchmarks/evidence/normalization.py lgg FOLDER --out RESULTS.json
@@ -126,7 +127,8 @@ def measured(overrides: list[str]) -> dict[str, Any]:
             module.federation.normalization = statistics  # type: ignore[assignment]
             with torch.no_grad():
                 found[statistics] = {
-                    client: module.evaluate_client(client, "test")
+                    client: module.evaluate_client(client, "test", keep=True)
+                    | module.decide(client)
                     for client in module.federation.ids
                 }
     return found
