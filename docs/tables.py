@@ -55,7 +55,7 @@ from medfed.reports.report import table_csv
 from medfed.reports.sentences import answer, card, short_of
 from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
-from medfed.reports.verdicts import Against, Gain, Harm, Verdict
+from medfed.reports.verdicts import Gain, Harm, Verdict
 from medfed.sites import gate
 from medfed.sites.agreement import words_for
 
@@ -400,7 +400,7 @@ def judged(findings: Findings) -> list[Judged]:
                 scores,
                 Difference(**_known(kept["mean"])),
                 *(_known(kept[n]) for n in ("worst_client", "worst_decile")),
-                {r: _against(r, _known(one)) for r, one in kept["against"].items()},
+                {r: _gain(_known(one)) for r, one in kept["against"].items()},
                 None if kept["harmed"] is None else _harm(_known(kept["harmed"])),
             )
         tasks.append((task, verdicts))
@@ -430,9 +430,9 @@ def _known(kept: Any) -> Any:
     return math.nan if kept is None else kept
 
 
-def _against(reference: str, one: dict[str, Any]) -> Against:
+def _gain(one: dict[str, Any]) -> Gain:
     patients, p, word = (*one.pop("patients"),), one.pop("p_holm"), one.pop("verdict")
-    return Against(reference, Difference(**one), patients, p, word)
+    return Gain(Difference(**one), word, p, patients)
 
 
 def _harm(one: dict[str, Any]) -> Harm:

@@ -2,12 +2,14 @@
 
 Each training is measured twice after its last round: with the statistics that it has gathered
 (``kept``), and with statistics of 20 batches of each hospital's own training data
-(``reestimated``). Nothing is selected by validation, so both are of the same weights.
+(``reestimated``). Nothing is selected by validation, so both are of the same weights. Metrics at
+thresholds that validation chooses (``dice_case/point``) stand beside the others.
 
     python benchmarks/evidence/normalization.py retina_centres FOLDER --out RESULTS.json
     python benchmarks/evidence/normalization.py lgg FOLDER --out RESULTS.json
     python benchmarks/evidence/normalization.py stroke TABLE --out RESULTS.json
     python benchmarks/evidence/normalization.py drive LIST.csv --out RESULTS.json
+    python benchmarks/evidence/normalization.py luna16 --out RESULTS.json     # generated; so brats
 
 LIST.csv is ``images.csv`` of the retinas with the rows of DRIVE alone, dealt to three clinics, or
 all of one clinic (``long``).
@@ -69,12 +71,19 @@ DRIVE = {
     "fedavg": ("algorithm=fedavg", *DEALT),
     "long": LONG,
 }
+# What pooled variances change, wherever averaged statistics have them.
+VARIANCES = {name: IMAGES[name] for name in ("fedavg", MEAN)}
+AVERAGED = {name: (*case, "buffers=averaged") for name, case in VARIANCES.items()}
+GENERATED = ("luna16", "brats")
 UNSEEN = ("partition.patients=[51,119]",)  # hospitals that no suite has
 CASES = {
     "retina_centres": IMAGES,
     "lgg": IMAGES,
     "stroke": TABLE,
     "drive": DRIVE,
+    "retina": VARIANCES,
+    "luna16": VARIANCES,
+    "brats": AVERAGED,
     "stroke_unseen": {
         name: (*case, *UNSEEN)
         for name, case in {**TABLE, "pfednet": ("algorithm=pfednet",)}.items()
@@ -87,9 +96,10 @@ def overrides_of(suite: str, data: Path, split: int, more: tuple[str, ...]) -> l
     name = {"drive": "retina_centres", "stroke_unseen": "stroke"}.get(suite, suite)
     read = yaml.safe_load((ROOT / f"configs/suites/{name}.yaml").read_text("utf-8"))
     again, part = divmod(split, FOLDS)
-    fold = (f"seed={split}", f"data.seed={again}", f"data.fold=[{part},{FOLDS}]")
-    quiet = ("logger=none", "progress=false", "pictures.format=none", f"data.path={data}")
-    return [f"experiment={read['experiment']}", *read["overrides"], *fold, *quiet, *more]
+    fold = (f"data.seed={again}", f"data.fold=[{part},{FOLDS}]", f"data.path={data}")
+    kept = [f"seed={split}", "logger=none", "progress=false", "pictures.format=none"]
+    kept += [f"data.generated.sample={split + 1}"] if suite in GENERATED else fold
+    return [f"experiment={read['experiment']}", *read["overrides"], *kept, *more]
 
 
 @contextmanager
@@ -117,7 +127,8 @@ def measured(overrides: list[str]) -> dict[str, Any]:
             module.federation.normalization = statistics  # type: ignore[assignment]
             with torch.no_grad():
                 found[statistics] = {
-                    client: module.evaluate_client(client, "test")
+                    client: module.evaluate_client(client, "test", keep=True)
+                    | module.decide(client)
                     for client in module.federation.ids
                 }
     return found
@@ -141,7 +152,7 @@ def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", choices=CASES)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, nargs="?", default=Path())
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--splits", type=int, nargs="*", default=range(FOLDS))
     parser.add_argument("--cases", nargs="*", default=[])

@@ -337,11 +337,15 @@ class RunStream:
 
 
 def _was_said(block: str) -> bool:
-    """Whether a run of the same sweep has said it, in whichever process; if not, it is now."""
+    """Whether a run of the same sweep has said it, in whichever process; if not, it is now.
+
+    Other numbers, such as those of another split, say nothing new.
+    """
     folder = os.environ.get(SAID)
     if folder is None:
         return False
-    name = hashlib.sha256(block.encode(errors="surrogatepass")).hexdigest()
+    words = " ".join(re.sub(r"\d+(\.\d+)?|[─━]+", " 0 ", block).split())
+    name = hashlib.sha256(words.encode(errors="surrogatepass")).hexdigest()
     try:
         os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL))
     except FileExistsError:

@@ -207,11 +207,15 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
     }
 
 
+CHOSEN = {"recalibrated": "/calibrated", "thresholds": "/point"}
+"""What a line calls the metrics that follow from choices on validation cases, and their ending."""
 WITHOUT_SMALL = "mean without small"
 """The mean of the hospitals with at least `LEAST_CASES` test patients, and so on."""
 LEAST_CASES = 10
 """The least test patients of a hospital for a verdict that names it or that it decides, and the
 least of its rarer class, or with an event."""
+FEW_CASES = f"fewer than {LEAST_CASES} test patients, or of a class or with an event"
+"""What a site says of its few test patients, whose number stays there."""
 
 
 def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
@@ -239,6 +243,16 @@ def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
         counts[f"test patients {rarer}"] = len(ones) - max(classes.values())
     what = min(counts, key=lambda name: counts[name])
     return counts[what], what
+
+
+def too_small(cases: Iterable[Mapping[str, Any]]) -> bool:
+    """Says whether a hospital has too few test cases, of those that it has, for a verdict.
+
+    Args:
+        cases: Rows of a meter, in which ``case`` is the number of a patient.
+    """
+    rows = [{"patient": row["case"], **row} for row in cases]
+    return bool(rows) and fewest(rows)[0] < LEAST_CASES
 
 
 def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

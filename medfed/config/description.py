@@ -131,7 +131,8 @@ class Evaluation:
     Attributes:
         every: Rounds between evaluations on the validation split.
         patience: Evaluations without improvement before the run stops.
-        operating_point: By which rule validation chooses the threshold of two classes.
+        operating_point: By which rule validation chooses the threshold of two classes; None also
+            leaves those of regions.
         normalization: Of the statistics of normalisation that a client's model has.
         calibration: ``shift``, ``temperature`` or ``platt``.
     """

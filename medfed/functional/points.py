@@ -1,9 +1,10 @@
-"""Thresholds and calibration of class probabilities, chosen on a hospital's validation cases.
+"""Thresholds and calibration of probabilities, chosen on a hospital's validation cases.
 
 A *point* holds what a hospital's model needs to decide, by name: ``threshold`` of the probability
-of class 1; ``slope`` and ``shift`` of the calibration (Platt, "Probabilistic outputs for support
-vector machines", 1999; Guo et al., "On calibration of modern neural networks", ICML 2017): class
-k has the logit ``slope * log p_k``, class 1 plus ``shift``. The slope of temperature T is 1 / T.
+of class 1, or of a voxel's in each region (``threshold/whole``); ``slope`` and ``shift`` of the
+calibration (Platt, "Probabilistic outputs for support vector machines", 1999; Guo et al., "On
+calibration of modern neural networks", ICML 2017): class k has the logit ``slope * log p_k``, class
+1 plus ``shift``. The slope of temperature T is 1 / T.
 
 The shift of a hospital, its level, is drawn towards 0 as far as the hospitals' shifts are alike:
 each sends its shift and the information behind it, and gets their variance back.
@@ -12,15 +13,23 @@ each sends its shift and the information behind it, and gets their variance back
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.scores import rounded, worst_value
-from medfed.functional.scores import PROBABILITY, Floats, Ints, accepted, decided, proper_scores
+from medfed.functional.scores import (
+    PROBABILITY,
+    Columns,
+    Floats,
+    Ints,
+    accepted,
+    decided,
+    proper_scores,
+)
 
 FEWEST = 5
 """Validation cases of each class from which a hospital chooses a threshold; it calibrates from
@@ -30,6 +39,8 @@ PRIOR = 0.3
 HOSPITALS = 2
 """How many hospitals of that variance count beside those that there are, lest few hospitals by
 chance alike give up their levels: a simulation has 2 as good as or better than 0, 1 and 4."""
+ERRORS = 1.0
+"""Standard errors by which a threshold of a region must be better than the usual one."""
 _STEPS = 500  # of EM
 _NEVER = 1 + 2e-6  # halfway to it, a threshold is above 1 in single precision, too
 Point = dict[str, float]
@@ -170,6 +181,7 @@ class Chooser:
         linear: Whether models are linear: training cases then tell their level, too.
     """
 
+    levels: ClassVar[Sequence[float]] = ()  # none at which meters count
     classes: int
     rule: str | Mapping[str, float] | None
     method: str | None = None
@@ -226,6 +238,85 @@ class Chooser:
         names = [PROBABILITY.format(k) for k in range(self.classes)]
         probs = np.array([[row[n] for n in names] for row in rows], dtype=float)
         return probs.reshape(-1, self.classes), np.array([r["label"] for r in rows], dtype=np.int64)
+
+
+LEVELS = tuple(k / 20 for k in range(1, 20))
+"""The thresholds among which validation chooses those of regions."""
+AT_POINT = ("true_positive/point", "predicted/point")
+
+
+@dataclass(frozen=True)
+class RegionChooser:
+    """Chooses the threshold of each region by the Dice of validation cases.
+
+    A threshold is worth the mean gain of Dice over the usual one, less :data:`ERRORS` standard
+    errors of this mean over cases. So the usual one stays unless validation can tell.
+
+    Attributes:
+        regions: Their names.
+        usual: The threshold of the model.
+        measure: From columns of cases and weights to metrics.
+    """
+
+    linear: ClassVar[bool] = False
+    regions: Sequence[str]
+    usual: float
+    measure: Callable[[Columns, Floats], dict[str, Floats]]
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The thresholds at which the meters of cases count."""
+        return tuple(sorted({*LEVELS, self.usual}))
+
+    def choose(
+        self, rows: Rows, training: Rows = (), others: Mapping[str, float] | None = None
+    ) -> Point:
+        """Returns the thresholds of a hospital, of the regions with :data:`FEWEST` cases.
+
+        Args:
+            rows: Validation cases, each with its ``counts`` at all levels.
+            training: Not used.
+            others: Not used.
+        """
+        point, usual = Point(), self.levels.index(self.usual)
+        for region in self.regions:
+            cases = [row for row in rows if row["region"] == region and "counts" in row]
+            if len(cases) < FEWEST:
+                continue
+            hits, predicted = np.array([row["counts"] for row in cases], dtype=float).T  # (G, N)
+            voxels = predicted + [row["labelled"] for row in cases]
+            dice = np.where(voxels > 0, 2 * hits / np.maximum(voxels, 1), 1.0)
+            gains = dice - dice[usual]
+            error = gains.std(1, ddof=1) / math.sqrt(len(cases))
+            best = int(np.argmax(gains.mean(1) - ERRORS * error))
+            gains_more = gains[best].mean() > ERRORS * error[best]
+            point[f"threshold/{region}"] = self.levels[best if gains_more else usual]
+        return point
+
+    def apply(self, rows: Rows, point: Point) -> dict[str, float]:
+        """Adds the overlaps at the thresholds to test cases; returns their metrics."""
+        nothing = [(0, 0)] * len(self.levels)  # of a model that has failed
+        failed = any("counts" not in row for row in rows)
+        for row in rows:
+            at = self.levels.index(point.get(f"threshold/{row['region']}", self.usual))
+            row |= zip(AT_POINT, row.pop("counts", nothing)[at], strict=True)
+        if not rows:
+            return dict.fromkeys(at_point(self.regions), math.nan)
+        columns = {n: np.array([row[n] for row in rows]) for n in rows[0]}
+        scores = self.measure(columns, np.ones((1, len(rows))))
+        values = {n: float(scores[n][0]) for n in at_point(self.regions)}
+        return {n: worst_value(n) if failed and v == v else v for n, v in values.items()}
+
+
+def at_point(regions: Sequence[str]) -> list[str]:
+    """Returns the names of the metrics at chosen thresholds.
+
+    Example:
+        >>> at_point(["whole"])[:2]
+        ['iou/point', 'iou/whole/point']
+    """
+    of_kind = (("iou", "dice", "dice_case"), ("", *(f"/{region}" for region in regions)))
+    return [f"{kind}{region}/point" for kind in of_kind[0] for region in of_kind[1]]
 
 
 def common(points: Mapping[str, Point]) -> dict[str, float]:

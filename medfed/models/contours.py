@@ -107,18 +107,16 @@ def prediction_row(
     regions: Sequence[str],
     *,
     title: str,
-    threshold: float = 0.5,
     aspect: float = 1.0,
 ) -> Figure:
     """Draws predicted contours on every contrast of one slice, for a scan without known truth.
 
     Args:
         image: ``(C, H, W)``, first axis to the right and second upwards.
-        probabilities: ``(R, H, W)``.
+        probabilities: ``(R, H, W)``, whose contours at 0.5 are drawn.
         channels: Names of the C contrasts, each a panel.
         regions: Names of the R regions, for the legend.
         title: The title above all panels.
-        threshold: Probability at which a contour is drawn.
         aspect: Height of a pixel in units of its width.
 
     Example:
@@ -134,7 +132,7 @@ def prediction_row(
     panels = figure.subplots(1, len(channels), squeeze=False)[0]
     for axes, name, background in zip(panels, channels, _arrays(image), strict=True):
         axes.set(xticks=[], yticks=[])
-        _draw(axes, background[window], inside * 0, inside, threshold)
+        _draw(axes, background[window], inside * 0, inside, 0.5)
         axes.set_aspect(aspect)
         axes.set_title(name, fontsize=9)
     figure.suptitle(title, fontsize=10)

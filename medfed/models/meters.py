@@ -128,6 +128,7 @@ class FiniteOnly:
             for row in rows:
                 numbers = {n: v for n, v in row.items() if isinstance(v, float) and n != "time"}
                 row |= {n: _failure(n) for n, v in numbers.items() if not math.isnan(v)}
+                row.pop("counts", None)
         return rows
 
 

@@ -18,7 +18,7 @@ from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.meters import Batch, Columns
-from medfed.models.segmentation_meter import SegmentationMeter, overlap_scores
+from medfed.models.segmentation_meter import SegmentationMeter, counts_above, overlap_scores
 from medfed.models.task import TaskModule
 from medfed.standalone.inference import RegionInference
 from medfed.standalone.mixture import Activation
@@ -109,6 +109,7 @@ class SegmentationTask(TaskModule):
         self.activation = chosen_activation(activation, len(regions), exclusive)
         softmax, window = self.activation == "softmax", tuple(patch_size) if patch_size else None
         self.inference = RegionInference(softmax, threshold, window, overlap, window_batch)
+        self.threshold = threshold
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight
         self.tolerances = _tolerances(tolerance, self.regions) if surface else None
@@ -193,21 +194,26 @@ class SegmentationTask(TaskModule):
         from medfed.models.contours import contour_grid  # imported here, as training draws nothing
 
         exclusive = self.activation == "softmax"
-        return contour_grid(cases, self.regions, threshold=self.level, exclusive=exclusive)
+        level = 0.5 if exclusive else self.threshold
+        return contour_grid(cases, self.regions, threshold=level, exclusive=exclusive)
 
-    @property
-    def level(self) -> float:
-        """The level of the contours of predictions."""
-        return self.inference.level
+    def meter(self, *, test: bool = False, levels: Sequence[float] = ()) -> SegmentationMeter:
+        """Returns an empty meter, for tests with surfaces if configured.
 
-    def meter(self, *, test: bool = False) -> SegmentationMeter:
-        """Returns an empty meter, for tests with surfaces if configured."""
+        Args:
+            test: See the base class.
+            levels: Thresholds at which it counts overlaps, too.
+        """
 
         def segment(logits: Tensor) -> Tensor:
             return self.masks(self.probabilities(logits))
 
+        def above(logits: Tensor, truth: Tensor) -> Tensor:
+            return counts_above(self.probabilities(logits), truth, levels)
+
         tolerances = self.tolerances if test else None
-        return SegmentationMeter(self.criterion, self.regions, segment, tolerances)
+        of = self.criterion, self.regions, segment, tolerances
+        return SegmentationMeter(*of, above if levels else None)
 
     def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
         """See the base class."""

@@ -13,12 +13,14 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from medfed.common.scores import mean_of_known
+from medfed.functional.points import AT_POINT, at_point
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns
 from medfed.standalone.grids import bounding_box
@@ -56,6 +58,30 @@ def overlap_counts(pred: Tensor, truth: Tensor) -> Tensor:
     """
     masks = (m.flatten(2).view(torch.uint8) for m in (pred & truth, pred, truth))
     return torch.stack([m.sum(2, dtype=torch.int32) for m in masks], dim=-1).long()
+
+
+def counts_above(probabilities: Tensor, truth: Tensor, levels: Sequence[float]) -> Tensor:
+    """Counts true positives and predicted voxels at several thresholds, in one look at the voxels.
+
+    Args:
+        probabilities: ``(B, R, *spatial)``.
+        truth: The same shape, boolean.
+        levels: G thresholds, ascending.
+
+    Returns:
+        ``(B, R, G, 2)`` integers: TP, P.
+
+    Example:
+        >>> probabilities, truth = torch.tensor([[[0.2, 0.5, 0.9]]]), torch.tensor([[[0, 0, 1]]])
+        >>> counts_above(probabilities, truth.bool(), [0.1, 0.5]).tolist()
+        [[[[1, 3], [1, 1]]]]
+    """
+    edges, size = torch.tensor(levels).to(probabilities), len(levels) + 1
+    bins = torch.bucketize(probabilities, edges) + size * truth
+    each = [torch.bincount(of.flatten(), minlength=2 * size) for of in bins.flatten(0, 1)]
+    counts = torch.stack(each).view(*truth.shape[:2], 2, size)
+    above = counts.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+    return torch.stack([above[:, :, 1], above.sum(2)], -1)
 
 
 def iou_and_dice(counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,16 +176,20 @@ class SegmentationMeter:
         regions: Names of the R regions.
         segment: From logits to masks ``(B, R, *spatial)``, bool.
         tolerances: For each region the mm within which surfaces agree; None measures no surfaces.
+        levels: From logits and labels to overlaps at thresholds, see :func:`counts_above`; None
+            counts at no further ones.
     """
 
     criterion: Callable[..., Tensor]
     regions: Sequence[str]
     segment: Callable[[Tensor], Tensor]
     tolerances: Sequence[float] | None = None
+    levels: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.loss_sum, self.images = 0.0, 0
         self.counts: dict[int, Tensor] = {}
+        self.at_levels: dict[int, Tensor] = {}  # (R, G, 2)
         self.voxels: dict[int, int] = {}
         self.known: dict[int, Tensor] = {}  # (R,) bool, the regions that are annotated
         self.surfaces: dict[int, list[Tensor]] = {}  # (2, R) of every scan of a case
@@ -183,6 +213,9 @@ class SegmentationMeter:
             self.counts[i] = self.counts[i] + c if i in self.counts else c
             self.voxels[i] = self.voxels.get(i, 0) + pred[0, 0].numel()
             self.known[i] = k
+        if self.levels is not None:
+            for i, c in zip(ids, self.levels(logits, truth).cpu(), strict=True):
+                self.at_levels[i] = self.at_levels[i] + c if i in self.at_levels else c
         self.loss_sum += self.criterion(logits, batch["label"], **gaps).item() * len(counts)
         self.images += len(counts)
         if self.tolerances is not None:
@@ -242,10 +275,10 @@ class SegmentationMeter:
         scores = overlap_scores(table, self.regions, np.ones((1, len(rows))))
         return {"loss": self.loss_sum / self.images, **{n: float(scores[n][0]) for n in names}}
 
-    def cases(self) -> list[dict[str, float | str]]:
+    def cases(self) -> list[dict[str, Any]]:
         """Returns a row per case and region: its voxels, and what overlaps and surfaces give."""
         self._close_stack()
-        rows: list[dict[str, float | str]] = []
+        rows: list[dict[str, Any]] = []
         for case, counts in self.counts.items():
             columns: dict[str, Tensor] = dict(zip(_COUNTS, counts.T, strict=True))
             columns |= dict(zip(("iou", "dice"), iou_and_dice(counts), strict=True))
@@ -256,17 +289,28 @@ class SegmentationMeter:
                 values = {name: column[r].item() for name, column in columns.items()}
                 size = self.voxels[case]
                 rows.append({"case": case, "region": self.regions[r], "voxels": size, **values})
+                if case in self.at_levels:
+                    rows[-1]["counts"] = self.at_levels[case][r].tolist()
         return rows
 
 
 def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> dict[str, Floats]:
-    """Returns the metrics of a meter, of cases that have weights.
+    """Returns the metrics of a meter, of cases that have weights; also at chosen thresholds.
 
     Args:
         cases: Rows of :meth:`SegmentationMeter.cases`, by column.
         regions: Their R regions, in order.
         weights: (W, N) of the N rows; 1 for each row gives the metrics of the meter.
     """
+    scores = _overlap_scores(cases, regions, weights)
+    if AT_POINT[0] in cases:
+        there = {**cases, **{n: cases[at] for n, at in zip(_COUNTS, AT_POINT, strict=False)}}
+        chosen = _overlap_scores(there, regions, weights)
+        scores |= {n: chosen[n.removesuffix("/point")] for n in at_point(regions)}
+    return scores
+
+
+def _overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> dict[str, Floats]:
     scores: dict[str, Floats] = {}
     for region in regions:
         rows = cases["region"] == region

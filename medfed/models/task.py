@@ -229,9 +229,17 @@ class TaskModule(nn.Module):
         """
         return self.measured(batches, test=test).compute()
 
-    def measured(self, batches: Iterable[Batch], *, test: bool = False) -> meters.FiniteOnly:
-        """Returns the meter of :meth:`evaluate`, which may also have results of every case."""
-        meter = self._new_meter(test)
+    def measured(
+        self, batches: Iterable[Batch], *, test: bool = False, **more: Any
+    ) -> meters.FiniteOnly:
+        """Returns the meter of :meth:`evaluate`, which may also have results of every case.
+
+        Args:
+            batches: The split.
+            test: As :meth:`evaluate`.
+            more: Further arguments of the task's :meth:`meter`.
+        """
+        meter = self._new_meter(test=test, **more)
         with self._evaluating():
             for batch in batches:
                 batch = self._to_network(batch)
@@ -266,11 +274,11 @@ class TaskModule(nn.Module):
         """Returns a figure of predictions per client and method, if the task has one."""
         return None
 
-    def _new_meter(self, test: bool = False) -> meters.FiniteOnly:
+    def _new_meter(self, **more: Any) -> meters.FiniteOnly:
         if not self.custom_metrics:
-            return meters.FiniteOnly(self.meter(test=test))
+            return meters.FiniteOnly(self.meter(**more))
         custom = meters.CustomMetrics(self.custom_metrics, self.metric_inputs, self.by_case)
-        return meters.FiniteOnly(self.meter(test=test), custom)
+        return meters.FiniteOnly(self.meter(**more), custom)
 
     def _checked_selection(self, selection: Sequence[str]) -> tuple[str, str]:
         metric, mode = selection

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
-from medfed.common.scores import WITHOUT_SMALL, federation_statistics, number, over_seeds
+from medfed.common.scores import WITHOUT_SMALL, over_seeds
 from medfed.reports import subsets, sweeps, task_pictures
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.report import markdown, print_tables
-from medfed.reports.runs import common_folder, find_runs
-from medfed.reports.tables import Table
+from medfed.reports.runs import common_folder, find_runs, metrics_of, value_at, with_constants
 
 # Modules with a function ``find`` from a report to a Finding, in the order of the text.
 FINDINGS = (task_pictures, sweeps, subsets)
@@ -31,60 +28,25 @@ Values = Mapping[str, Sequence[float]]
 """By method, one value for each of its runs."""
 
 
-def metrics_of(report: Report) -> list[str]:
-    """Returns the metrics that all runs have, the one of the verdicts first."""
-    runs = chain.from_iterable(report.runs.values())
-    known = [next(iter(run.summary["clients"].values())) for run in runs]
-    first = report.tasks[0][0].metric
-    return [first, *(n for n in known[0] if n != first and all(n in one for one in known))]
-
-
 def values_of(report: Report) -> Iterator[tuple[str, str, Values]]:
     """Yields metric, place and values: of clients, statistics over them, then what runs cost."""
     task = report.tasks[0][0]
-    summaries = {name: [run.summary for run in runs] for name, runs in report.runs.items()}
-    first = next(iter(summaries.values()))
-    every = list(chain.from_iterable(summaries.values()))
-    known = [
-        n for n in first[0].get("constant", {}) if all(n in s.get("constant", {}) for s in every)
-    ]
-    scored = {**summaries, **{name: [s["constant"][name] for s in first] for name in known}}
-    smaller = [WITHOUT_SMALL] * bool(task.small)
-    for metric in metrics_of(report):
-        for place in (*first[0]["clients"], "mean", *smaller, "sd", "worst"):
+    every = {name: [run.summary for run in runs] for name, runs in report.runs.items()}
+    clients, scored = [*next(iter(every.values()))[0]["clients"]], with_constants(report.runs)
+    for metric in metrics_of(report.runs, task.metric):
+        for place in (*clients, "mean", *[WITHOUT_SMALL] * bool(task.small), "sd", "worst"):
+            some = task.clients if place == WITHOUT_SMALL else clients
             yield (
                 metric,
                 place,
-                {n: [_at(s, metric, place, task.clients) for s in of] for n, of in scored.items()},
+                {n: [value_at(s, metric, place, some) for s in of] for n, of in scored.items()},
             )
-    for way in ("up", "down"):
-        yield (
-            f"bytes {way}",
-            "total",
-            {n: [s["bytes"][way] for s in of] for n, of in summaries.items()},
-        )
-    for name in _SPENT:
-        for client in first[0]["clients"]:
-            yield (
-                name.replace("_", " "),
-                client,
-                {n: [s[name][client] for s in of] for n, of in summaries.items()},
-            )
-    yield (
-        "selected round",
-        "total",
-        {n: [(s["selected_round"] or 0) + 1 for s in of] for n, of in summaries.items()},
-    )
-
-
-def _at(content: Mapping[str, Any], metric: str, place: str, deciding: Sequence[str]) -> float:
-    """A metric of a client, or a statistic over clients; NaN where there is none."""
-    clients = content["clients"]
-    if place == WITHOUT_SMALL:
-        return federation_statistics([clients[c].get(metric, math.nan) for c in deciding])["mean"]
-    if place in clients:
-        return float(clients[place].get(metric, math.nan))
-    return float(content["federation"].get(metric, {}).get(place, math.nan))
+    costs = [(f"bytes {way}", "total", ("bytes", way)) for way in ("up", "down")]
+    costs += [(name.replace("_", " "), c, (name, c)) for name in _SPENT for c in clients]
+    for metric, place, (kind, of_what) in costs:
+        yield metric, place, {n: [s[kind][of_what] for s in of] for n, of in every.items()}
+    rounds = {n: [(s["selected_round"] or 0) + 1 for s in of] for n, of in every.items()}
+    yield "selected round", "total", rounds
 
 
 def to_csv(report: Report) -> str:
@@ -109,30 +71,6 @@ def _ends(report: Report, name: str, metric: str, place: str) -> Sequence[float 
     of = {"mean": intervals["mean"], **intervals["clients"]} if intervals else {}
     ends = of.get(place, {}).get(metric) or (math.nan,) * 2
     return (None, None) if any(map(math.isnan, ends)) else ends
-
-
-def means_table(report: Report) -> Table:
-    """Returns the means of all metrics, by method and constant predictor.
-
-    Where some hospitals are too small to decide, the means without them stand beside.
-    """
-    metrics = [metric for metric in metrics_of(report) if "/" not in metric]
-    rows: dict[str, dict[str, list[str]]] = {}
-    for metric, place, values in values_of(report):
-        for name, of in values.items():
-            means, mean = rows.setdefault(name, {}), over_seeds(of)[0]
-            if metric in metrics and place in ("mean", WITHOUT_SMALL):
-                means.setdefault(place, []).append(number(mean))
-            elif metric == "selected round":
-                means["mean"].append(f"{mean:.4g}")
-    lines = [
-        [name + place.removeprefix("mean").replace(" w", ", w"), *texts, *[""] * (place != "mean")]
-        for name, means in rows.items()
-        for place, texts in means.items()
-    ]
-    head = ("method", *(metric.replace("_", " ") for metric in metrics), "round")
-    whole = [[*line, *[""] * (len(head) - len(line))] for line in lines]
-    return Table.of(head, whole, prose=(0,)).upright("metric")
 
 
 def compare_runs(
@@ -164,18 +102,16 @@ def compare_runs(
         **{n: t for one in found for n, t in one.tables.items()},
     }
     pictures = {n: p for one in found for n, p in one.pictures.items() if kind != "none"}
-    means = means_table(report)
     _refuse_others_files(folder, (*tables, *pictures))
     with writing(folder, "choose another out=FOLDER"):
         # The text comes first: it identifies the folder when a killed comparison is repeated.
-        text = markdown(report, means, Finding(in_markdown(sentences), {}, pictures))
+        text = markdown(report, Finding(in_markdown(sentences), {}, pictures))
         write_text(folder / "comparison.md", text)
         for name, text in tables.items():
             write_text(folder / f"{name}.csv", text)
         save_figures(folder, {n: p.figure for n, p in pictures.items()}, kind)
     console = wide_console()
     print_tables(report, console)
-    console.print(means.printed("Means of the test metrics, over hospitals and seeds"))
     say(console, *report.sentences, *sentences, f"Tables and pictures: {folder}")
     return report
 

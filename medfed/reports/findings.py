@@ -151,7 +151,8 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     made = " The data are generated: real hospitals may differ." * (task.data == "generated")
     report.remark = _bearing(named, task) + made
     notes = [*_lacking(named), *references, *runs.notes_on(methods, kept[0].clients), *report.notes]
-    report.notes = [*notes, *left_out, *repeated, *[_UNCOUNTED] * (not task.fewest), _TUNED]
+    unknown = [_UNCOUNTED] * ("small" not in kept[0].summary)
+    report.notes = [*notes, *left_out, *repeated, *unknown, _TUNED]
     ones = (run.overrides for of_method in methods.values() for run in of_method)
     report.commands = [shlex.join(["medfed", "train", *typed]) for typed in ones if typed]
     versions = kept[0].versions

@@ -31,7 +31,7 @@ from medfed.reports.runs import common_folder, find_runs, folders_with
 from medfed.reports.sentences import card, ends_of
 from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Against, Harm, Verdict
+from medfed.reports.verdicts import Gain, Harm, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
     row |= {"worst_client": raw(v.worst), "worst_decile": raw(v.decile)}
     unknown = Difference(*[math.nan] * 6)
     for r in REFERENCES:
-        a = v.against.get(r, Against(r, unknown, unknown[:2], math.nan, ""))
+        a = v.against.get(r, Gain(unknown, ""))
         d = a.difference
         row |= {f"difference_{r}": d.mean, f"low_{r}": d.low, f"high_{r}": d.high}
         row |= {f"half_width_{r}": d.half, f"patients_low_{r}": a.patients[0]}
@@ -174,19 +174,21 @@ def _cell(value: object) -> object:
     return value
 
 
-def markdown(
-    report: Report, means: tables.Table | None = None, finding: Finding | None = None
-) -> str:
+def _means(report: Report) -> tables.Table | None:
+    """The means of all metrics, where the report is on runs."""
+    return tables.means_table(report.tasks[0][0], report.runs) if report.runs else None
+
+
+def markdown(report: Report, finding: Finding | None = None) -> str:
     """Returns the report: the decision card, verdicts in words, then the tables of each task.
 
     Args:
         report: The report.
-        means: Further metrics.
         finding: Further sentences, as Markdown, and the captions of pictures in the same folder.
     """
     tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
     words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
-    words |= {"means": means, "finding": finding or Finding()}
+    words |= {"means": _means(report), "finding": finding or Finding()}
     return filled(TEMPLATES / "report.md", **words).rstrip() + "\n"
 
 
@@ -202,12 +204,14 @@ def latex(report: Report) -> str:
 
 
 def print_tables(report: Report, console: Console | None = None) -> None:
-    """Prints the tables of each task: its methods, and its hospitals where they are few."""
+    """Prints the tables of each task: its methods, its hospitals where they are few, means."""
     console = console or wide_console()
     for task, verdicts in report.tasks:
         for title, table in tables.of_task(task, verdicts).items():
             console.print(table.printed(title))
         say(console, *task.left_out.values())
+    if means := _means(report):
+        console.print(means.printed("Means of the test metrics, over hospitals and seeds"))
 
 
 GENERATOR = '<meta name="generator" content="medfed">'
@@ -227,7 +231,7 @@ def page(report: Report) -> str:
     for task, verdicts in report.tasks:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
     words: dict[str, Any] = {"suites": suites, "card": card(report.tasks)}
-    words |= {"dials": dial_pictures(report, looks)}
+    words |= {"dials": dial_pictures(report, looks), "means": _means(report)}
     settings = tables.settings_table(report.tasks)
     return rendered("report.html", report=report, settings=settings, **words)
 

@@ -11,13 +11,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, few
-from medfed.common.scores import failure_sentences, smaller_is_better, span, undefined_sentences
+from medfed.common.scores import (
+    WITHOUT_SMALL,
+    failure_sentences,
+    federation_statistics,
+    smaller_is_better,
+    span,
+    undefined_sentences,
+)
 from medfed.config.compose import changed_keys
 from medfed.config.sections import has, leaves, select
 from medfed.federation.card import CEILINGS, REFERENCES
@@ -180,6 +187,35 @@ def chosen_metric(runs: Sequence[Run], metric: str | None) -> str:
                 f"{', '.join(known)}."
             )
     return wanted
+
+
+def with_constants(methods: Runs) -> dict[str, list[Mapping[str, Any]]]:
+    """Returns the summaries of each method, and likewise of constant predictors that all know."""
+    found: dict[str, list[Mapping[str, Any]]]
+    found = {name: [run.summary for run in runs] for name, runs in methods.items()}
+    first, *_ = every = [summary for of in found.values() for summary in of]
+    ones = next(iter(found.values()))
+    return found | {
+        name: [summary["constant"][name] for summary in ones]
+        for name in first.get("constant", {})
+        if all(name in summary.get("constant", {}) for summary in every)
+    }
+
+
+def metrics_of(methods: Runs, first: str) -> list[str]:
+    """Returns the metrics that all runs have, a given one first."""
+    every = [next(iter(r.summary["clients"].values())) for runs in methods.values() for r in runs]
+    return [first, *(n for n in every[0] if n != first and all(n in one for one in every))]
+
+
+def value_at(summary: Mapping[str, Any], metric: str, place: str, clients: Iterable[str]) -> float:
+    """Returns the metric of a client, or a statistic over some; NaN where there is none."""
+    of = summary["clients"]
+    if place in of:
+        return float(of[place].get(metric, math.nan))
+    values = [float(of[c].get(metric, math.nan)) for c in clients]
+    kind = "mean" if place == WITHOUT_SMALL else place
+    return federation_statistics(values, smaller_is_better(metric))[kind]
 
 
 def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

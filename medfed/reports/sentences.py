@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from medfed.common.console import brief, size
 from medfed.common.errors import few
-from medfed.common.scores import LEAST_CASES
+from medfed.common.scores import CHOSEN, LEAST_CASES
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import Difference, splits_needed
 from medfed.reports.tables import Cell, Table
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
     UNDECIDED,
-    Against,
+    Gain,
     Harm,
     Verdict,
     Verdicts,
@@ -44,10 +44,22 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
     best = best_of(verdicts)
     where = "On the test patients of the only split: " if task.single else ""
     sentences = [where + _which(task, verdicts, best), *small_of(task)]
+    sentences += chosen_of(task, verdicts, best)
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:
             sentences.append(_who(name, verdicts[name], task))
     return sentences
+
+
+def chosen_of(task: Task, verdicts: Verdicts, best: str) -> list[str]:
+    """Says what methods reach where each hospital's validation patients have set the level."""
+    names = [n for n in dict.fromkeys((best, *REFERENCES)) if n in verdicts]
+    found = []
+    for words in CHOSEN:
+        means = {LABELS.get(n, n): verdicts[n].scores.chosen_mean(words) for n in names}
+        known = [f"{n} {task.raw(mean):.4f}" for n, mean in means.items() if mean == mean]
+        found += [f"{words.capitalize()} on validation patients: {', '.join(known)}."] * bool(known)
+    return found
 
 
 def small_of(task: Task) -> list[str]:
@@ -310,7 +322,7 @@ def _pooled(task: Task, verdicts: Verdicts) -> str:
 
 HEAD = (
     *("situation", "data", "best shown", "over local training", "over FedAvg"),
-    *("harms", "cost of a run", "how sure"),
+    *("over FedAvg, both recalibrated", "harms", "cost of a run", "how sure"),
 )
 SCARCE = "bytes are scarce"
 
@@ -329,7 +341,7 @@ class Shown(NamedTuple):
     task: Task
     name: str
     verdict: Verdict
-    gains: Mapping[str, Against]
+    gains: Mapping[str, Gain]
     average: float
 
 
@@ -380,11 +392,11 @@ def _as_good(verdict: Verdict, words: Mapping[str, str]) -> bool:
     )
 
 
-def _turned(against: Against) -> Against:
+def _turned(against: Gain) -> Gain:
     """The reference against the method."""
     d = against.difference
     turned = d._replace(mean=-d.mean, low=-d.high, high=-d.low)
-    return Against("fedavg", turned, against.patients, against.p, "better")
+    return Gain(turned, "better", against.p, against.patients)
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
@@ -427,7 +439,7 @@ def _rows(
             by_method.setdefault(one.name, []).append(one)
     if not by_method:
         harms = _harms_of([(t, v["fedavg"]) for t, v in judged if "fedavg" in v])
-        texts = [situation, data, "none", "", "", f"FedAvg: {harms}" * bool(harms), ""]
+        texts = [situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), ""]
         why = room_of(*judged[0]) if len(judged) == 1 else _unseen(judged)
         return [[Cell(text) for text in (*texts, why)]]
     order = sorted(by_method.items(), key=lambda item: (-len(item[1]), -_least(item[1])))
@@ -459,6 +471,14 @@ def _texts(name: str, shown: Sequence[Shown], count: int) -> list[str]:
     for reference in REFERENCES:
         ones = [one.gains[reference].difference for one in shown if reference in one.gains]
         gains.append(_range(ones, lambda gain: gain.mean, signed))
+    pairs = [
+        (one.verdict.scores, one.task.scores["fedavg"])
+        for one in shown
+        if "fedavg" in one.gains and "fedavg" in one.task.scores
+    ]
+    levels = [a.chosen_mean("recalibrated") - b.chosen_mean("recalibrated") for a, b in pairs]
+    known = [gap for gap in levels if gap == gap]
+    gains.append(_range(known, float, "{:+.4f}".format) * bool(known))
     passes = _range([one.verdict.scores.passes for one in shown], float, lambda v: f"{v:.2f}")
     sent = _range([sum(one.verdict.scores.sent) for one in shown], float, lambda v: size(round(v)))
     times = [sum(o.verdict.scores.sent) / o.average for o in shown if o.average > 0]

@@ -9,7 +9,6 @@ bytes are those of the median round.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from medfed.config.sections import select
 from medfed.records.folder import Run
 from medfed.reports.charts import Picture, curves, legend, looks_in_order, panels
 from medfed.reports.findings import Finding, Report
-from medfed.reports.runs import differences, grouped
+from medfed.reports.runs import differences, grouped, value_at
 
 DELIVERY = "deliver"  # of the result, once, after the last round
 # What the sentences call a number; another one has its key.
@@ -159,7 +158,7 @@ def _path(name: str, key: str, runs: Sequence[Run], metric: str) -> Path:
         known = measured(run)
         planted = known.get("planted_groups")
         scores: dict[str, Any] = {score: known.get(score) for score in MEASURED}
-        scores |= _ends(run, metric)
+        scores |= {e: value_at(run.summary, metric, e, run.clients) for e in ("mean", "worst")}
         points.append(Point(float(select(run.config, key)), run.seed, scores))
     return Path(name, metric, tuple(points), planted)
 
@@ -252,7 +251,8 @@ def find(report: Report) -> Finding:
         path = paths[0]
         others = {
             name: [
-                over_seeds([_ends(r, path.metric)[s] for r in runs])[0] for s in ("mean", "worst")
+                over_seeds([value_at(r.summary, path.metric, end, r.clients) for r in runs])[0]
+                for end in ("mean", "worst")
             ]
             for name, runs in report.runs.items()
             if select(runs[0].config, key) is None
@@ -262,9 +262,3 @@ def find(report: Report) -> Finding:
         tables[name] = to_csv(key, paths)
         pictures[name] = Picture(draw(key, paths, others), caption)
     return Finding(sentences, tables, pictures)
-
-
-def _ends(run: Run, metric: str) -> dict[str, float]:
-    """Mean and worst client of a run."""
-    over = run.summary["federation"].get(metric, {})
-    return {s: float(over.get(s, math.nan)) for s in ("mean", "worst")}

@@ -14,8 +14,10 @@ from rich.box import SIMPLE_HEAD
 
 from medfed.common.console import Table as Printed
 from medfed.common.console import in_latex, in_markdown, shown, size
-from medfed.common.scores import mean_of_known
+from medfed.common.scores import CHOSEN, mean_of_known, over_seeds
+from medfed.common.scores import number as score
 from medfed.federation.card import REFERENCES
+from medfed.reports.runs import Runs, metrics_of, value_at, with_constants
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, Verdicts, by_mean
 
@@ -165,10 +167,10 @@ def _share(v: Verdict) -> Cell:
 
 # The columns of texts and of papers; the page has all.
 BRIEF = (
-    *("method", "harmed", "mean", "with small", "worst", "decile"),
+    *("method", "harmed", "mean", *CHOSEN, "with small", "worst", "decile"),
     *("− local", "− FedAvg", "p (Holm)", "sent"),
 )
-PAPER = ("method", "harmed", "mean", "worst", "− local", "− FedAvg", "p (Holm)")
+PAPER = ("method", "harmed", "mean", *CHOSEN, "worst", "− local", "− FedAvg", "p (Holm)")
 
 
 def methods_table(task: Task, verdicts: Verdicts) -> Table:
@@ -185,6 +187,11 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
     head += ["sent", "passes"]
     if task.small:
         head.insert(3, "with small")
+    means = {
+        words: {n: v.scores.chosen_mean(words) for n, v in verdicts.items()} for words in CHOSEN
+    }
+    chosen = [words for words, of in means.items() if not all(map(math.isnan, of.values()))]
+    head[3:3] = chosen
     rows = []
     for name in by_mean(verdicts):
         v = verdicts[name]
@@ -202,6 +209,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         cells += [Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
         if task.small:
             cells.insert(3, number(task.raw(v.scores.of_all)))
+        cells[3:3] = [number(task.raw(means[words][name])) for words in chosen]
         rows.append(cells)
     return Table(
         head,
@@ -258,6 +266,33 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         "is below 0.05."
     )
     return Table(("method", *everyone), rows, (0,), "cells", note).upright("hospital")
+
+
+def means_table(task: Task, methods: Runs) -> Table:
+    """Returns the means of all metrics over hospitals and runs, by method and constant predictor.
+
+    Beside them stand the means without the hospitals that are too small to decide, and those of
+    what each hospital's validation cases have chosen: probabilities recalibrated, thresholds.
+
+    Args:
+        task: What the runs are judged on.
+        methods: The runs.
+    """
+    plain = [metric for metric in metrics_of(methods, task.metric) if "/" not in metric]
+    rows = []
+    for name, summaries in with_constants(methods).items():
+        everyone = [*summaries[0]["clients"]]
+        kinds = [("", "", everyone), *[(", without small", "", task.clients)] * bool(task.small)]
+        chosen = ((f", {words}", ending, everyone) for words, ending in CHOSEN.items())
+        for words, ending, clients in (*kinds, *chosen):
+            each = [
+                [value_at(s, metric + ending, "mean", clients) for s in summaries]
+                for metric in plain
+            ]
+            texts = [score(over_seeds(values)[0]) for values in each]
+            if any(text != "–" for text in texts):
+                rows.append([name + words, *texts])
+    return Table.of(("method", *(n.replace("_", " ") for n in plain)), rows, (0,)).upright("metric")
 
 
 _HOSPITALS = 24  # lines that a terminal and a text have room for

@@ -75,6 +75,7 @@ class Scores:
         trials: On the task of the tuning, the changes of each trial and its score on
             validation patients, turned so that larger is better; the defaults' first.
         of_all: Mean over splits and all hospitals, also those that are too small to decide.
+        chosen: The same as `values`, of what validation has chosen (recalibrated, thresholds).
     """
 
     method: str
@@ -90,6 +91,12 @@ class Scores:
     rise: Difference | None = None
     trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
     of_all: float = math.nan
+    chosen: Mapping[str, Floats] = field(default_factory=dict)
+
+    def chosen_mean(self, words: str) -> float:
+        """Returns the mean over splits and clients of a choice; NaN where there was none."""
+        known = scores.mean_of_known(self.chosen.get(words, np.zeros((0, 0))), axis=1)
+        return float(known.mean()) if len(known) else math.nan
 
     @property
     def means(self) -> Floats:
@@ -193,6 +200,10 @@ class Task:
             max(passes) / budget if budget else math.nan,
             len(every) - len(whole),
             course=mean_course(courses),
+            chosen={
+                words: over(values_of(split, self.metric + end, self.clients) for split in splits)
+                for words, end in scores.CHOSEN.items()
+            },
             **own,
         )
 
@@ -214,6 +225,10 @@ class Task:
         """
         self.fewest = tested
         few_of = {c: f"{n} {what}" for c, (n, what) in tested.items() if n < scores.LEAST_CASES}
+        self.leave_out(few_of)
+
+    def leave_out(self, few_of: Mapping[str, str]) -> None:
+        """Leaves hospitals out, each with what it has, if two or more others stay."""
         kept = [i for i, client in enumerate(self.clients) if client not in few_of]
         if len(kept) < 2 or not few_of:
             return
@@ -226,6 +241,7 @@ class Task:
                 values=one.values[:, kept],
                 resampled=one.resampled[:, :, kept],
                 of_all=float(np.mean(one.means)),
+                chosen={words: values[:, kept] for words, values in one.chosen.items()},
             )
             for name, one in self.scores.items()
         }
@@ -317,6 +333,9 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
             tested[row["client"]].append(row)
     if any(tested.values()):
         task.leave_out_small({c: scores.fewest(rows) for c, rows in tested.items()})
+    else:  # sites say it of each split
+        known = [run.summary.get("small", {}) for run in ones]
+        task.leave_out({c: has for c, has in known[0].items() if all(c in of for of in known)})
     return task
 
 

@@ -76,38 +76,22 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
     return np.full_like(means, math.nan) if lacking.any() else means
 
 
-@dataclass(frozen=True)
-class Against:
-    """A method against a reference.
-
-    Attributes:
-        reference: ``local`` or ``fedavg``.
-        difference: How much better it is, mean over splits, its interval, and the smallest
-            difference that the task detects.
-        patients: Interval of the same over resampled patients within the splits.
-        p: Holm's p-value among all methods against this reference.
-        verdict: ``better``, ``worse`` or ``undecided``.
-    """
-
-    reference: str
-    difference: Difference
-    patients: tuple[float, float]
-    p: float
-    verdict: str
-
-
 class Gain(NamedTuple):
-    """How much better a client is than alone.
+    """How much better a method, or a client with it, is than with a reference.
 
     Attributes:
-        difference: Mean over splits, with its interval.
-        verdict: By Holm's p-value among the clients: ``better``, ``worse`` or ``undecided``.
+        difference: Mean over splits, its interval, and the smallest difference that the task
+            detects.
+        verdict: By Holm's p-value among the methods, or the clients: ``better``, ``worse`` or
+            ``undecided``.
         p: That value.
+        patients: Interval of the same over resampled patients within the splits.
     """
 
     difference: Difference
     verdict: str
     p: float = math.nan
+    patients: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -149,7 +133,7 @@ class Verdict:
     mean: Difference
     worst: float
     decile: float
-    against: Mapping[str, Against]
+    against: Mapping[str, Gain]
     harm: Harm | None
 
 
@@ -180,7 +164,7 @@ def judge(task: Task) -> dict[str, Verdict]:
     }
 
 
-def _against_reference(task: Task, reference: str) -> dict[str, Against]:
+def _against_reference(task: Task, reference: str) -> dict[str, Gain]:
     """All methods against a reference; local training is compared with FedAvg once."""
     names = [n for n in task.scores if n not in (*CEILINGS, *REFERENCES)]
     if reference == "local" and "fedavg" in task.scores:
@@ -188,7 +172,7 @@ def _against_reference(task: Task, reference: str) -> dict[str, Against]:
     return against(task, reference, names)
 
 
-def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Against]:
+def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Gain]:
     """Compares methods with one, with Holm's correction among them.
 
     Args:
@@ -204,7 +188,7 @@ def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Again
     gaps = {n: gap.within(task.gain_limits) for n, gap in whole.items()}
     corrected = holm([gap.p for gap in gaps.values()])
     return {
-        name: Against(reference, gap, percentiles(resampled[name], LEVEL), p, verdict(gap.mean, p))
+        name: Gain(gap, verdict(gap.mean, p), p, percentiles(resampled[name], LEVEL))
         for (name, gap), p in zip(gaps.items(), corrected, strict=True)
     }
 

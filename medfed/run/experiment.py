@@ -33,10 +33,11 @@ from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Entry
 from medfed.federation.wire.packet import dense_bytes
-from medfed.functional.points import Chooser
+from medfed.functional.points import Chooser, RegionChooser
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.adapters import PATTERN, Adapters, attach
 from medfed.models.networks.small import LogisticRegression
+from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.run.assembly import next_to_outputs, read_data, task_for
@@ -161,10 +162,11 @@ def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
     return start, config
 
 
-def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | None:
-    """Returns what chooses thresholds and calibration of a classification, if wanted.
+def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | RegionChooser | None:
+    """Returns what chooses thresholds and calibration on validation cases, if wanted.
 
-    A shift and youden are defaults, for two classes; other tasks go without them.
+    A shift and youden are defaults, for two classes; regions that may overlap have thresholds by
+    their Dice; other tasks go without them.
 
     Raises:
         ConfigError: If the calibration or a stated sensitivity is not for this task.
@@ -185,6 +187,9 @@ def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | None:
     if method:
         why = "is for classifications (platt: into two classes)"
         raise ConfigError(f"evaluation.calibration={method} {why}; set it to null.")
+    named = isinstance(task, SegmentationTask) and "point" in task.regions  # as chosen metrics are
+    if rule and isinstance(task, SegmentationTask) and task.activation == "sigmoid" and not named:
+        return RegionChooser(task.regions, task.threshold, task.scores)
     return None
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, evenly, say, shown, size, wide_console
+from medfed.common.console import Table, evenly, said_once, say, shown, size, wide_console
 from medfed.common.errors import few
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, filled, write_json, write_text
@@ -261,14 +261,20 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """
     console = console or wide_console()
     console.print(metric_table(summary))
-    say(console, *remarks(summary), f"Results and pictures: {folder}")
+    of_data, of_results = remarks(summary)
+    with said_once():
+        say(console, *of_data)
+    say(console, *of_results, f"Results and pictures: {folder}")
 
 
-def remarks(summary: Mapping[str, Any]) -> list[str]:
+def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Says how sure the numbers of a run's table are, and what they cost.
 
     Args:
         summary: The summary of a run or of an evaluation.
+
+    Returns:
+        Sentences about the data of the split, which hold for other methods, too; and the others.
     """
     points = summary.get("points", {})
     metric, of = summary["selection"][0], (summary["clients"], summary.get("split", "test"))
@@ -285,11 +291,16 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         "summary": summary,
         "metric": metric,
         "split": of[1],
-        "lost": [*scores.undefined_sentences(*of), *scores.failure_sentences(*of)],
+        "undefined_metrics": scores.undefined_sentences(*of),
+        "failures": scores.failure_sentences(*of),
         "absent": absent,
         "mean": means[0],
         "constant": best,
         "lacking": [shown(c) for c, p in points.items() if "pooled" in p or "threshold" not in p],
+        "thresholds": {
+            shown(c): [f"{shown(n[10:])} {v:g}" for n, v in p.items() if n.startswith("threshold/")]
+            for c, p in points.items()
+        },
         "as_trained": [shown(c) for c, p in points.items() if "slope" not in p],
         "variance": max((p.get("variance", math.nan) for p in points.values()), default=math.nan),
         "useless": sign * means[0] < sign * best,  # not if one of them is undefined
@@ -299,7 +310,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         },
     }
     text = filled(Path(__file__).parent / "templates" / "remarks.txt", **words)
-    return text.strip().split("\n")
+    of_data, _, of_results = text.partition("====\n")
+    return of_data.splitlines(), of_results.splitlines()
 
 
 def metric_table(summary: Mapping[str, Any]) -> Table:
@@ -354,8 +366,9 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
         if row == "mean" and 1 < len(kept) < len(summary["clients"]):
             means = {n: scores.federation_statistics([m[n] for m in kept])["mean"] for n in names}
             add(scores.WITHOUT_SMALL, means, {})
-    if again := {n: over[k]["mean"] for n in names if (k := f"{n}/calibrated") in over}:
-        add("recalibrated", again, {first: intervals["mean"].get(f"{first}/calibrated")})
+    for row, ending in scores.CHOSEN.items():
+        if again := {n: over[n + ending]["mean"] for n in names if n + ending in over}:
+            add(row, again, {first: intervals["mean"].get(first + ending)})
     if summary.get("pooled"):
         add("pooled", summary["pooled"], intervals["pooled"])
     table.add_section()

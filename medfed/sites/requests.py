@@ -65,12 +65,14 @@ class Requests:
     Attributes:
         diverged: Sites at which the last evaluation says so.
         points: Of tested sites, with the digits that leave them.
+        small: Whether tested sites have too few test patients for a verdict.
         usual: The names of the metrics of most sites, by split.
     """
 
     attendance: Attendance
     diverged: list[str] = field(default_factory=list)
     points: dict[str, Point] = field(default_factory=dict)
+    small: dict[str, bool] = field(default_factory=dict)
     usual: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -207,6 +209,7 @@ class Requests:
         replies, why = self.caller.all(asked, self.caller.terms.timeout)
         metrics = {c: reply.metrics for c, reply in replies.items()}
         self.points |= {c: reply.point for c, reply in replies.items() if reply.point is not None}
+        self.small |= {c: reply.small for c, reply in replies.items()}
         names = Counter(frozenset(m) for m in metrics.values()).most_common(1)
         split = next((r.split for r in asked.values()), "")
         usual = self.usual.setdefault(split, names[0][0]) if names else frozenset()

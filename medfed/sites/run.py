@@ -384,6 +384,8 @@ def write(
     known = module.spent()
     spent = {c: known[c] for c in tested}
     summary = results.summarise(config.name, module, evaluation, best, spent)
+    few_patients = (c for c in tested if module.coordinator.requests.small.get(c))
+    summary["small"] = dict.fromkeys(few_patients, scores.FEW_CASES)
     if missing := [c for c in federation.ids if c not in tested]:
         summary["not_tested"] = missing
         _log.warning("Not tested, as they did not answer: %s.", ", ".join(map(shown, missing)))

@@ -252,12 +252,13 @@ class Site:
         if is_test and module.chooser is not None:
             self.metrics |= module.decide(self.name, asked.point)
             point = _leaving(module.points[self.name])
+        small = is_test and scores.too_small(module.cases.get(self.name, ()))
         self.gate.tested = self.gate.tested or is_test
         loss = self.client.training_loss if asked.trained else None
         module.losses = {} if loss is None else {self.name: loss}
         diverged = bool(module.diverged({self.name: self.metrics}))
         return wire.Measured.to(
-            asked, metrics=_leaving(self.metrics), diverged=diverged, point=point
+            asked, metrics=_leaving(self.metrics), diverged=diverged, point=point, small=small
         )
 
     @_reply.register

@@ -242,11 +242,12 @@ class Unmasked(Reply, frozen=True, kw_only=True, tag="unmask"):
 
 
 class Measured(Reply, frozen=True, kw_only=True, tag="evaluate"):
-    """Metrics, whether the training diverges, and the site's threshold and calibration."""
+    """Metrics, whether training diverges, threshold and calibration; whether patients are few."""
 
     metrics: dict[str, float]
     diverged: bool = False
     point: dict[str, Number] | None = None
+    small: bool = False
 
 
 class Tested(Reply, frozen=True, kw_only=True, tag="across"):

@@ -127,7 +127,8 @@ class RegionInference(Inference):
     Attributes:
         exclusive: Whether no voxel is in two regions (softmax, the first logit is the background's)
             or regions may overlap (sigmoid).
-        threshold: Probability above which a voxel belongs to a region that may overlap others.
+        threshold: Probability above which a voxel belongs to a region that may overlap others; one
+            for all regions, or one for each.
         patch_size: Window; None passes whole images through the network, in a margin of zeros if
             the network needs sides that are multiples of a power of two.
         overlap: Fraction by which neighbouring windows overlap.
@@ -135,7 +136,7 @@ class RegionInference(Inference):
     """
 
     exclusive: bool = False
-    threshold: float = 0.5
+    threshold: float | Sequence[float] = 0.5
     patch_size: tuple[int, ...] | None = None
     overlap: float = 0.25
     window_batch: int = 16
@@ -192,16 +193,19 @@ class RegionInference(Inference):
 
     def masks(self, probabilities: Tensor) -> Tensor:
         """Returns which voxels belong to which region, bool ``(B, R, *spatial)``."""
-        return exclusive_masks(probabilities) if self.exclusive else probabilities > self.threshold
+        if self.exclusive:
+            return exclusive_masks(probabilities)
+        return probabilities > self._levels(probabilities[0])
 
     def outlines(self, probabilities: Tensor) -> Tensor:
-        """Returns the values whose contours are drawn, at :attr:`level`, both ``(R, *spatial)``."""
-        return margins(probabilities) if self.exclusive else probabilities
+        """Returns the values whose contours are drawn, at 0.5, both ``(R, *spatial)``."""
+        if self.exclusive:
+            return margins(probabilities)
+        return probabilities + 0.5 - self._levels(probabilities)
 
-    @property
-    def level(self) -> float:
-        """The level of the contours of :meth:`outlines`."""
-        return 0.5 if self.exclusive else self.threshold
+    def _levels(self, like: Tensor) -> Tensor:
+        """The thresholds beside ``(R, *spatial)``."""
+        return torch.tensor(self.threshold).to(like).view(-1, *[1] * (like.ndim - 1))
 
 
 def with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:

@@ -79,8 +79,7 @@ class Predictor:
         overlap = float(0.25 if facts.get("overlap") is None else facts["overlap"])
         if facts["task"] == "segmentation":
             exclusive = facts.get("activation") == "softmax"
-            least = float(facts["threshold"] if level is None else level)
-            inference = RegionInference(exclusive, least, window, overlap, size)
+            inference = RegionInference(exclusive, level, window, overlap, size)
         elif facts["task"] == "detection":
             assert window is not None  # as the metadata's rules have it
             anchors, most = facts["anchors"], facts["boxes"]

@@ -59,7 +59,8 @@ def test_a_failed_run_ends_no_other_and_the_end_names_it(one_by_one):
     assert said.endswith("lower optimizer.lr or set local.clip.")
     why = said.removeprefix("error: ")
     assert named == f"error: Run 0 of the sweep (optimizer.lr=1e+29) failed: {why}"
-    last = out.splitlines()[-1]
+    once, last = out.splitlines()[-2:]
+    assert once.startswith("What runs say of their data is printed once")
     assert last == f"2 of 3 runs are finished; compare them: medfed report 'runs={folder}'"
     assert json.loads((folder / NAMES[1] / "summary.json").read_text())
 
@@ -70,6 +71,8 @@ def test_what_every_run_finds_in_the_data_is_said_once(one_by_one):
     assert sum(line.startswith("Data: ") for line in lines) == 1
     assert sum("Before training" in line for line in lines) == 1
     assert sum("test metrics of round" in line for line in lines) == 2
+    assert sum(line.startswith("[low, high]: ") for line in lines) == 1
+    assert sum(line.startswith("Gradient steps per client") for line in lines) == 2
     assert [line for line in lines if line.startswith("Run ")] == [
         f"Run {n} of the sweep: optimizer.lr={rate}" for n, rate in enumerate(("1e+29", 0.1, 0.05))
     ]
@@ -114,12 +117,18 @@ def test_lines_of_several_runs_are_marked_and_facts_said_once(tmp_path, monkeypa
         monkeypatch.setattr("sys.stdout", whole)
         with console.as_run(f"[{number}] "):
             with console.said_once():
-                print("Data: 9 patients.")
+                print(f"Data: {9 + number} patients, {number / 3} of them women.")
                 Console().print("two\nlines")
             print(f"Result {number}.")
             print("Sent 1 kB.")
     assert whole.getvalue().splitlines() == [
-        *("[0] Data: 9 patients.", "[0] two", "[0] lines", "[0] Result 0.", "[0] Sent 1 kB."),
+        *(
+            "[0] Data: 9 patients, 0.0 of them women.",
+            "[0] two",
+            "[0] lines",
+            "[0] Result 0.",
+            "[0] Sent 1 kB.",
+        ),
         *("[1] Result 1.", "[1] Sent 1 kB."),
     ]
 

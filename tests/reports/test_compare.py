@@ -18,10 +18,10 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.scores import worst_value
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.reports.comparison import compare_runs, metrics_of
+from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
-from medfed.reports.runs import find_runs
+from medfed.reports.runs import find_runs, metrics_of
 from medfed.reports.sweeps import paths_of
 from medfed.run.intervals import over_clients
 from tests.integration.runs import run
@@ -126,11 +126,28 @@ def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, cap
     for metric in ("sensitivity", "specificity", "f1", "brier", "balanced accuracy"):
         assert f" {metric} " in told
     report = (tmp_path / "comparison.md").read_text()
-    assert "| metric | fedavg | local | constant |" in report
+    head, *lines = means_in(report)
+    names = ["fedavg", "fedavg, recalibrated", "fedavg, thresholds", "local"]
+    assert head[:5] == ["metric", *names]
+    rows = {line[0]: dict(zip(head[1:], line[1:], strict=True)) for line in lines}
+    federated = summary_of(runs / "fedavg_0")["federation"]
+    expected = {("brier", "fedavg, recalibrated"): federated["brier/calibrated"]}
+    expected["sensitivity", "fedavg, thresholds"] = federated["sensitivity/point"]
     for name in ("auroc", "accuracy", "brier"):
-        contents = (summary_of(runs / "fedavg_0"), summary, constant)
-        means = (f"{content['federation'][name]['mean']:.4f}" for content in contents)
-        assert f"| {name} | {' | '.join(means)} |" in report
+        for method, of in (("fedavg", federated), ("local", summary["federation"])):
+            expected[name, method] = of[name]
+        expected[name, "constant"] = constant["federation"][name]
+    assert {at: rows[at[0]][at[1]] for at in expected} == {
+        at: f"{of['mean']:.4f}" for at, of in expected.items()
+    }
+    assert rows["auroc"]["fedavg, recalibrated"] == "–"
+
+
+def means_in(report):
+    """The cells of the table of means."""
+    lines = report.split("## Means of all metrics\n\n")[1].split("\n\n")[0].split("\n")
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    return rows[:1] + rows[2:]
 
 
 def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
@@ -179,7 +196,7 @@ def test_runs_of_before_compare_without_them(runs, tmp_path):
             del values[metric]
     (old / "summary.json").write_text(json.dumps(summary))
     comparison = compare_runs([str(runs / "fedavg_0"), str(old)], tmp_path / "out", kind="none")
-    assert "brier" not in metrics_of(comparison)
+    assert "brier" not in metrics_of(comparison.runs, "auroc")
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert {method for _, _, method in table} == {"fedavg", "local"}  # no constant
     assert table["auroc", "mean", "fedavg"]["low"]

@@ -19,13 +19,13 @@ from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
 from medfed.reports.runs import differences
 from medfed.reports.sentences import answer
-from medfed.reports.tables import hospitals_table
+from medfed.reports.tables import hospitals_table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import harm_of, judge
 from medfed.run.results import print_summary
 from tests.integration.runs import run
 
-CLINICS = {"Basel": 150, "Bern": 130, "Chur": 90, "Zug": 9, "Uri": 60}
+CLINICS = {"Basel": 220, "Bern": 180, "Chur": 110, "Zug": 9, "Uri": 81}
 SEEDS = (0, 1, 2)
 FOUR = ("patient", "label", "probability/1", "probability/2")
 SETTING = (
@@ -41,7 +41,7 @@ def write_table(path, leak=False):
     for clinic, count in CLINICS.items():
         for n in range(count):
             age = rng.normal(60, 10)
-            kind = "rare" if clinic == "Basel" and n < 8 else "ab"[rng.integers(2)]
+            kind = "rare" if clinic == "Basel" and n < 7 else "ab"[rng.integers(2)]
             ill = 1 if clinic == "Uri" else int(rng.random() < 1 / (1 + math.exp((60 - age) / 8)))
             shown = "" if rng.random() < 0.05 else f"{age:.1f}"
             rows.append(f"{len(rows)},{shown},{kind},{ill},{clinic}" + f",c{ill}" * leak)
@@ -77,10 +77,10 @@ def test_from_a_table_to_a_report_over_ten_seeds(tmp_path, monkeypatch, capsys):
         lines[-1]
         == f"20 of 20 runs are finished; compare them: medfed report runs={tmp_path}/sweep"
     )
-    for once in ("Before training", "all 439 rows are taken"):
+    for once in ("Before training", "all 600 rows are taken"):
         assert sum(once in line for line in lines) == 1
     gaps = [line for line in lines if "Missing training cells become" in line]
-    assert len(gaps) == len({*gaps}) > 0  # the shares of another split are another line
+    assert len(gaps) == 1  # the shares of another split say nothing new
     main(["report", f"runs={tmp_path}/sweep", "figures=false"])
     said = capsys.readouterr().out
     for words in (
@@ -182,9 +182,9 @@ def test_both_means_stand_beside_each_other(runs, tmp_path, capsys):
     assert brier["mean"] == pytest.approx(np.mean([brier[c] for c in CLINICS]))
     printed = capsys.readouterr().out
     assert "local, without small" in printed
-    (line,) = (line for line in printed.splitlines() if line.strip().startswith("brier"))
-    both = [f"{brier[place]:.4f}" for place in ("mean", "mean without small")]
-    assert " ".join(both) in " ".join(line.split())
+    for name, place in (("local", "mean"), ("local, without small", "mean without small")):
+        lines = [line for line in printed.splitlines() if line.startswith(f"  {name}   ")]
+        assert any(f"{brier[place]:.4f}" in line for line in lines)
 
 
 def test_a_run_says_what_its_own_split_cannot_tell(runs):
@@ -253,3 +253,23 @@ def test_where_all_are_small_no_hospital_has_a_verdict():
     small = harm_of(task.scores["fedavg"], task.scores["local"], task)
     assert {gain.verdict for gain in small.gains.values()} == {"undecided"}
     assert small.gains["a"].difference == alone.gains["a"].difference
+
+
+def test_a_gain_of_level_is_told_from_a_gain_of_personalisation(runs, tmp_path, capsys):
+    """The report of a probability's score has each method recalibrated, without small hospitals."""
+    report = report_runs(str(runs), tmp_path, metric="brier", figures=False)
+    ((task, verdicts),) = report.tasks
+    expected = {}
+    for name in verdicts:
+        each = [Run(runs / f"{name}_{seed}").summary["clients"] for seed in SEEDS]
+        values = [[of[c]["brier/calibrated"] for c in task.clients] for of in each]
+        expected[name] = f"{np.mean(values):.4f}"
+    table = methods_table(task, verdicts)
+    at = table.head.index("recalibrated")
+    assert {row[0].text: row[at].text for row in table.rows} == expected
+    (said,) = [line for line in report.answers[task.name] if line.startswith("Recalibrated on")]
+    assert said.count(expected["fedavg"]) == 1
+    page, printed = (tmp_path / "report.html").read_text(), capsys.readouterr().out
+    for text in (said, "fedavg, recalibrated"):
+        assert text in page
+        assert text in " ".join(printed.split())

@@ -116,7 +116,7 @@ def test_everything_is_of_the_selected_round():
     assert told["half_l1_at_start"] == pytest.approx(2 / 3)
     last = {"round": 2, "leading": 1, "planted_groups": 3, "adjusted_rand": 0.0}
     assert told["last"] == {**last, "half_l1": pytest.approx(2 / 3)}
-    (line,) = remarks({**RUN, "memberships": told})[-1:]
+    (line,) = remarks({**RUN, "memberships": told})[1][-1:]
     assert "round 1: 3 of 3" in line
     assert "after the last round, 2: 1 of 3" in line
     assert len(these.to_csv().splitlines()) == 1 + 3 * 6
@@ -128,7 +128,7 @@ def test_everything_is_of_the_selected_round():
     marked = figures["memberships_over_rounds"].axes[0].lines
     assert [line.get_xdata()[0] for line in marked] == [1, 1]
     last = found(history=history, selected=2).summary()
-    line = remarks({**RUN, "memberships": last})[-1]
+    line = remarks({**RUN, "memberships": last})[1][-1]
     assert line == "Memberships of round 2: 1 of 3 models lead a client."
     unmarked = membership_figures(found(history=history, selected=2))["memberships_over_rounds"]
     assert not unmarked.axes[0].lines

@@ -5,23 +5,28 @@ from __future__ import annotations
 from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
 from tests.sites.hospitals import across, direct
-from tests.sites.tables import EXPERIMENT, write_table
+from tests.sites.tables import EXPERIMENT, SITES, write_table
 
 
 def test_a_coordinators_runs_are_compared_and_reported(tmp_path, capsys):
-    names = ("Basel", "Bern")
-    table = tmp_path / "ours.csv"
-    write_table(table, names)
+    """A site says whether its test patients are few, and not how many they are."""
+    table, tiny = tmp_path / "ours.csv", SITES[2]
+    write_table(table, SITES)
+    head, *rows = table.read_text().splitlines()
+    few = [row for row in rows if tiny in row][12:]
+    table.write_text("\n".join([head, *(row for row in rows if row not in few)]) + "\n")
     for method, seed in (("fedavg", 0), ("fedavg", 1), ("local", 0), ("local", 1)):
         words = [*EXPERIMENT[:-2], f"algorithm={method}", "rounds=1", f"data.path={table}"]
-        words += [f"seed={seed}", "local.steps=1"]
-        sites = direct(tmp_path / f"sites_{method}_{seed}", [*names], *words)
-        across(tmp_path / "runs" / f"{method}_{seed}", sites, [*names], *words)
+        words += [f"seed={seed}", "local.steps=1", "data.test_fraction=0.4"]
+        sites = direct(tmp_path / f"sites_{method}_{seed}", [*SITES], *words)
+        across(tmp_path / "runs" / f"{method}_{seed}", sites, [*SITES], *words)
     capsys.readouterr()
     compare_runs(str(tmp_path / "runs"))
-    assert "Equal budgets" in capsys.readouterr().out
-    report_runs(str(tmp_path / "runs"), quiet=True)
+    assert "Equal budgets" in (printed := capsys.readouterr().out)
+    report = report_runs(str(tmp_path / "runs"), quiet=True)
     (page,) = (tmp_path / "runs").glob("**/report.html")
-    text = page.read_text()
-    assert "The runs do not say how many patients a hospital has tested" in text
+    text, said = page.read_text(), f"{tiny} (fewer than 10 test patients, or of a class or with an"
+    assert said in text
+    assert said in printed
+    assert report.tasks[0][0].clients == SITES[:2]
     assert "2 splits, 2 hospitals, patients that only sites know tested over all splits" in text

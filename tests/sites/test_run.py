@@ -65,6 +65,8 @@ def test_a_site_gets_what_the_others_say_of_levels_and_thresholds(method, tmp_pa
     summary = across(tmp_path / "server", transport, names, *overrides)
     assert summary["points"] == as_left(expected["points"])
     assert summary["clients"] == as_left(expected["clients"])
+    assert 0 < len(summary["small"]) == len(expected["small"])
+    assert summary["small"].keys() == expected["small"].keys()  # their numbers stay at the sites
 
 
 class Killed(BaseException):

@@ -31,8 +31,9 @@ overlap, window_batch
                   of the segmentation or detection, else ``null``
 anchors, boxes    of a detection: sides in voxels of the boxes at each cell, and the most boxes of a
                   scan
-threshold         of a segmentation's regions; of a detection's boxes; of two classes that of the
-                  probability of the second one, which validation chose; else ``null``
+threshold         of a segmentation's regions, one for all or one for each, which validation
+                  chose; of a detection's boxes; of two classes that of the probability of the
+                  second one, which validation chose; else ``null``
 calibration       of a classification: logarithms of probabilities are multiplied by the first
                   number, and the second one is added to that of the second class; or ``null``
 activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
@@ -183,6 +184,7 @@ Names = Annotated[list[Text], Meta(min_length=1)]
 Length = Annotated[float, Meta(gt=0)]
 Lengths = tuple[Length, Length, Length]
 Share = Annotated[float, Meta(ge=0, lt=1)]
+Level = Annotated[float, Meta(ge=0, lt=1.01)]  # above 1: of no case
 Above0 = Annotated[int, Meta(ge=1, le=1 << 20)]
 Size = Annotated[list[Above0], Meta(min_length=2, max_length=3)]
 Codes = Annotated[list[Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]], Meta(min_length=1)]
@@ -275,7 +277,7 @@ class Facts(Struct, kw_only=True):
     patch_size: Size | None = None
     overlap: Share | None = None
     window_batch: Above0 | None = None
-    threshold: Annotated[float, Meta(ge=0, lt=1.01)] | None = None  # above 1: of no case
+    threshold: Level | list[Level] | None = None
     anchors: Annotated[list[tuple[Above0, Above0, Above0]], Meta(min_length=1)] | None = None
     boxes: Above0 | None = None
     calibration: tuple[Length, float] | None = None
@@ -334,7 +336,10 @@ def _rules_of_network(facts: Facts) -> Iterator[tuple[bool, str]]:
     detects, anchors = isinstance(source, CTScans), facts.anchors or ()
     fits = segments == masked and (task == "detection") == detects
     yield fits, f"a model of {task} does not take {_kind(source)}"
+    levels = facts.threshold if isinstance(facts.threshold, list) else None
     yield not (segments or detects) or facts.threshold is not None, "threshold is missing"
+    fits = levels is None or (segments and len(levels) == len(facts.labels))
+    yield fits, "threshold must be one number, or of a segmentation one for each region"
     known = anchors and facts.boxes and len(facts.patch_size or ()) == 3
     yield not detects or bool(known), "anchors, boxes or patch_size is missing"
     yield not any(side % 2 for sides in anchors for side in sides), "anchors has an odd number"

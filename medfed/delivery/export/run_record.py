@@ -112,7 +112,11 @@ class RunRecord(RunFolder):
             wanted, exclusive = model.get("activation", "auto"), model.get("exclusive")
             chosen = chosen_activation(wanted, len(model["regions"]), exclusive)
         point = self.summary.get("points", {}).get(client, {})
-        inference = ("patch_size", "overlap", "window_batch", "threshold")
+        level = model.get("threshold") if segments or detects else point.get("threshold")
+        if segments:
+            by_region = [point.get(f"threshold/{region}", level) for region in model["regions"]]
+            level = by_region[0] if len({*by_region}) == 1 else by_region
+        inference = ("patch_size", "overlap", "window_batch")
         return {
             "format_version": FORMAT_VERSION,
             "task": task,
@@ -125,7 +129,7 @@ class RunRecord(RunFolder):
             **self.preprocessing[client],
             "site": self.splits.get("partition", {}).get(client, {}).get("site"),
             **{key: model[key] if segments or detects else None for key in inference},
-            **({} if segments or detects else {"threshold": point.get("threshold")}),
+            "threshold": level,
             **({key: model[key] for key in ("anchors", "boxes")} if detects else {}),
             "calibration": [point["slope"], point["shift"]] if "slope" in point else None,
             "activation": chosen,

@@ -280,5 +280,5 @@ def _draw(
     facts, regions = predictor.facts, predictor.of_regions
     names = [name for name in facts["channels"] if name in facts["present"]]
     drawn = image[predictor.present], regions.outlines(probabilities), names, predictor.labels
-    figure = prediction_row(*drawn, title=title, threshold=regions.level, aspect=aspect)
+    figure = prediction_row(*drawn, title=title, aspect=aspect)
     save_figures(path.parent, {path.stem: figure})

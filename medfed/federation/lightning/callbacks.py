@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
-from medfed.common.console import Terminal, bar, shown, visible
+from medfed.common.console import Terminal, bar, said_once, shown, visible
 from medfed.common.errors import NonFiniteError
 from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
@@ -290,8 +290,10 @@ class PersonalEvaluation(pl.Callback):
         """Logs once for each client which metrics are omitted and whether its model has failed."""
         first, before = not self.history, self.history.failures
         news = {c: m for c, m in metrics.items() if c not in before}
-        sentences = scores.undefined_sentences(metrics, "validation") if first else []
-        return sentences + scores.failure_sentences(news, "validation", f"Round {number + 1}: ")
+        with said_once():
+            for sentence in scores.undefined_sentences(metrics, "validation") if first else ():
+                warn(sentence)
+        return scores.failure_sentences(news, "validation", f"Round {number + 1}: ")
 
     def _on_selection(self) -> list[str]:
         """Logs what selects the round if the configured metric cannot."""

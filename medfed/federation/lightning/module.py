@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from statistics import median
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -30,7 +31,7 @@ from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.lightning.flags import check_trainer
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import Chooser, Point, Rows
+from medfed.functional.points import Chooser, Point, RegionChooser, Rows
 
 EvalSplit = Literal["train", "val", "test"]
 
@@ -135,7 +136,7 @@ class MeterLike(Protocol):
 class Measures(Protocol):
     """A task that also has results of each case."""
 
-    def measured(self, batches: Iterable[Batch], *, test: bool = False) -> MeterLike:
+    def measured(self, batches: Iterable[Batch], *, test: bool = False, **more: Any) -> MeterLike:
         """Returns the meter of ``evaluate``."""
 
 
@@ -208,7 +209,7 @@ class FederatedModule(pl.LightningModule):
         self.losses: dict[str, float] = {}  # of this round's training steps, by client
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
-        self.chooser: Chooser | None = None
+        self.chooser: Chooser | RegionChooser | None = None
         self.points: dict[str, Point] = {}  # of tested clients
         self._chosen_on: dict[str, tuple[Rows, Rows]] = {}  # validation and training cases
         self.test_split: EvalSplit = "test"
@@ -373,11 +374,13 @@ class FederatedModule(pl.LightningModule):
 
         if not keep or not isinstance(self.task, Measures):
             return self.task.evaluate(batches(split), test=split == "test")
-        meter = self.task.measured(batches(split), test=split == "test")
+        levels = () if self.chooser is None else self.chooser.levels
+        measured = partial(self.task.measured, **({"levels": levels} if levels else {}))
+        meter = measured(batches(split), test=split == "test")
         self.cases[client] = meter.cases()
         if self.chooser is not None:
-            training = self.task.measured(batches("train")).cases() if self.chooser.linear else []
-            self._chosen_on[client] = self.task.measured(batches("val")).cases(), training
+            training = measured(batches("train")).cases() if self.chooser.linear else []
+            self._chosen_on[client] = measured(batches("val")).cases(), training
             self.points[client] = self.chooser.choose(*self._chosen_on[client])
         return meter.compute()
 
