@@ -96,7 +96,7 @@ class Federation:
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may change buffers; every client has the same model.
         if self.trainer is not None:
-            self.channel.buffers = self.trainer.split.buffers
+            self.channel.buffers = self.trainer.split.buffers.union(algorithm.exact)
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device, but for those that clients keep between their turns."""

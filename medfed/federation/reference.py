@@ -182,6 +182,7 @@ def assemble(
     inputs.check_kind("cohort", cohort, Cohort | None)
     inputs.check_optimizer(optimizer, scheduler, rounds)
     clients = inputs.check_clients(clients)
+    inputs.check_labels(algorithm, clients)
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)
     local = LocalTrainer(

@@ -42,7 +42,7 @@ from medfed.federation.budget import (
     save_optimizer,
     takes_network,
 )
-from medfed.federation.client import Batch, ClientData, Direction, How, Over, Seen
+from medfed.federation.client import Batch, ClientData, Direction, Features, How, Over, Seen
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
 from medfed.federation.entries import joined
@@ -547,6 +547,28 @@ class LocalTrainer:
             losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
 
+    def features(self, data: ClientData, at: Mapping[str, Tensor]) -> Features:
+        """Returns what enters the head; see :meth:`medfed.federation.client.Client.features`."""
+        rows, device, seen = list[Features](), self.model.device, 0
+        self.model.load(at)
+        self.network.eval()
+        head, live = self.split.head, Tensors()
+        watch = WatchedForward(self.network, live, head, _no_term, None, self.gradients)
+        with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
+            for batch in data.eval_batches("train"):
+                moved = to_device(batch, device)
+                with watch.watching():
+                    self.gradients.loss_of(moved)
+                z, label = watch(live, features=True), moved["label"]
+                one = label if label.ndim == 1 else label.flatten(1)[:, :0]
+                alone = torch.arange(seen, seen := seen + len(label), device=device)
+                rows.append(
+                    Features(
+                        z.float() if z.dtype.itemsize < 4 else z, one, moved.get("case", alone)
+                    )
+                )
+        return Features(*map(torch.cat, zip(*rows, strict=True)))
+
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.
 
@@ -623,6 +645,10 @@ class LocalTrainer:
         else:
             batches = data.train_batches(seed)
         return (to_device(batch, self.model.device) for batch in batches)
+
+
+def _no_term(*_: Any) -> Tensor:
+    return torch.zeros(())
 
 
 def _drawable(data: ClientData) -> Drawable:

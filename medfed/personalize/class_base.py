@@ -1,0 +1,126 @@
+"""What methods of features by class have in common: sums that leave a client, and their floor.
+
+A client sends, for each class y of K, the sum of its features z over the samples of y and their
+number, both divided by its n samples. So the server learns the means of all hospitals from means of
+replies alone, which masks may hide. A class of fewer than ``least_patients`` patients is zero in
+both, and counts as absent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+
+from medfed.method import *
+
+SUMS, SHARES = "class_sums", "class_shares"
+
+
+@dataclass(frozen=True)
+class ByClass(Algorithm):
+    """A method whose clients send statistics of what enters the head, by class.
+
+    Attributes:
+        least_patients: The fewest patients behind a class that leaves a client.
+    """
+
+    least_patients: Annotated[int, check_count] = 20
+    leaves: ClassVar[tuple[str, ...]] = ("features",)
+    exact: ClassVar[tuple[str, ...]] = (SUMS, SHARES)
+    by_class: ClassVar[bool] = True
+
+    def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
+        """Also the features, and those sums and shares."""
+        classes, width = head_shape(split, weights)
+        more = {"features": width, "classes": classes * (width + 1)}
+        return {**super().vectors(split, weights), **more}
+
+    def summaries(self, data: ClientData) -> Sequence[Statistic]:
+        """The features of a class, of which no smaller one leaves."""
+        key = "algorithm.least_patients"
+        return [Statistic(data.id, "mean features of a class", key, 1, self.least_patients)]
+
+    def sums_of(self, client: Client, seen: Features, center: Tensor | None = None) -> Tensors:
+        """Returns a client's sums and shares.
+
+        Args:
+            client: The client.
+            seen: Its features.
+            center: What is subtracted from the features of each class, ``(K, d)``.
+        """
+        classes, z = len(client.data.label_counts), seen.z
+        z = z if center is None else z - center.to(z)[seen.labels]
+        sums, counts = class_sums(z, seen.labels, seen.patients, classes, self.least_patients)
+        return {SUMS: (sums / len(z)).to(z), SHARES: (counts / len(z)).to(z)}
+
+    def newest(self, server: State, replies: Replies) -> Tensors:
+        """Returns the mean sums and shares; of a class that is absent now those from before."""
+        sums, before = self.mean(server, replies, "features"), server["features"]
+        known = sums[SHARES] > 0
+        if not before and not known.any():
+            warn(
+                f"No hospital of the first round has {self.least_patients} patients of a class, so "
+                f"that {type(self).__name__} shares no features; choose another algorithm, or "
+                "lower algorithm.least_patients where nobody's patients are at risk."
+            )
+        where = {SUMS: known[:, None], SHARES: known}
+        return {n: torch.where(where[n], sums[n], before[n]) if before else sums[n] for n in sums}
+
+
+def class_sums(
+    z: Tensor, labels: Tensor, patients: Tensor, classes: int, least: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the sums of features and the samples by class; zeros where patients are too few.
+
+    Args:
+        z: Features, ``(n, d)``.
+        labels: Classes, ``(n,)`` int64.
+        patients: The patient of each sample, ``(n,)``.
+        classes: K.
+        least: The fewest patients behind a class.
+
+    Returns:
+        ``(K, d)`` and ``(K,)``, in double precision.
+
+    Example:
+        >>> z, labels = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])
+        >>> sums, counts = class_sums(z, labels, torch.tensor([7, 8, 9]), classes=2, least=2)
+        >>> sums.tolist(), counts.tolist()
+        ([[4.0], [0.0]], [2.0, 0.0])
+    """
+    member = nn.functional.one_hot(labels, classes).double()
+    behind = torch.tensor([len(patients[labels == k].unique()) for k in range(classes)])
+    member *= (behind >= least).to(member)
+    return member.T @ z.double(), member.sum(0)
+
+
+def means_of(sums: Tensors) -> tuple[Tensor, Tensor]:
+    """Returns the mean features of each class ``(K, d)``, and which classes are known ``(K,)``.
+
+    Example:
+        >>> sums = {SUMS: torch.tensor([[1.0], [0.0]]), SHARES: torch.tensor([0.5, 0.0])}
+        >>> [found.tolist() for found in means_of(sums)]
+        [[[2.0], [0.0]], [True, False]]
+    """
+    known = sums[SHARES] > 0
+    return sums[SUMS] / torch.where(known, sums[SHARES], 1)[:, None], known
+
+
+def apart(z: Tensor, labels: Tensor, sums: Tensors) -> Tensor:
+    """Returns the mean squared distance of features to their class's mean, 0 where it is unknown.
+
+    Example:
+        >>> sums = {SUMS: torch.tensor([[1.0], [0.0]]), SHARES: torch.tensor([0.5, 0.0])}
+        >>> apart(torch.tensor([[5.0], [7.0]]), torch.tensor([0, 1]), sums)
+        tensor(4.5000)
+    """
+    means, known = means_of(sums)
+    return ((z - means[labels]).square().mean(1) * known[labels]).mean()
+
+
+def head_shape(split: ParameterSplit, weights: Tensors) -> tuple[int, int]:
+    """Returns the classes K, and the features d that enter the head."""
+    first = next((weights[n] for n in split.head if weights[n].ndim > 1), None)
+    return (0, 0) if first is None else (len(weights[split.head[-1]]), first.shape[1])

@@ -1,0 +1,103 @@
+"""FedProto: hospitals exchange the mean features of each class, and no weights.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated prototype learning across heterogeneous
+clients, AAAI 2022, Algorithm 1. With z the d features that enter the head:
+
+    f_i = task loss + lambda mean over the batch of |z - C_y|^2 / d
+    C_y <- sum_i n_iy C_iy / sum_i n_iy,   C_iy the mean of z over the n_iy samples of class y
+
+| symbol | here |
+|---|---|
+| C_y | the quotient of ``server["features"]``'s sums and shares; a class keeps its last ones |
+| C_iy | from one pass over the training samples after the local steps, in evaluation mode |
+| lambda | ``strength``; 0 is local training |
+
+Deviations:
+- The authors average z over training batches while the weights change.
+- The paper weighs C_iy by n_iy, the authors' code equally. ``weighting=uniform`` weighs by the
+  class's share at the hospital, n_iy / n_i.
+- A class of fewer than ``least_patients`` patients is not sent, and counts as absent.
+- Clients predict by their heads; the nearest C_y is left out.
+- All networks are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from medfed.method import *
+from medfed.personalize.class_base import ByClass, apart
+from medfed.personalize.fedavg import KeepsModel
+
+
+@dataclass(frozen=True)
+class FedProto(KeepsModel, OnboardingRules, ByClass):
+    """Local training that draws the features of each class to their mean over hospitals.
+
+    Attributes:
+        strength: lambda >= 0; 0 is local training.
+        least_patients: The fewest patients behind a class that leaves a hospital.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    strength: Annotated[float, check_not_negative] = 1.0
+    averaged: ClassVar[tuple[str, ...]] = ("features",)
+    masks: ClassVar[bool] = False
+    card: ClassVar[Card] = Card(
+        "Tan et al. 2022",
+        "similar clients",
+        "everything",
+        {"classes": 1},
+        {"classes": 1},
+        besides="a pass of the training samples a round",
+        server={"classes": 1},
+        client={"model": 1},
+        tasks="classification",
+        note="mean features of each class travel instead of weights",
+        tune={"strength": Range(0.01, 10.0)},
+        touches="outputs",
+    )
+
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """No mean is known; every client starts from the same weights.
+
+        Raises:
+            ConfigError: If the model has no head with something before it.
+        """
+        split.check_features("FedProto")
+        return {"features": {}, "num_samples": client_sizes(clients)}, {"model": weights}
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """Sends the means of all classes, and averages those that come back."""
+        parts = {"features": server["features"]} if server["features"] else {}
+        replies = yield {client: Message("fit", parts) for client in cohort}
+        return {**server, "features": self.newest(server, replies)}
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains the client's model towards the means, and replies with its own."""
+        model = self.drawn(client, client.state["model"], message)
+        client.state["model"] = model
+        sums = self.sums_of(client, client.features(model))
+        return Message("fit", {"features": sums}, kinds={"features": "update"})
+
+    def drawn(self, client: Client, start: Tensors, message: Message) -> Tensors:
+        """Trains from a start with the term that draws features to the means."""
+        aims = message.parts.get("features")
+
+        def draw(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:
+            z = forward(live, features=True)
+            return self.strength * apart(z, batch["label"], aims)
+
+        return client.train(start, batch_penalty=draw if aims and self.strength else None)
+
+    def onboarding(self, server: State, client: ClientInfo) -> Exchange:
+        """An onboarded client gets the means."""
+        yield from ()
+        return Message("deliver", {"features": server["features"]} if server["features"] else {})
+
+    def onboard(self, client: Client, message: Message) -> Tensors:
+        """It trains its model towards them."""
+        return self.drawn(client, client.weights, message)
