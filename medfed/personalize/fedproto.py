@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from medfed.method import *
-from medfed.personalize.class_base import ByClass, apart
+from medfed.personalize.features_base import SendsFeatures, apart
 from medfed.personalize.fedavg import KeepsModel
 
 
 @dataclass(frozen=True)
-class FedProto(KeepsModel, OnboardingRules, ByClass):
+class FedProto(KeepsModel, OnboardingRules, SendsFeatures):
     """Local training that draws the features of each class to their mean over hospitals.
 
     Attributes:
@@ -45,15 +45,15 @@ class FedProto(KeepsModel, OnboardingRules, ByClass):
 
     strength: Annotated[float, check_not_negative] = 1.0
     averaged: ClassVar[tuple[str, ...]] = ("features",)
-    masks: ClassVar[bool] = False
+    by_class: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Tan et al. 2022",
         "similar clients",
         "everything",
-        {"classes": 1},
-        {"classes": 1},
+        {"features": 1},
+        {"features": 1},
         besides="a pass of the training samples a round",
-        server={"classes": 1},
+        server={"features": 1},
         client={"model": 1},
         tasks="classification",
         note="mean features of each class travel instead of weights",
@@ -80,8 +80,7 @@ class FedProto(KeepsModel, OnboardingRules, ByClass):
         """Trains the client's model towards the means, and replies with its own."""
         model = self.drawn(client, client.state["model"], message)
         client.state["model"] = model
-        sums = self.sums_of(client, client.features(model))
-        return Message("fit", {"features": sums}, kinds={"features": "update"})
+        return self.with_features(Message(), self.sums_of(client, client.features(model)))
 
     def drawn(self, client: Client, start: Tensors, message: Message) -> Tensors:
         """Trains from a start with the term that draws features to the means."""

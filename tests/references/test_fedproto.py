@@ -13,7 +13,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import exchange, federate, onboarded_client
-from medfed.personalize.class_base import means_of
+from medfed.personalize.features_base import means_of
 from medfed.personalize.fedproto import FedProto
 from medfed.personalize.local import Local
 from tests.references.class_net import (

@@ -1,14 +1,14 @@
-"""What methods of features by class have in common: sums that leave a client, and their floor.
+"""What methods that send features have in common: sums that leave a client, and their floor.
 
 A client sends, for each class y of K, the sum of its features z over the samples of y and their
-number, both divided by its n samples. So the server learns the means of all hospitals from means of
-replies alone, which masks may hide. A class of fewer than ``least_patients`` patients is zero in
-both, and counts as absent.
+number, both divided by its n samples; or, with one row for all, their mean and 1. So the server
+learns the means of all hospitals from means of replies alone, which masks may hide. A row of fewer
+than ``least_patients`` patients is zero in both, and counts as absent.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -19,28 +19,28 @@ SUMS, SHARES = "class_sums", "class_shares"
 
 
 @dataclass(frozen=True)
-class ByClass(Algorithm):
-    """A method whose clients send statistics of what enters the head, by class.
+class SendsFeatures(Algorithm):
+    """A method whose clients send sums of what enters the head, by class or of all.
 
     Attributes:
-        least_patients: The fewest patients behind a class that leaves a client.
+        least_patients: The fewest patients behind a row that leaves a client.
     """
 
     least_patients: Annotated[int, check_count] = 20
     leaves: ClassVar[tuple[str, ...]] = ("features",)
     exact: ClassVar[tuple[str, ...]] = (SUMS, SHARES)
-    by_class: ClassVar[bool] = True
+    masks: ClassVar[bool] = False
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Also the features, and those sums and shares."""
-        classes, width = head_shape(split, weights)
-        more = {"features": width, "classes": classes * (width + 1)}
-        return {**super().vectors(split, weights), **more}
+        """Also those sums and shares."""
+        rows, width = head_shape(split, weights)
+        rows = rows if self.by_class else 1
+        return {**super().vectors(split, weights), "features": rows * (width + 1)}
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
-        """The features of a class, of which no smaller one leaves."""
-        key = "algorithm.least_patients"
-        return [Statistic(data.id, "mean features of a class", key, 1, self.least_patients)]
+        """The features of a row, of which none of fewer patients leaves."""
+        what = "mean features of a class" if self.by_class else "mean features"
+        return [Statistic(data.id, what, "algorithm.least_patients", 1, self.least_patients)]
 
     def sums_of(self, client: Client, seen: Features, center: Tensor | None = None) -> Tensors:
         """Returns a client's sums and shares.
@@ -50,10 +50,16 @@ class ByClass(Algorithm):
             seen: Its features.
             center: What is subtracted from the features of each class, ``(K, d)``.
         """
-        classes, z = len(client.data.label_counts), seen.z
-        z = z if center is None else z - center.to(z)[seen.labels]
-        sums, counts = class_sums(z, seen.labels, seen.patients, classes, self.least_patients)
+        z = seen.z if center is None else seen.z - center.to(seen.z)[seen.labels]
+        rows = len(client.data.label_counts) if self.by_class else 1
+        labels = seen.labels if self.by_class else torch.zeros_like(seen.patients)
+        sums, counts = class_sums(z, labels, seen.patients, rows, self.least_patients)
         return {SUMS: (sums / len(z)).to(z), SHARES: (counts / len(z)).to(z)}
+
+    def with_features(self, reply: Message, sums: Tensors) -> Message:
+        """Returns a reply with them."""
+        kinds = {**reply.kinds, "features": "update"}
+        return replace(reply, parts={**reply.parts, "features": sums}, kinds=kinds)
 
     def newest(self, server: State, replies: Replies) -> Tensors:
         """Returns the mean sums and shares; of a class that is absent now those from before."""
@@ -61,9 +67,10 @@ class ByClass(Algorithm):
         known = sums[SHARES] > 0
         if not before and not known.any():
             warn(
-                f"No hospital of the first round has {self.least_patients} patients of a class, so "
-                f"that {type(self).__name__} shares no features; choose another algorithm, or "
-                "lower algorithm.least_patients where nobody's patients are at risk."
+                f"No hospital of the first round has {self.least_patients} patients"
+                f"{' of a class' * self.by_class}, so that {type(self).__name__} shares no "
+                "features; choose another algorithm, or lower algorithm.least_patients where "
+                "nobody's patients are at risk."
             )
         where = {SUMS: known[:, None], SHARES: known}
         return {n: torch.where(where[n], sums[n], before[n]) if before else sums[n] for n in sums}
@@ -121,6 +128,6 @@ def apart(z: Tensor, labels: Tensor, sums: Tensors) -> Tensor:
 
 
 def head_shape(split: ParameterSplit, weights: Tensors) -> tuple[int, int]:
-    """Returns the classes K, and the features d that enter the head."""
+    """Returns how many outputs K and features d a head has."""
     first = next((weights[n] for n in split.head if weights[n].ndim > 1), None)
     return (0, 0) if first is None else (len(weights[split.head[-1]]), first.shape[1])
