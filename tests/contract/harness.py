@@ -139,7 +139,7 @@ def federation(name: str, **changes: Any) -> tuple[ToyTask, Federation, Any]:
     if method.card.full_cohort and getattr(changes.get("cohort"), "fraction", 1) < 1:
         changes["cohort"] = None  # a fraction is refused: test_cards.py
     made = toy_federation(method, task(name), **{**settings, **changes})
-    made[1].normalization = "reestimated"
+    made[2].normalization = "reestimated"
     return made
 
 

@@ -65,6 +65,7 @@ Key = tuple[str | int, ...]
 
 
 Rates = Mapping[Literal["shared", "personal"], float]
+Normalization = Literal["reestimated", "kept"]
 
 # Optimizers whose steps over many tensors together equal those one by one, bit for bit.
 _EITHER_WAY = (
@@ -328,6 +329,8 @@ class LocalTrainer:
         model: The network, its entries and their optimizers.
         gradients: Computes gradients, and counts passes.
         rates: The step size of each round.
+        normalization: Whether a client's model has the statistics of normalisation that it was
+            trained with (``kept``), or those of the client's data (``reestimated``).
     """
 
     def __init__(
@@ -348,6 +351,7 @@ class LocalTrainer:
         self._of_network = takes_network(optimizer)
         self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
+        self.normalization: Normalization = "kept"
         self._said = False
 
     @property
@@ -550,7 +554,7 @@ class LocalTrainer:
     def features(self, data: ClientData, at: Mapping[str, Tensor]) -> Features:
         """Returns what enters the head; see :meth:`medfed.federation.client.Client.features`."""
         rows, device, seen = list[Features](), self.model.device, 0
-        self.model.load(at)
+        self.model.load(self.fitted(data, dict(at)))
         self.network.eval()
         head, live = self.split.head, Tensors()
         watch = WatchedForward(self.network, live, head, _no_term, None, self.gradients)
@@ -568,6 +572,10 @@ class LocalTrainer:
                     )
                 )
         return Features(*map(torch.cat, zip(*rows, strict=True)))
+
+    def fitted(self, data: ClientData, model: Tensors) -> Tensors:
+        """Returns a client's model with statistics of normalisation as the run wants them."""
+        return model if self.normalization == "kept" else self.reestimated(data, model)
 
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.
