@@ -61,19 +61,17 @@ class SendsFeatures(Algorithm):
         kinds = {**reply.kinds, "features": "update"}
         return replace(reply, parts={**reply.parts, "features": sums}, kinds=kinds)
 
-    def newest(self, server: State, replies: Replies) -> Tensors:
-        """Returns the mean sums and shares; of a class that is absent now those from before."""
-        sums, before = self.mean(server, replies, "features"), server["features"]
-        known = sums[SHARES] > 0
-        if not before and not known.any():
+    def mean_sums(self, server: State, replies: Replies) -> Tensors:
+        """Returns the mean sums and shares; says if all are absent while nothing is known."""
+        sums = self.mean(server, replies, "features")
+        if not server["features"] and not sums[SHARES].any():
             warn(
                 f"No hospital of the first round has {self.least_patients} patients"
                 f"{' of a class' * self.by_class}, so that {type(self).__name__} shares no "
                 "features; choose another algorithm, or lower algorithm.least_patients where "
                 "nobody's patients are at risk."
             )
-        where = {SUMS: known[:, None], SHARES: known}
-        return {n: torch.where(where[n], sums[n], before[n]) if before else sums[n] for n in sums}
+        return sums
 
 
 def class_sums(
@@ -113,6 +111,13 @@ def means_of(sums: Tensors) -> tuple[Tensor, Tensor]:
     """
     known = sums[SHARES] > 0
     return sums[SUMS] / torch.where(known, sums[SHARES], 1)[:, None], known
+
+
+def newest(sums: Tensors, before: Tensors) -> Tensors:
+    """Returns sums and shares; of a class that is absent now those from before, if any."""
+    known = sums[SHARES] > 0
+    where = {SUMS: known[:, None], SHARES: known}
+    return {n: torch.where(where[n], sums[n], before[n]) if before else sums[n] for n in sums}
 
 
 def apart(z: Tensor, labels: Tensor, sums: Tensors) -> Tensor:

@@ -91,7 +91,7 @@ class FedAvg(Algorithm):
 
     def broadcast(self, server: State, client: str) -> Message:
         """The shared part."""
-        return Message("deliver", {"shared": server["shared"]})
+        return Message("deliver", self.sent(server))
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """Joins the shared part and the entries that the client keeps."""

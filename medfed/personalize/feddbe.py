@@ -97,7 +97,7 @@ class FedDBE(SendsFeatures, FedAvg):
 
     def closed(self, server: State, replies: Replies) -> State:
         """After the first round, the mean of the features stays."""
-        more = {} if server["features"] else {"features": self.newest(server, replies)}
+        more = {} if server["features"] else {"features": self.mean_sums(server, replies)}
         return {**super().closed(server, replies), **more}
 
     def fit(self, client: Client, message: Message) -> Message:

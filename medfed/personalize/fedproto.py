@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from medfed.method import *
-from medfed.personalize.features_base import SendsFeatures, apart
+from medfed.personalize.features_base import SendsFeatures, apart, newest
 from medfed.personalize.fedavg import KeepsModel
 
 
@@ -74,7 +74,10 @@ class FedProto(KeepsModel, OnboardingRules, SendsFeatures):
         """Sends the means of all classes, and averages those that come back."""
         parts = {"features": server["features"]} if server["features"] else {}
         replies = yield {client: Message("fit", parts) for client in cohort}
-        return {**server, "features": self.newest(server, replies)}
+        return {
+            **server,
+            "features": newest(self.mean_sums(server, replies), server["features"]),
+        }
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains the client's model towards the means, and replies with its own."""

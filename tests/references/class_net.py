@@ -20,7 +20,7 @@ from tests.toys import toy_federation
 
 STEPS, LR, ROUNDS, K = 5, 0.1, 4, 3
 # Samples of each class; the second hospital lacks class 1, and the third has few of class 2.
-COUNTS = ((8, 10, 6), (12, 0, 8), (10, 8, 2), (6, 12, 10))
+COUNTS = ((10, 14, 8), (12, 0, 8), (10, 8, 2), (6, 12, 10))
 LEAST = 3
 """Patients of a class: the third hospital has one of class 2."""
 

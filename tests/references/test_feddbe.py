@@ -32,7 +32,7 @@ from tests.references.test_fedrod import gradient
 from tests.toys import ToyTask, toy_data, toy_federation
 
 BIAS, SHIFT = "head.parametrizations.bias.original", "head.parametrizations.bias.0.u"
-# Hospitals have 12, 10, 10 and 14 patients.
+# Hospitals have 16, 10, 10 and 14 patients.
 SETTINGS = {
     "plain": {},
     "a-small-hospital": {"least_patients": 12},
