@@ -31,6 +31,20 @@ class SendsFeatures(Algorithm):
     exact: ClassVar[tuple[str, ...]] = (SUMS, SHARES)
     masks: ClassVar[bool] = False
 
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """No features are known.
+
+        Raises:
+            ConfigError: If the model has no head with something before it.
+        """
+        split.check_features(type(self).__name__)
+        server, client = super().init(weights, split, clients)
+        return {**server, "num_samples": client_sizes(clients), "features": {}}, client
+
+    def sent(self, server: State) -> dict[str, Tensors]:
+        """Returns the parts that go out: what is shared, and features once they are known."""
+        return {name: server[name] for name in ("shared", "features") if server.get(name)}
+
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """Also those sums and shares."""
         rows, width = head_shape(split, weights)

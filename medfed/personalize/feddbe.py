@@ -77,23 +77,9 @@ class FedDBE(SendsFeatures, FedAvg):
             network, task_patterns, buffers
         )
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The mean of the features is unknown.
-
-        Raises:
-            ConfigError: If the model has no head with something before it.
-        """
-        split.check_features("FedDBE")
-        server, client = super().init(weights, split, clients)
-        return {**server, "features": {}}, client
-
     def scalars(self, round: int) -> dict[str, float]:
         """The first round asks for the features."""
         return {} if round else {"first": 1.0}
-
-    def sent(self, server: State) -> dict[str, Tensors]:
-        """The shared part, and the mean of the features once it is known."""
-        return {name: server[name] for name in ("shared", "features") if server[name]}
 
     def closed(self, server: State, replies: Replies) -> State:
         """After the first round, the mean of the features stays."""

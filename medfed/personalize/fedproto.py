@@ -28,11 +28,11 @@ from typing import Annotated, ClassVar
 
 from medfed.method import *
 from medfed.personalize.features_base import SendsFeatures, apart, newest
-from medfed.personalize.fedavg import KeepsModel
+from medfed.personalize.local import Local
 
 
 @dataclass(frozen=True)
-class FedProto(KeepsModel, OnboardingRules, SendsFeatures):
+class FedProto(OnboardingRules, SendsFeatures, Local):
     """Local training that draws the features of each class to their mean over hospitals.
 
     Attributes:
@@ -61,19 +61,9 @@ class FedProto(KeepsModel, OnboardingRules, SendsFeatures):
         touches="outputs",
     )
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No mean is known; every client starts from the same weights.
-
-        Raises:
-            ConfigError: If the model has no head with something before it.
-        """
-        split.check_features("FedProto")
-        return {"features": {}, "num_samples": client_sizes(clients)}, {"model": weights}
-
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends the means of all classes, and averages those that come back."""
-        parts = {"features": server["features"]} if server["features"] else {}
-        replies = yield {client: Message("fit", parts) for client in cohort}
+        replies = yield dict.fromkeys(cohort, Message("fit", self.sent(server)))
         return {
             **server,
             "features": newest(self.mean_sums(server, replies), server["features"]),
@@ -94,11 +84,6 @@ class FedProto(KeepsModel, OnboardingRules, SendsFeatures):
             return self.strength * apart(z, batch["label"], aims)
 
         return client.train(start, batch_penalty=draw if aims and self.strength else None)
-
-    def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """An onboarded client gets the means."""
-        yield from ()
-        return Message("deliver", {"features": server["features"]} if server["features"] else {})
 
     def onboard(self, client: Client, message: Message) -> Tensors:
         """It trains its model towards them."""

@@ -83,9 +83,9 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
     )
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Also the means of the classes, and the covariance, of which half is sent."""
+        """Also the means of the classes, and the covariance."""
         classes, width = head_shape(split, weights)
-        more = {"means": classes * width, SCATTER: width * (width + 1) // 2}
+        more = {"means": classes * width, SCATTER: width**2}
         return {**super().vectors(split, weights), **more}
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
@@ -96,23 +96,17 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         return [*super().summaries(data), scatter]
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The first means follow from the seed.
+        """Checks the head.
 
         Raises:
             ConfigError: If the model has no body, or its head is not one linear layer.
         """
-        split.check_features("pFedFDA")
         if [weights[n].ndim for n in split.head] != [2, 1]:
             raise ConfigError(
                 "pFedFDA computes the model's head, which must be one linear layer with a bias, "
                 f"and here is {', '.join(split.head)}; name such a layer by model.personal."
             )
-        server, client = super().init(weights, split, clients)
-        return {**server, "features": {}}, client
-
-    def sent(self, server: State) -> dict[str, Tensors]:
-        """The shared part, and the Gaussians once hospitals have sent theirs."""
-        return {name: server[name] for name in ("shared", "features") if server[name]}
+        return super().init(weights, split, clients)
 
     def closed(self, server: State, replies: Replies) -> State:
         """Adds what hospitals sent to the means and the covariance."""
@@ -124,7 +118,7 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
     def first(self, like: Tensor) -> Tensors:
         """Returns the means (K, d) and the covariance with which training starts."""
         means = torch.rand(like.shape, generator=torch_rng(self.seed, "means")).to(like)
-        return {"means": means, SCATTER: upper(torch.eye(like.shape[1]).to(like))}
+        return {"means": means, SCATTER: torch.eye(like.shape[1]).to(like)}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains the body under the common head, and replies with its change and the Gaussians'."""
@@ -136,7 +130,7 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         (behind,) = self.summaries(client.data)[1:]
         enough = len(seen.patients.unique()) >= behind.patients
         sums = self.sums_of(client, seen, common[0])
-        moved = share * enough * upper(scatter - common[1]).to(seen.z)
+        moved = share * enough * (scatter - common[1]).to(seen.z)
         sums |= {SUMS: share * sums[SUMS], SCATTER: moved}
         return self.with_features(self.reply(client, message, end), sums)
 
@@ -144,7 +138,7 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         """Returns m_g and S_g, in double precision."""
         like = client.weights[client.split.head[0]]
         means, scatter = (message.parts.get("features") or self.first(like)).values()
-        return means.double(), symmetric(scatter.double(), like.shape[1])
+        return means.double(), scatter.double()
 
     def fitted(
         self, client: Client, seen: Features, means: Tensor, scatter: Tensor
@@ -168,11 +162,6 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         mixed = [torch.lerp(a, b, share) for a, b in zip(common, own, strict=True)]
         return {**model, **self.head(client, *mixed)}
 
-    def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """An onboarded client gets the body and the Gaussians."""
-        yield from ()
-        return self.broadcast(server, client.id)
-
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
         """Its head follows from its features."""
         return self.personal_model(client, message)
@@ -186,23 +175,6 @@ def prior(data: ClientData) -> Tensor:
     """Returns the logarithms of a client's shares of the classes, none of them 0."""
     shares = data.label_counts.double() / data.label_counts.sum() + EPSILON
     return (shares / shares.sum()).log()
-
-
-def upper(matrix: Tensor) -> Tensor:
-    """Returns the upper half of a symmetric matrix, ``(d (d + 1) / 2,)``."""
-    return matrix[*torch.triu_indices(*matrix.shape)]
-
-
-def symmetric(half: Tensor, size: int) -> Tensor:
-    """Undoes :func:`upper`.
-
-    Example:
-        >>> symmetric(torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
-        [[1.0, 2.0], [2.0, 3.0]]
-    """
-    matrix = half.new_zeros(size, size)
-    matrix[*torch.triu_indices(size, size)] = half
-    return matrix + matrix.triu(1).T
 
 
 def gaussians(z: Tensor, labels: Tensor, means: Tensor, floor: float) -> tuple[Tensor, Tensor]:
