@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, ServerRound, Start
 from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
 from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import AfterStep, Batch, Client, ClientData, Forward, GradientAt
-from medfed.federation.client import Penalty, batches_of, put_back, share_of, statistics_at
-from medfed.federation.client import with_statistics
+from medfed.federation.client import AfterStep, Batch, BatchPenalty, Client, ClientData, Features
+from medfed.federation.client import Forward, GradientAt, Penalty, batches_of, put_back, share_of
+from medfed.federation.client import statistics_at, with_statistics
 from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
 from medfed.federation.split import BufferPolicy, ParameterSplit, Update
@@ -40,9 +40,9 @@ __all__ = [
     "Exchange", "Message", "Outbox", "Replies", "ServerRound", "Start", "client_sizes",
     "sent_by_each",
     # the client's half: training and its seams
-    "AfterStep", "Batch", "BufferPolicy", "Client", "ClientData", "ClientInfo", "Forward",
-    "GradientAt", "ParameterSplit", "Penalty", "Proximity", "Update", "batches_of", "put_back",
-    "share_of", "statistics_at", "with_statistics",
+    "AfterStep", "Batch", "BatchPenalty", "BufferPolicy", "Client", "ClientData", "ClientInfo",
+    "Features", "Forward", "GradientAt", "ParameterSplit", "Penalty", "Proximity", "Update",
+    "batches_of", "put_back", "share_of", "statistics_at", "with_statistics",
     # algebra of named tensors
     "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "select",
     "subtract", "weighted_mean",

@@ -61,18 +61,27 @@ class ToyTask(pl.LightningModule):
 
     personal = ("head.*",)
 
-    def __init__(self, features: int = 3, norm: bool = True, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        features: int = 3,
+        norm: bool = True,
+        dtype: torch.dtype = torch.float32,
+        classes: int = 1,
+    ):
         super().__init__()
         with own_stream(0):  # threads build networks at once
             layers = {"body": nn.Linear(features, 4)}
             if norm:
                 layers["norm"] = nn.BatchNorm1d(4)
-            layers["head"] = nn.Linear(4, 1)
+            layers["head"] = nn.Linear(4, classes)
         self.network = nn.Sequential()
         for name, layer in layers.items():
             self.network.add_module(name, layer.to(dtype))
 
     def loss(self, batch: dict) -> Tensor:
+        """Of classes their cross-entropy, else half the mean square."""
+        if not batch["label"].is_floating_point():
+            return nn.functional.cross_entropy(self.network(batch["image"]), batch["label"])
         return (self.network(batch["image"]).squeeze(-1) - batch["label"]).square().mean() / 2
 
     def evaluate(self, batches: Iterable[dict], *, test: bool = False) -> dict[str, float]:
@@ -116,6 +125,13 @@ def toy_data(
     return data
 
 
+def in_classes(data: ToyData) -> ToyData:
+    """The client with a class, the sign, in place of each outcome."""
+    data = copy.copy(data)
+    data.y = (data.y > 0).long() if data.y.is_floating_point() else data.y
+    return data
+
+
 @cache  # one object for equal settings, as what its steps come to is remembered by object
 def sgd(lr: float, momentum: float) -> partial[torch.optim.SGD]:
     return partial(torch.optim.SGD, lr=lr, momentum=momentum)
@@ -140,6 +156,7 @@ def toy_federation(
     """Builds task, federation and trainer as a real run does."""
     task = task or ToyTask()
     data = data or toy_data(batch=4)
+    data = [in_classes(client) for client in data] if algorithm.by_class else data
     split = algorithm.split(task.network, task.personal, buffers)
     algorithm = algorithm.adapted(split, task.network)
     local = LocalTrainer(

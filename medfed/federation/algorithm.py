@@ -147,6 +147,8 @@ class Algorithm(ABC):
             that a robust aggregation protects it, and a channel may reveal their sum only.
         coded: The parts of replies that a lossy codec may encode, which must then be unbiased;
             None: any part, by any codec.
+        exact: Names of tensors in messages that no lossy codec may change.
+        by_class: Whether it needs one class for every patient; other tasks are refused.
         mixes: Whether it needs canonical parts, whose membership vectors stay in the simplex.
         card: Its state, its messages and the cost of a step; see :class:`Card`.
         averages_moments: Whether a client trains once in a round, what the server then averages, so
@@ -169,6 +171,8 @@ class Algorithm(ABC):
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
     averaged: ClassVar[tuple[str, ...]] = ()
     coded: ClassVar[tuple[str, ...] | None] = None
+    exact: ClassVar[tuple[str, ...]] = ()
+    by_class: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     card: ClassVar[Card] = Card()
     averages_moments: ClassVar[bool] = False

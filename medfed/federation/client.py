@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import ceil
-from typing import Any, Literal, Protocol, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -106,6 +106,20 @@ class Over(TypedDict, total=False):
 
     update: Update
     batches: int | None
+
+
+class Features(NamedTuple):
+    """What a client's training samples are before the head, in a fixed order.
+
+    Attributes:
+        z: The features, ``(n, d)``, averaged over positions.
+        labels: The classes or outcomes, ``(n,)``; ``(n, 0)`` in tasks of other labels.
+        patients: The patient of each sample, ``(n,)``; where the data name none, each has its own.
+    """
+
+    z: Tensor
+    labels: Tensor
+    patients: Tensor
 
 
 class ClientData(Protocol):
@@ -255,6 +269,15 @@ class Client(Protocol):
 
         Raises:
             ConfigError: If the client has no validation data.
+        """
+
+    def features(self, at: Mapping[str, Tensor]) -> Features:
+        """Returns what enters the head, for every training sample, from one pass at fixed entries.
+
+        The samples pass as in every evaluation: without augmentation, dropout and batch statistics.
+
+        Args:
+            at: All entries, parameters and float buffers.
         """
 
 

@@ -55,6 +55,35 @@ class Entries(nn.Module):
         return whole[~self.personal], whole[self.personal]
 
 
+class Shift(nn.Module):
+    """The bias of a layer whose inputs are shifted: W(z + u) + b is Wz + (b + Wu).
+
+    Args:
+        layer: A linear layer, or a convolution of single positions.
+    """
+
+    layer: nn.Module
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.zeros_like(layer.weight.detach()[0].flatten()))  # type: ignore[operator,index]
+        object.__setattr__(self, "layer", layer)  # not as a part of this module
+
+    def forward(self, bias: Tensor) -> Tensor:
+        """Returns the bias of the unshifted layer."""
+        return self.added(bias, self.layer.weight, self.u)  # type: ignore[arg-type]
+
+    @staticmethod
+    def added(bias: Tensor, weight: Tensor, u: Tensor) -> Tensor:
+        """Returns b + Wu.
+
+        Example:
+            >>> Shift.added(torch.ones(1), torch.tensor([[2.0, 3.0]]), torch.tensor([1.0, -1.0]))
+            tensor([0.])
+        """
+        return bias + weight.flatten(1) @ u
+
+
 def patterns_of(patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Returns patterns of names; a text is one pattern.
 
@@ -105,6 +134,44 @@ def divide(network: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
     return tuple(globs)
 
 
+def shift_inputs(network: nn.Module, patterns: str | Iterable[str], method: str) -> str:
+    """Makes a parameter, zero, that is added to what enters the head; returns its name.
+
+    Args:
+        network: The model, changed in place.
+        patterns: Of the head's parameters.
+        method: The method that asks for it.
+
+    Raises:
+        ConfigError: If the head's first layer is not linear at each position, or has no bias.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        >>> shift_inputs(network, "1.*", "FedDBE")
+        '1.parametrizations.bias.0.u'
+    """
+    globs = patterns_of(patterns)
+    for place, layer in network.named_modules():
+        weight = f"{place}.weight".lstrip(".")
+        if hasattr(layer, "weight") and any(fnmatchcase(weight, glob) for glob in globs):
+            linear = isinstance(layer, nn.Linear) or (
+                isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+                and layer.weight[0, 0].numel() == 1
+                and not any(layer.padding)
+                and layer.groups == 1
+            )
+            if not linear or layer.bias is None:
+                break
+            if not parametrize.is_parametrized(layer, "bias"):
+                parametrize.register_parametrization(layer, "bias", Shift(layer))
+            return f"{place}.{_PLACE}bias.0.u".lstrip(".")
+    raise ConfigError(
+        f"{method} shifts what enters the head, whose first layer must be linear, or a convolution "
+        "of single positions, with a bias; name such a last layer by model.personal, or choose "
+        "another algorithm."
+    )
+
+
 def joined(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
     """Returns entries of a divided network under the names of the plain one.
 
@@ -121,6 +188,10 @@ def joined(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
             shared, personal = whole.pop(f"{place}0"), whole.pop(f"{place}1")
             order = entries.order.to(shared.device)
             whole[name] = torch.cat([shared, personal])[order].view(entries.personal.shape)
+    for name, place in _shifted(network).items():
+        if f"{place}original" in whole:
+            bias, u = whole.pop(f"{place}original"), whole.pop(f"{place}0.u")
+            whole[name] = Shift.added(bias, whole[f"{name.removesuffix('bias')}weight"], u)
     return whole
 
 
@@ -131,7 +202,18 @@ def parted(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
         if name in parts:
             vectors = entries.cpu().right_inverse(parts.pop(name).cpu())
             parts |= {f"{place}{n}": vector for n, vector in enumerate(vectors)}
+    for name, place in _shifted(network).items():
+        if name in parts:
+            u = torch.zeros_like(parts[f"{name.removesuffix('bias')}weight"][0].flatten())
+            parts |= {f"{place}original": parts.pop(name), f"{place}0.u": u}
     return parts
+
+
+def _shifted(network: nn.Module) -> dict[str, str]:
+    """The biases of layers with shifted inputs by name, and where their parts stand."""
+    places = [p for p, module in network.named_modules() if isinstance(module, Shift)]
+    layers = [place.removesuffix(f"{_PLACE}bias.0") for place in places]
+    return {f"{layer}bias": f"{layer}{_PLACE}bias." for layer in layers}
 
 
 def _divided(network: nn.Module) -> dict[str, tuple[str, Entries]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
 
 _T = TypeVar("_T")
-Normalization = Literal["reestimated", "kept"]
 
 
 class Federation:
@@ -59,8 +58,6 @@ class Federation:
         absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
         arrived: The missing values of this process's clients, sent by a server elsewhere.
         far: Parts of replies that were far longer than those of the other clients.
-        normalization: Whether a client's model has the statistics of normalisation that it was
-            trained with (``kept``), or those of the client's data (``reestimated``).
     """
 
     def __init__(
@@ -91,12 +88,11 @@ class Federation:
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.absent_folder: Path | None = None
         self.noise: ClientPrivacy | None = None
-        self.normalization: Normalization = "kept"
         self.channel.seed = seed
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may change buffers; every client has the same model.
         if self.trainer is not None:
-            self.channel.buffers = self.trainer.split.buffers
+            self.channel.buffers = self.trainer.split.buffers.union(algorithm.exact)
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device, but for those that clients keep between their turns."""
@@ -208,13 +204,14 @@ class Federation:
         It is the client's model after decoding, including the losses of a lossy codec.
         """
         with self.clients[client].present() as local:
-            return self.fitted(local, self.algorithm.personal_model(local, self.delivered(client)))
+            passes = local.passes
+            model = self.algorithm.personal_model(local, self.delivered(client))
+            local.passes = passes  # of an evaluation, which are not the training's
+            return self.fitted(local, model)
 
     def fitted(self, local: LocalClient, model: Tensors) -> Tensors:
         """Returns a client's model with statistics of normalisation as the run wants them."""
-        if self.normalization == "kept" or self.noise is not None:
-            return model
-        return local.trainer.reestimated(local.data, model)
+        return local.trainer.fitted(local.data, model)
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""

@@ -112,6 +112,19 @@ def check_clients(clients: Iterable[ClientData]) -> list[ClientData]:
     return [Beside(c, every) if isinstance(c, Batched) else c for c in every]
 
 
+def check_labels(algorithm: Algorithm, clients: Iterable[ClientData]) -> None:
+    """Refuses a method that compares classes where patients have no class, or several."""
+    for client in clients if algorithm.by_class else ():
+        label = next(iter(client.eval_batches("train")), {}).get("label")
+        one = isinstance(label, Tensor) and label.ndim == 1 and not label.is_floating_point()
+        if not one or len(client.label_counts) < 2:
+            raise ConfigError(
+                f"{type(algorithm).__name__} compares classes of patients, and the labels of "
+                f"{client.id} are not one class for each, of two or more; choose another algorithm "
+                "for outcomes, times, regions, boxes and findings, such as algorithm=fedper."
+            )
+
+
 class Beside:
     """A hospital's data, with labels counted over the classes of all hospitals."""
 

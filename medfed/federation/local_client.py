@@ -25,7 +25,16 @@ from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
 from medfed.federation.budget import Passes, reach
-from medfed.federation.client import Batch, ClientData, How, Over, Seen, batches_of, share_of
+from medfed.federation.client import (
+    Batch,
+    ClientData,
+    Features,
+    How,
+    Over,
+    Seen,
+    batches_of,
+    share_of,
+)
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit, of_one_sample
 
@@ -217,6 +226,11 @@ class LocalClient:
         # One key for all calls of a phase, so that their losses use the same batches.
         with self._counted():
             return self.trainer.mean_loss(self.data, at, self._where(), batches, split)
+
+    def features(self, at: Mapping[str, Tensor]) -> Features:
+        """See :meth:`medfed.federation.client.Client.features`."""
+        with self._counted():
+            return self.trainer.features(self.data, at)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

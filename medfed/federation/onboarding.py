@@ -20,7 +20,7 @@ class OnboardingRules:
     """How an onboarded client gets its model: the server's and the client's half."""
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """The server's half; returns the onboarded client's start: the shared part.
+        """The server's half; returns the onboarded client's start: what all clients receive.
 
         It may yield messages, which the onboarded client answers by ``fit``.
 
@@ -29,8 +29,8 @@ class OnboardingRules:
             client: The onboarded client.
         """
         yield from ()
-        shared = server.get("shared")
-        return Message("deliver", {"shared": shared} if shared else {})
+        parts = {name: server[name] for name in ("shared", "features") if server.get(name)}
+        return Message("deliver", parts)
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
         """Returns the onboarded client's model before training: received and initial entries.

@@ -31,8 +31,8 @@ from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
 from medfed.federation.client import Batch, ClientData
-from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation, Normalization, check_reply, count
+from medfed.federation.engine.loop import LocalTrainer, Normalization
+from medfed.federation.federation import Federation, check_reply, count
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
@@ -171,7 +171,7 @@ def assemble(
         measure: Gives the loss of validation batches, for algorithms that ask for it.
         everyone: All clients of the federation, if not all are in this process.
         shape: The shape of one input, if no client is in this process.
-        normalization: See :attr:`medfed.federation.federation.Federation.normalization`.
+        normalization: See :attr:`medfed.federation.engine.loop.LocalTrainer.normalization`.
 
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
@@ -182,6 +182,7 @@ def assemble(
     inputs.check_kind("cohort", cohort, Cohort | None)
     inputs.check_optimizer(optimizer, scheduler, rounds)
     clients = inputs.check_clients(clients)
+    inputs.check_labels(algorithm, clients)
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)
     local = LocalTrainer(
@@ -205,7 +206,7 @@ def assemble(
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
-    made.normalization = normalization
+    local.normalization = normalization
     return made, local
 
 

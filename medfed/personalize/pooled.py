@@ -53,6 +53,4 @@ class Pooled(FedAvg):
         """Takes the steps of all clients of the cohort."""
         start = {**message.parts["shared"], **client.state["personal"]}  # buffers, where frozen
         end = client.train(start, steps=round(message.scalars["clients"]) * client.steps)
-        shared, _ = client.split.split(end)
-        update = subtract(shared, message.parts["shared"])
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return self.reply(client, message, end)

@@ -116,6 +116,8 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
     )
     seed = None if across else config.seed
     federation.noise = private.ClientPrivacy(keys.clip, keys.sigma, seed)
+    assert federation.trainer is not None
+    federation.trainer.normalization = "kept"
 
 
 def client_epsilon(config: RunDescription, federation: Federation) -> float:

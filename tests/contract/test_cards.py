@@ -27,14 +27,14 @@ CARDS = [name for name in NAMES if "card" in vars(type(algorithm(name)))]
 pytestmark = pytest.mark.parametrize("name", CARDS)
 
 
-def wide(seed: int) -> nn.Module:
+def wide(seed: int, outputs: int = 1) -> nn.Module:
     """Layers so long that the numbers which a method keeps beside vectors are few against them."""
     torch.manual_seed(seed)
     layers = {
         "body": nn.Linear(3, 128),
         "norm": nn.BatchNorm1d(128),
         "middle": nn.Linear(128, 128),
-        "head": nn.Linear(128, 1),
+        "head": nn.Linear(128, outputs),
     }
     built = nn.Sequential()
     for name, layer in layers.items():
@@ -49,7 +49,7 @@ SPENT: dict[tuple[str, str], tuple[int, ...]] = {}
 @functools.cache
 def finished(name: str) -> Federation:
     toy: ToyTask = task(name)
-    toy.network = wide(0)
+    toy.network = wide(0, 2 if algorithm(name).by_class else 1)
     if algorithm(name).mixes:
         toy.network = Canonical([wide(k) for k in range(3)], ["head.*"], activation="identity")
     _, federation, _ = toy_federation(algorithm(name), toy, rounds=ROUNDS, steps=4, lr=0.01)

@@ -13,7 +13,7 @@ from medfed.federation.reference import exchange, onboarded_client, run_referenc
 from medfed.federation.wire.channel import Channel
 from tests.contract.harness import LOSSY, POLICIES, Serialising, federation, lossy
 from tests.contract.shapes import ONBOARDINGS
-from tests.toys import ToyData
+from tests.toys import ToyData, in_classes
 
 pytestmark = pytest.mark.parametrize("name", ONBOARDINGS)
 
@@ -43,8 +43,13 @@ def trained(name, rounds=2, **changes):
     return run_reference(fed, rounds)
 
 
+def newcomer(fed, data=None):
+    data = data or arriving()
+    return onboarded_client(fed, in_classes(data) if fed.algorithm.by_class else data)
+
+
 def joined(fed, data=None):
-    client = onboarded_client(fed, data or arriving())
+    client = newcomer(fed, data)
     message, ledger = exchange(fed, client)
     return rules_of(fed.algorithm).onboard(client, message), ledger, client
 
@@ -108,7 +113,7 @@ def test_no_rule_takes_more_steps_than_it_may(name):
     fed = trained(name)
     models, rules = {}, rules_of(fed.algorithm)
     for rule in ("onboard", "fine_tune", "alone"):
-        client = onboarded_client(fed, arriving())
+        client = newcomer(fed)
         message, _ = exchange(fed, client)
         before = client.steps_done  # a sketch may have needed some
         arguments = (client,) if rule == "alone" else (client, message)
@@ -127,7 +132,7 @@ def test_a_lossy_channel_begins_with_the_whole_state(name):
     for setting in LOSSY:
         fed = trained(name, channel=lossy(setting))
         before = fed.digests()
-        client = onboarded_client(fed, arriving())
+        client = newcomer(fed)
         message, _ = exchange(fed, client)
         assert fed.digests() == before
         for entry, tensor in message.parts.get("shared", {}).items():

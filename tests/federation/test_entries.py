@@ -24,6 +24,7 @@ from medfed.federation.entries import divide, joined, numbered, parted
 from medfed.federation.reference import ArrayClient, run_reference
 from medfed.federation.split import float_entries
 from medfed.personalize.fedper import FedPer
+from medfed.personalize.moon import MOON
 from medfed.records.folder import Run
 from medfed.run.evaluation import evaluate_run
 from tests.contract import harness
@@ -32,7 +33,7 @@ from tests.integration.runs import CLINICAL, outcome, resume, run
 from tests.references.linear_net import ALL
 from tests.references.minibatch_steps import descend
 from tests.references.pairing import assert_same, run_on_minibatches
-from tests.toys import assert_alike
+from tests.toys import ToyTask, assert_alike, toy_data, toy_federation
 
 PERSONAL = ("body.weight[:, 1]", "head.weight[0, 2]", "body.bias")
 PLAIN = harness.task
@@ -224,3 +225,16 @@ def test_a_run_keeps_a_feature_by_name(tmp_path):
     with torch.no_grad():
         exported = read_bundle(folder / "bundles" / client).network()(rows)
         assert_alike(exported, done.model(client)(rows), 1e-6)
+
+
+def test_features_enter_a_head_that_is_divided():
+    """What puts its weights together has no input, and hides none."""
+    whole, divided = ToyTask(), ToyTask()
+    ends = []
+    for task, personal in ((whole, "none"), (divided, ("head.weight[0, 1]",))):
+        method = MOON(personal=personal)
+        _, fed, _ = toy_federation(method, task, toy_data(1, batch=4), momentum=0.0)
+        run_reference(fed, 3)  # of a single client, so that nothing is averaged
+        ends.append(joined(task.network, fed.personal_model("c0")))
+    for name, tensor in ends[0].items():
+        assert_alike(ends[1][name], tensor)

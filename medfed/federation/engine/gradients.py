@@ -324,7 +324,8 @@ class WatchedForward:
 
     def _watch_heads(self) -> Iterator[Any]:
         def entered(_: nn.Module, args: Any) -> None:
-            self._seen.setdefault("features", args[0])  # of the head's first layer
+            if args:  # nothing enters what puts a layer's divided weights together
+                self._seen.setdefault("features", args[0])  # of the head's first layer
 
         for module in _modules(self.network, self.head) if self.term is not None else ():
             yield module.register_forward_pre_hook(entered)

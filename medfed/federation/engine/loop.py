@@ -42,7 +42,7 @@ from medfed.federation.budget import (
     save_optimizer,
     takes_network,
 )
-from medfed.federation.client import Batch, ClientData, Direction, How, Over, Seen
+from medfed.federation.client import Batch, ClientData, Direction, Features, How, Over, Seen
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.steps import step_of
@@ -66,6 +66,7 @@ Key = tuple[str | int, ...]
 
 
 Rates = Mapping[Literal["shared", "personal"], float]
+Normalization = Literal["reestimated", "kept"]
 
 # Optimizers whose steps over many tensors together equal those one by one, bit for bit.
 _EITHER_WAY = (
@@ -330,6 +331,8 @@ class LocalTrainer:
         model: The network, its entries and their optimizers.
         gradients: Computes gradients, and counts passes.
         rates: The step size of each round.
+        normalization: Whether a client's model has the statistics of normalisation that it was
+            trained with (``kept``), or those of the client's data (``reestimated``).
     """
 
     def __init__(
@@ -350,6 +353,7 @@ class LocalTrainer:
         self._of_network = takes_network(optimizer)
         self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
+        self.normalization: Normalization = "kept"
         self._said = False
 
     @property
@@ -549,6 +553,32 @@ class LocalTrainer:
             losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
 
+    def features(self, data: ClientData, at: Mapping[str, Tensor]) -> Features:
+        """Returns what enters the head; see :meth:`medfed.federation.client.Client.features`."""
+        rows, device, seen = list[Features](), self.model.device, 0
+        self.model.load(self.fitted(data, dict(at)))
+        self.network.eval()
+        head, live = self.split.head, Tensors()
+        watch = WatchedForward(self.network, live, head, _no_term, None, self.gradients)
+        with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
+            for batch in data.eval_batches("train"):
+                moved = to_device(batch, device)
+                with watch.watching():
+                    self.gradients.loss_of(moved)
+                z, label = watch(live, features=True), moved["label"]
+                one = label if label.ndim == 1 else label.flatten(1)[:, :0]
+                alone = torch.arange(seen, seen := seen + len(label), device=device)
+                rows.append(
+                    Features(
+                        z.float() if z.dtype.itemsize < 4 else z, one, moved.get("case", alone)
+                    )
+                )
+        return Features(*map(torch.cat, zip(*rows, strict=True)))
+
+    def fitted(self, data: ClientData, model: Tensors) -> Tensors:
+        """Returns a client's model with statistics of normalisation as the run wants them."""
+        return model if self.normalization == "kept" else self.reestimated(data, model)
+
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.
 
@@ -625,6 +655,10 @@ class LocalTrainer:
         else:
             batches = data.train_batches(seed)
         return (to_device(batch, self.model.device) for batch in batches)
+
+
+def _no_term(*_: Any) -> Tensor:
+    return torch.zeros(())
 
 
 def _drawable(data: ClientData) -> Drawable:
