@@ -19,7 +19,7 @@ from medfed.federation.client import Penalty, batches_of, put_back, share_of, st
 from medfed.federation.client import with_statistics
 from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
-from medfed.federation.split import BufferPolicy, ParameterSplit, Update
+from medfed.federation.split import BufferPolicy, Normalization, ParameterSplit, Update
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
 from medfed.common.checks import check_count, check_fields, check_not_negative
@@ -41,8 +41,8 @@ __all__ = [
     "sent_by_each",
     # the client's half: training and its seams
     "AfterStep", "Batch", "BufferPolicy", "Client", "ClientData", "ClientInfo", "Forward",
-    "GradientAt", "ParameterSplit", "Penalty", "Proximity", "Update", "batches_of", "put_back",
-    "share_of", "statistics_at", "with_statistics",
+    "GradientAt", "Normalization", "ParameterSplit", "Penalty", "Proximity", "Update",
+    "batches_of", "put_back", "share_of", "statistics_at", "with_statistics",
     # algebra of named tensors
     "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "select",
     "subtract", "weighted_mean",

@@ -30,6 +30,7 @@ from medfed.federation.entries import divide, patterns_of
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
+    Normalization,
     ParameterSplit,
     normalization_patterns,
     nothing_personal,
@@ -157,6 +158,7 @@ class Algorithm(ABC):
         masks: Whether ``mask_aware`` is defined for it. State such as control variates is undefined
             for weights that only some clients train.
         trains_shared: Whether it trains the shared part by itself, so that it must not be empty.
+        normalization: What replaces ``evaluation.normalization`` for its models; None: nothing.
 
     Raises:
         ConfigError: If a value is unknown, or nothing is averaged that could be mask-aware.
@@ -176,6 +178,7 @@ class Algorithm(ABC):
     pools: ClassVar[bool] = False
     masks: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = False
+    normalization: ClassVar[Normalization | None] = None
 
     def __post_init__(self) -> None:
         check_fields("algorithm", self)

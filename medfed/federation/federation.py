@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.moments import PART, with_moments
+from medfed.federation.split import Normalization
 from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
@@ -36,7 +37,6 @@ from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
 
 _T = TypeVar("_T")
-Normalization = Literal["reestimated", "kept"]
 
 
 class Federation:
@@ -212,7 +212,8 @@ class Federation:
 
     def fitted(self, local: LocalClient, model: Tensors) -> Tensors:
         """Returns a client's model with statistics of normalisation as the run wants them."""
-        if self.normalization == "kept" or self.noise is not None:
+        wanted = self.algorithm.normalization or self.normalization
+        if wanted == "kept" or self.noise is not None:
             return model
         return local.trainer.reestimated(local.data, model)
 

@@ -32,14 +32,14 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation, Normalization, check_reply, count
+from medfed.federation.federation import Federation, check_reply, count
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
 from medfed.federation.moments import check_averages_moments
 from medfed.federation.onboarding import rules_of
 from medfed.federation.other_state import copied, filled
-from medfed.federation.split import BufferPolicy
+from medfed.federation.split import BufferPolicy, Normalization
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
