@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, ServerRound, Start
 from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
 from medfed.federation.card import Card, Range, gradients_only
-from medfed.federation.client import AfterStep, Batch, Client, ClientData, Forward, GradientAt
+from medfed.federation.client import AfterStep, Batch, Client, ClientData, Forward, GradientAt, How
 from medfed.federation.client import Penalty, batches_of, put_back, share_of, statistics_at
 from medfed.federation.client import with_statistics
 from medfed.federation.lightning.collect import warn
@@ -41,7 +41,7 @@ __all__ = [
     "sent_by_each",
     # the client's half: training and its seams
     "AfterStep", "Batch", "BufferPolicy", "Client", "ClientData", "ClientInfo", "Forward",
-    "GradientAt", "Normalization", "ParameterSplit", "Penalty", "Proximity", "Update",
+    "GradientAt", "How", "Normalization", "ParameterSplit", "Penalty", "Proximity", "Update",
     "batches_of", "put_back", "share_of", "statistics_at", "with_statistics",
     # algebra of named tensors
     "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "select",
