@@ -154,6 +154,7 @@ class Algorithm(ABC):
             that the server may average the optimizer's state, too. A method does not inherit it.
         fresh_optimizer: Whether it uses :meth:`Client.reach`, which is undefined for an optimizer
             that keeps momentum over rounds (``local.optimizer_state``).
+        sums: Whether it needs two networks whose outputs are added.
         pools: Whether clients train on the pooled data of all, which no federation does.
         masks: Whether ``mask_aware`` is defined for it. State such as control variates is undefined
             for weights that only some clients train.
@@ -175,6 +176,7 @@ class Algorithm(ABC):
     card: ClassVar[Card] = Card()
     averages_moments: ClassVar[bool] = False
     fresh_optimizer: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     masks: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = False

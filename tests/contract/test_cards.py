@@ -17,7 +17,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
-from tests.contract.harness import NAMES, ROUNDS, algorithm, task
+from tests.contract.harness import NAMES, ROUNDS, algorithm, task, two_bodied
 from tests.toys import ToyTask, canonical_toy, toy_data, toy_federation
 
 GRADIENT = "one gradient a round: needs many rounds"
@@ -50,6 +50,9 @@ SPENT: dict[tuple[str, str], tuple[int, ...]] = {}
 def finished(name: str) -> Federation:
     toy: ToyTask = task(name)
     toy.network = wide(0)
+    if algorithm(name).sums:
+        toy.personal = ToyTask.personal
+        toy = two_bodied(toy, wide(1))
     if algorithm(name).mixes:
         toy.network = Canonical([wide(k) for k in range(3)], ["head.*"], activation="identity")
     _, federation, _ = toy_federation(algorithm(name), toy, rounds=ROUNDS, steps=4, lr=0.01)
@@ -137,6 +140,7 @@ def test_noise_can_cover_what_declares_gradients(name):
         assert method.card.touches is not None
         return
     toy = canonical_toy(dtype=torch.float32) if method.mixes else ToyTask(norm=name == "fedbn")
+    toy = task(name) if method.sums else toy
     data, rounds = toy_data(batch=2), 2 * ROUNDS
     _, federation, _ = toy_federation(method, toy, data, rounds=rounds, steps=4, lr=0.01)
     run_reference(federation, rounds)
