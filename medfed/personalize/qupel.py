@@ -110,7 +110,8 @@ class QuPeL(Quantized):
             step(weights, tie.gradients(grad_at))
             tie.follow(weights, grad_at, step.centers)
 
-        end = client.train(client.state["model"], after_step=after, **tie.how)
+        how: How = {**tie.how, "after_step": after}
+        end = client.train(client.state["model"], **how)
         client.state["model"], client.state["centers"] = end, step.centers
 
 
