@@ -299,7 +299,7 @@ def test_the_list_of_methods_and_one_in_full(capsys, tmp_path, monkeypatch):
         "LG-FedAvg": ["algorithm=lgfedavg (personal part)"],
         "silobn": ["algorithm=silobn (personal part)"],
         "fenda": ["algorithm=fenda (personal part)"],
-        "recalibrated": ["algorithm=fedavg (one model)"],
+        "recalibrated": ["algorithm=recalibrated (personal part)"],
     }.items(),
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -375,6 +375,17 @@ class Algorithm(ABC):
             message: The message from :meth:`broadcast`.
         """
 
+    def completed(self, client: Client, model: Tensors) -> Tensors:
+        """Returns the client's model after what is fitted on its validation cases; by default none.
+
+        Validation measures the model without it, and so selects on no case that it is fitted on.
+
+        Args:
+            client: The client; its state is read only.
+            model: Of :meth:`personal_model` or onboarding, with its statistics of normalisation.
+        """
+        return model
+
     def least_steps(self, steps: int) -> int:
         """Returns the fewest of a client's steps in a round that one of its messages follows from.
 

@@ -202,20 +202,29 @@ class Federation:
         packet = self.arrived.get(client) or self.delivery(client)
         return self.channel.decode(packet, "down", kept)[0]
 
-    def personal_model(self, client: str) -> Tensors:
+    def personal_model(self, client: str, split: str = "test") -> Tensors:
         """Returns the model that a client of this process evaluates; changes no state.
 
         It is the client's model after decoding, including the losses of a lossy codec.
+
+        Args:
+            client: The client.
+            split: What it is evaluated on.
         """
         with self.clients[client].present() as local:
-            return self.fitted(local, self.algorithm.personal_model(local, self.delivered(client)))
+            model = self.algorithm.personal_model(local, self.delivered(client))
+            return self.fitted(local, model, split)
 
-    def fitted(self, local: LocalClient, model: Tensors) -> Tensors:
-        """Returns a client's model with statistics of normalisation as the run wants them."""
-        wanted = self.algorithm.normalization or self.normalization
-        if wanted == "kept" or self.noise is not None:
+    def fitted(self, local: LocalClient, model: Tensors, split: str = "test") -> Tensors:
+        """Returns a client's model with statistics of normalisation as the run wants them.
+
+        And with what the method fits on validation cases, unless these are to be evaluated.
+        """
+        if self.noise is not None:
             return model
-        return local.trainer.reestimated(local.data, model)
+        if (self.algorithm.normalization or self.normalization) == "reestimated":
+            model = local.trainer.reestimated(local.data, model)
+        return model if split == "val" else self.algorithm.completed(local, model)
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""

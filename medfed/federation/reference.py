@@ -77,7 +77,7 @@ class Federated:
         check_known("split", split, ("train", "val", "test"))
         fed = self.federation
         assert fed.trainer is not None  # a federation of this module trains here
-        at = {name: fed.personal_model(name) for name in fed.clients}
+        at = {name: fed.personal_model(name, split) for name in fed.clients}
         return {n: fed.trainer.evaluated(fed.clients[n].data, at[n], split) for n in at}
 
     def levels(self, split: Literal["train", "val", "test"] = "val") -> dict[str, float]:
