@@ -23,7 +23,7 @@ from medfed.federation.algorithm import Algorithm
 from medfed.federation.inputs import check_network
 from medfed.federation.reference import Federated
 from medfed.federation.reference import federate as _federate
-from medfed.models.networks.canonical import Canonical
+from medfed.models.networks.canonical import Canonical, Mix
 from medfed.models.networks.personal_part import default_personal
 from medfed.records.folder import Run
 
@@ -71,7 +71,7 @@ def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated
     """As `medfed.federation.reference.federate`; a method may be given by its name.
 
     Without a personal part, a known network has its default one. A list of networks are the models
-    of a method that trains several; what they say is mixed.
+    of a method that trains several; what they say is mixed, or added.
     """
     method: Any = algorithm
     if isinstance(algorithm, str):
@@ -80,7 +80,11 @@ def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated
     if isinstance(network, list | tuple):
         for one in network or [None]:
             check_network(one)
-        several = Canonical(copy.deepcopy(network), ["*"], activation="identity")
+        mix: Mix = "sum" if method.sums else "outputs"
+        several = Canonical(copy.deepcopy(network), ["*"], mix, activation="identity")
+        if method.sums:
+            head = keys.get("personal") or default_personal(network[0])
+            keys["personal"] = several.personal_part(head)
         keys.pop("network", None)
         return _federate(method, several, *others[1:], **keys)
     if isinstance(network, nn.Module):

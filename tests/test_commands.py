@@ -48,6 +48,7 @@ EARLY = {
     "export run=/no/such": "run=/no/such is no run folder",
     "predict bundle=/no/such input=x output=y": "bundle=/no/such",
     "methods fedavgg": "Unknown method 'fedavgg' (did you mean fedavg",
+    "methods unequal_network": "Unknown method 'unequal_network' (did you mean unequal_networks",
     "doctor now": "medfed doctor takes no arguments; leave 'now' out",
     "tarin": "Unknown command 'tarin' (did you mean train?); the commands are train,",
 }
@@ -288,7 +289,29 @@ def test_the_list_of_methods_and_one_in_full(capsys, tmp_path, monkeypatch):
     folder = write_files(DOCS / "extending" / "algorithm.md", tmp_path)
     (own,) = (p.stem for p in folder.glob("configs/algorithm/*.yaml"))
     assert f"algorithm={own}" in "\n".join(lines_of(capsys, "methods", own, f"plugins={folder}"))
-    assert "medfed methods [NAME]" in "\n".join(lines_of(capsys, "methods", "--help"))
+    assert "medfed methods [NAME or NEED]" in "\n".join(lines_of(capsys, "methods", "--help"))
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    {
+        "mr-mtl": ["algorithm=l2gd (second model)", "algorithm=mixture_admm (second model)"],
+        "LG-FedAvg": ["algorithm=lgfedavg (personal part)"],
+        "silobn": ["algorithm=silobn (personal part)"],
+        "fenda": ["algorithm=fenda (personal part)"],
+        "recalibrated": ["algorithm=recalibrated (personal part)"],
+    }.items(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_method_is_found_by_either_name(words, found, capsys):
+    lines = lines_of(capsys, "methods", words)
+    assert [s for s in lines if s.startswith("algorithm=") and s.endswith(")")] == found
+
+
+def test_methods_are_listed_by_what_hospitals_have(capsys):
+    listed = "\n".join(lines_of(capsys, "methods", "unequal_networks"))
+    assert all(f"  {name} " in listed for name in ("fedmd", "heterofl", "quped"))
+    assert "  fedavg " not in listed
 
 
 def test_the_version_is_told(capsys):

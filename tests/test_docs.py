@@ -21,6 +21,7 @@ from rich.console import Console
 
 from medfed.commands.deploy import split
 from medfed.commands.help import COMMANDS
+from medfed.commands.methods import words, yamls
 from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, build, composed, load
 from medfed.federation.algorithm import Algorithm, HasCenters, HasMemberships, HasPictures
@@ -77,7 +78,9 @@ def composes(page, command, tmp_path):
     if script == "init":
         return  # its keys are those of train: tests/integration/test_init.py
     if script == "methods":
-        assert {*arguments} <= {p.stem for p in (CONFIG_DIR / "algorithm").glob("*.yaml")}
+        assert {*arguments} <= {
+            word for name, yaml in yamls().items() for word in words(name, yaml)
+        }
         return
     if script == "site":
         assert read(arguments[0], arguments[1:])

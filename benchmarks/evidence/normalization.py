@@ -124,7 +124,7 @@ def measured(overrides: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         module.eval()
         for statistics in ("kept", "reestimated"):
-            module.federation.normalization = statistics  # type: ignore[assignment]
+            module.federation.trainer.normalization = statistics  # type: ignore[assignment, union-attr]
             with torch.no_grad():
                 found[statistics] = {
                     client: module.evaluate_client(client, "test", keep=True)

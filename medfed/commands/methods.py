@@ -1,11 +1,15 @@
 """Prints what each method does; ``medfed methods apfl`` prints what it keeps, sends and costs.
 
+A method is found by its other names, too, and ``medfed methods few_patients`` lists the methods for
+hospitals that have few.
+
 ``plugins=FOLDER`` adds your methods. ``--markdown`` prints the table of the documentation.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,14 +22,14 @@ from rich.table import Table
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.console import Terminal
-from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError, did_you_mean, few
 from medfed.config.allowed import plugin_folders, yamls_of
 from medfed.config.compose import CONFIG_DIR
 
 if TYPE_CHECKING:
     from medfed.federation.card import Card
 
-USAGE = "medfed methods [NAME] [plugins=FOLDER] [--markdown]"
+USAGE = "medfed methods [NAME or NEED] [plugins=FOLDER] [--markdown]"
 COLUMNS = (
     *("algorithm=", "paper", "stays personal", "down", "up"),
     *("passes", "kept at the client", "at the server", "tasks", "cohort"),
@@ -70,20 +74,52 @@ def main(given: Sequence[str]) -> None:
         files = yamls([a for a in given if a.startswith("plugins=")])
         rest = [a for a in given if not a.startswith("plugins=")]
         names = [a for a in rest if a != "--markdown"]
+        needs = sorted({need for path in files.values() for need in said(path, "for")})
+        chosen = dict.fromkeys(files) if not names else {}
         for name in names:
-            if name not in files:
+            found = [n for n, path in files.items() if _bare(name) in map(_bare, words(n, path))]
+            if not found:
+                known = [word for n, path in files.items() for word in words(n, path)]
                 raise ConfigError(
-                    f"Unknown method {name!r}{did_you_mean(name, files)}; the methods are "
+                    f"Unknown method {name!r}{did_you_mean(name, known)}; the methods are "
                     f"{', '.join(files)}."
                 )
-        rows = by_family(method(name, files[name]) for name in names or files)
+            chosen |= dict.fromkeys(found)
+        rows = by_family(method(name, files[name]) for name in chosen)
         if "--markdown" in rest:
             print(markdown(rows))
-        elif names:
+        elif names and not {*map(_bare, needs)} & {*map(_bare, names)}:
             for one in rows:
                 print_page(one)
         else:
             print_table(rows)
+            print(f"medfed methods NEED lists those for {few(needs, 9)}.")
+
+
+def said(yaml: Path, about: str) -> dict[str, str]:
+    """Returns what a comment at the head of a yaml lists, each with what is in its parentheses.
+
+    Args:
+        yaml: Of a method.
+        about: ``also``: other names, each with the overrides that it stands for; ``for``: what
+            hospitals have that it is for.
+
+    Example:
+        >>> said(yamls()["fedamp"], "also")
+        {'heurfedamp': 'algorithm.attention=cosine'}
+    """
+    listed = re.search(rf"^# {about}: (.*)$", yaml.read_text("utf-8"), re.MULTILINE)
+    items = re.findall(r"([\w-]+)(?: \(([^)]*)\))?", listed[1]) if listed else []
+    return dict(items)
+
+
+def words(name: str, yaml: Path) -> list[str]:
+    """Returns all words by which a method is found."""
+    return [name, *said(yaml, "also"), *said(yaml, "for")]
+
+
+def _bare(name: str) -> str:
+    return re.sub("[-_ ]", "", name.lower())
 
 
 def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
@@ -145,7 +181,8 @@ def print_table(methods: Sequence[Method]) -> None:
 def head(yaml: Path) -> str:
     """Returns the comment with which a yaml begins."""
     lines = itertools.takewhile(lambda s: s.startswith("#"), yaml.read_text("utf-8").splitlines())
-    return " ".join(line.lstrip("# ") for line in lines)
+    told = (line for line in lines if not line.startswith(("# also: ", "# for: ")))
+    return " ".join(line.lstrip("# ") for line in told)
 
 
 def print_page(one: Method) -> None:
@@ -153,6 +190,8 @@ def print_page(one: Method) -> None:
     from medfed.federation.card import UNPROTECTED
 
     print(f"algorithm={one.name} ({one.kind.card.family})\n")
+    for name, more in said(one.yaml, "also").items():
+        print(f"  {'also ' + name:<20}{f'algorithm={one.name} {more}'.strip()}")
     for title, cell in zip(COLUMNS[1:], one.row[1:], strict=True):
         print(f"  {title:<20}{cell}")
     covered = " and ".join(one.kind.averaged)

@@ -30,6 +30,7 @@ from medfed.federation.entries import divide, patterns_of
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
+    Normalization,
     ParameterSplit,
     normalization_patterns,
     nothing_personal,
@@ -155,10 +156,12 @@ class Algorithm(ABC):
             that the server may average the optimizer's state, too. A method does not inherit it.
         fresh_optimizer: Whether it uses :meth:`Client.reach`, which is undefined for an optimizer
             that keeps momentum over rounds (``local.optimizer_state``).
+        sums: Whether it needs two networks whose outputs are added.
         pools: Whether clients train on the pooled data of all, which no federation does.
         masks: Whether ``mask_aware`` is defined for it. State such as control variates is undefined
             for weights that only some clients train.
         trains_shared: Whether it trains the shared part by itself, so that it must not be empty.
+        normalization: What replaces ``evaluation.normalization`` for its models; None: nothing.
 
     Raises:
         ConfigError: If a value is unknown, or nothing is averaged that could be mask-aware.
@@ -177,9 +180,11 @@ class Algorithm(ABC):
     card: ClassVar[Card] = Card()
     averages_moments: ClassVar[bool] = False
     fresh_optimizer: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     masks: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = False
+    normalization: ClassVar[Normalization | None] = None
 
     def __post_init__(self) -> None:
         check_fields("algorithm", self)
@@ -373,6 +378,17 @@ class Algorithm(ABC):
             client: The client; its state is read only.
             message: The message from :meth:`broadcast`.
         """
+
+    def completed(self, client: Client, model: Tensors) -> Tensors:
+        """Returns the client's model after what is fitted on its validation cases; by default none.
+
+        Validation measures the model without it, and so selects on no case that it is fitted on.
+
+        Args:
+            client: The client; its state is read only.
+            model: Of :meth:`personal_model` or onboarding, with its statistics of normalisation.
+        """
+        return model
 
     def least_steps(self, steps: int) -> int:
         """Returns the fewest of a client's steps in a round that one of its messages follows from.

@@ -28,7 +28,7 @@ Family = Literal[
     "similar clients",
     "quantised model",
 ]
-Touches = Literal["gradients", "losses", "outputs", "several", "pooled"]
+Touches = Literal["gradients", "losses", "outputs", "several", "statistics", "pooled"]
 """How patients influence a method's messages, other than by the numbers of patients."""
 UNPROTECTED: Mapping[Touches | None, str] = {
     None: "does not declare that patients influence it by gradients only (card.touches)",
@@ -36,6 +36,7 @@ UNPROTECTED: Mapping[Touches | None, str] = {
     "outputs": "takes steps that see the network's outputs or the labels of whole batches",
     "several": "asks for gradients of one draw at several points, or for a random number of them, "
     "which is not accounted for",
+    "statistics": "keeps statistics of normalisation, which get no noise",
     "pooled": "trains on the patients of all clients in one place",
 }
 """Why noise in gradients alone cannot protect the patients of a method."""
@@ -102,7 +103,8 @@ class Card:
         touches: How patients influence what leaves a client and its model: only by ``gradients`` of
             the batches that :meth:`medfed.federation.algorithm.Algorithm.draws` counts, so that
             noise can protect them; or also by ``losses``, by ``outputs`` or labels of whole
-            batches, by ``several`` gradients of one draw or a random number of them, or ``pooled``.
+            batches, by ``several`` gradients of one draw or a random number of them, by
+            ``statistics`` of normalisation, or ``pooled``.
             ``None``: undeclared.
         tune: The hyper-parameters that a comparison tunes in addition to the learning rate, and
             their ranges.

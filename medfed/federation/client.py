@@ -23,13 +23,16 @@ Penalty = Callable[[Mapping[str, Tensor]], Tensor]
 class GradientAt(Protocol):
     """Gives gradients of the loss within a local step."""
 
-    def __call__(self, at: Mapping[str, Tensor], *, fresh: int = 0) -> Tensors:
+    def __call__(
+        self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
+    ) -> Tensors:
         """Returns the gradient at other values of the trained parameters.
 
         Args:
             at: The values, of all trained parameters.
             fresh: Of which batch: 0 is the step's own, 1 the next one, and so on; no other step
                 sees them.
+            term: Added to the loss; its live parameters have the values ``at``.
         """
 
 

@@ -198,20 +198,30 @@ class Federation:
         packet = self.arrived.get(client) or self.delivery(client)
         return self.channel.decode(packet, "down", kept)[0]
 
-    def personal_model(self, client: str) -> Tensors:
+    def personal_model(self, client: str, split: str = "test") -> Tensors:
         """Returns the model that a client of this process evaluates; changes no state.
 
         It is the client's model after decoding, including the losses of a lossy codec.
+
+        Args:
+            client: The client.
+            split: What it is evaluated on.
         """
         with self.clients[client].present() as local:
             passes = local.passes
             model = self.algorithm.personal_model(local, self.delivered(client))
             local.passes = passes  # of an evaluation, which are not the training's
-            return self.fitted(local, model)
+            return self.fitted(local, model, split)
 
-    def fitted(self, local: LocalClient, model: Tensors) -> Tensors:
-        """Returns a client's model with statistics of normalisation as the run wants them."""
-        return local.trainer.fitted(local.data, model)
+    def fitted(self, local: LocalClient, model: Tensors, split: str = "test") -> Tensors:
+        """Returns a client's model with statistics of normalisation as the run wants them.
+
+        And with what the method fits on validation cases, unless these are to be evaluated.
+        """
+        model = local.trainer.fitted(local.data, model)
+        if split == "val" or self.noise is not None:
+            return model
+        return self.algorithm.completed(local, model)
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""

@@ -31,7 +31,7 @@ from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
 from medfed.federation.client import Batch, ClientData
-from medfed.federation.engine.loop import LocalTrainer, Normalization
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, check_reply, count
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
@@ -39,7 +39,7 @@ from medfed.federation.missing_channels import entries_reading
 from medfed.federation.moments import check_averages_moments
 from medfed.federation.onboarding import rules_of
 from medfed.federation.other_state import copied, filled
-from medfed.federation.split import BufferPolicy
+from medfed.federation.split import BufferPolicy, Normalization
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
@@ -77,7 +77,7 @@ class Federated:
         check_known("split", split, ("train", "val", "test"))
         fed = self.federation
         assert fed.trainer is not None  # a federation of this module trains here
-        at = {name: fed.personal_model(name) for name in fed.clients}
+        at = {name: fed.personal_model(name, split) for name in fed.clients}
         return {n: fed.trainer.evaluated(fed.clients[n].data, at[n], split) for n in at}
 
     def levels(self, split: Literal["train", "val", "test"] = "val") -> dict[str, float]:
@@ -206,7 +206,7 @@ def assemble(
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
-    local.normalization = normalization
+    local.normalization = algorithm.normalization or normalization
     return made, local
 
 

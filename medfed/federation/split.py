@@ -25,6 +25,7 @@ from medfed.federation.other_state import OTHER
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
+Normalization = Literal["reestimated", "kept"]
 Update = Literal["all", "shared", "personal"]
 NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
 
@@ -307,6 +308,22 @@ class ParameterSplit:
                 f"{method} compares the features that enter the model's head, and here "
                 f"{'the head is the whole model' if self.head else 'no part is known as its head'};"
                 " choose a model of several layers, or name its head by model.personal."
+            )
+
+    def check_statistics(self, method: str) -> None:
+        """Checks that there are running statistics of normalisation, for a method that is of them.
+
+        Args:
+            method: Its name.
+
+        Raises:
+            ConfigError: If there are none.
+        """
+        if not any(n.endswith("running_mean") for n in self.buffers):
+            raise ConfigError(
+                f"algorithm={method} needs running statistics of normalisation, and no layer of "
+                "this network has any; choose algorithm=fedavg, or a network with BatchNorm, such "
+                "as model.network.norm=batch."
             )
 
     def names(self, update: Update) -> tuple[str, ...]:

@@ -64,12 +64,7 @@ class HeteroFL(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "widths", tuple(self.widths))
-        if not self.widths or not all(0 < r <= 1 for r in self.widths):
-            raise ConfigError(
-                f"algorithm.widths={list(self.widths)} must be shares of the channels in (0, 1], "
-                "such as [1,0.5]."
-            )
+        object.__setattr__(self, "widths", checked_widths(self.widths))
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> HeteroFL:
         """Finds the shapes of each width."""
@@ -119,6 +114,20 @@ class HeteroFL(FedAvg):
         # Statistics of missing channels have no effect, as these channels have no weight.
         narrowed = client.split.parameters("all")
         return {**model, **{n: alone(model[n], shapes[n]) for n in narrowed if n in model}}
+
+
+def checked_widths(widths: Sequence[float]) -> tuple[float, ...]:
+    """Returns the shares of channels of the clients' networks.
+
+    Raises:
+        ConfigError: If one is out of range.
+    """
+    if not widths or not all(0 < r <= 1 for r in widths):
+        raise ConfigError(
+            f"algorithm.widths={list(widths)} must be shares of the channels in (0, 1], such as "
+            "[1,0.5]."
+        )
+    return tuple(widths)
 
 
 def corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -93,35 +93,52 @@ class QuPeL(Quantized):
         if message.phase == TUNE:
             return super().fit(client, message)
         received = message.parts["shared"]
-        tie = Tie(select(received, client.split.parameters("shared")), self)
+        tie = self.tie(select(received, client.split.parameters("shared")), message)
+        self.train_tied(client, message, tie)
+        update = subtract(select({**client.state["model"], **tie.w}, received), received)
+        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+
+    def tie(self, w: Tensors, message: Message) -> Tie:
+        """Returns what couples the client's model and its copy of w."""
+        return Tie(w, self.proximity, self.global_lr * self.proximity)
+
+    def train_tied(self, client: Client, message: Message, tie: Tie) -> None:
+        """Takes the local steps on x and c; the tie moves w."""
         step = self.step(client, message, self.present_centers(client, message))
 
         def after(weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
-            step(weights, grad_at)
-            tie.follow(weights)
+            step(weights, tie.gradients(grad_at))
+            tie.follow(weights, grad_at, step.centers)
 
-        end = client.train(client.state["model"], penalty=tie.penalty, after_step=after)
+        how: How = {**tie.how, "after_step": after}
+        end = client.train(client.state["model"], **how)
         client.state["model"], client.state["centers"] = end, step.centers
-        update = subtract(select({**end, **tie.w}, received), received)
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
 
 
 class Tie:
     """The client's copy of w; it and the client's model pull each other.
 
     Args:
-        received: The shared parameters.
-        method: lambda_p and eta_3.
+        w: The shared parameters.
+        strength: lambda_p.
+        rate: The share of the way to x that w goes in a step.
+
+    Attributes:
+        how: What steps of x need of ``client.train``.
     """
 
-    def __init__(self, received: Tensors, method: QuPeL) -> None:
+    def __init__(self, w: Tensors, strength: float, rate: float) -> None:
         # Clones, as `follow` changes them in place, and the message is the channel's.
-        self.w = {n: t.clone() for n, t in received.items()}
-        self._rate = method.global_lr * method.proximity
-        self.penalty = Proximity(method.proximity, self.w) if method.proximity else None
+        self.w = {n: t.clone() for n, t in w.items()}
+        self.strength, self.rate = strength, rate
+        self.how: How = {"penalty": Proximity(strength, self.w)} if strength else {}
 
-    def follow(self, weights: Mapping[str, Tensor]) -> None:
+    def gradients(self, grad_at: GradientAt) -> GradientAt:
+        """Returns what gives the gradients of a quantised model."""
+        return grad_at
+
+    def follow(self, weights: Mapping[str, Tensor], grad_at: GradientAt, centers: Tensors) -> None:
         """Takes w <- w - eta_3 lambda_p (w - x), in place, so that the penalty sees it."""
-        if self.w and self._rate:
+        if self.w and self.rate:
             present = [weights[n].detach() for n in self.w]
-            torch._foreach_lerp_(list(self.w.values()), present, self._rate)
+            torch._foreach_lerp_(list(self.w.values()), present, self.rate)

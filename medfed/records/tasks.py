@@ -22,7 +22,7 @@ class CanonicalParts:
 
     Attributes:
         count: K, the instances.
-        mix: ``outputs`` or ``parameters``.
+        mix: ``outputs``, ``parameters`` or ``sum``.
         parts: Patterns of parameter names; ``None``: what the model calls personal, its head.
     """
 
@@ -65,5 +65,5 @@ def mixed(task: TaskModule, model: Section, canonical: Section | None, seed: int
         networks.append(further)
     patterns = task.personal if chosen.parts is None else chosen.parts
     task.network = Canonical(networks, patterns, chosen.mix, task.activation)
-    task.personal = Canonical.personal
+    task.personal = task.network.personal_part(task.personal)
     return task

@@ -131,7 +131,7 @@ def federation_of(
     """
     algorithm = method_of(config, len(everyone or clients))
     say_unprotected(algorithm)
-    if config.canonical is not None and not algorithm.mixes:
+    if config.canonical is not None and not (algorithm.mixes or algorithm.sums):
         raise ConfigError(
             f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
             "if they were weights; choose canonical=none, or algorithm=ppfl or ifca."

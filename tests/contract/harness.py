@@ -117,13 +117,22 @@ def network(seed: int = 0, outputs: int = 1) -> nn.Module:
 
 
 def task(name: str = "") -> ToyTask:
-    """The network, with three heads where an algorithm mixes canonical parts."""
+    """The network; three heads where an algorithm mixes them, two networks where it adds them."""
     toy = ToyTask()
     toy.network = network(outputs=2 if name and algorithm(name).by_class else 1)
+    if name and algorithm(name).sums:
+        return two_bodied(toy, network(1))
     if name and algorithm(name).mixes:
         nets = [toy.network, network(1), network(2)]
         toy.network = Canonical(nets, ["head.*"], activation="identity")
         toy.personal = ("membership",)
+    return toy
+
+
+def two_bodied(toy: ToyTask, second: nn.Module) -> ToyTask:
+    """Adds the outputs of a second network."""
+    toy.network = Canonical([toy.network, second], ["*"], "sum")
+    toy.personal = toy.network.personal_part(toy.personal)
     return toy
 
 

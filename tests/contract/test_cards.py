@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from medfed.commands.methods import said
 from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.card import elements
@@ -17,7 +18,8 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
-from tests.contract.harness import NAMES, ROUNDS, algorithm, task
+from tests.contract.harness import NAMES, ROUNDS, algorithm, recorded, task, two_bodied
+from tests.contract.names import algorithm_yamls
 from tests.toys import ToyTask, canonical_toy, toy_data, toy_federation
 
 GRADIENT = "one gradient a round: needs many rounds"
@@ -50,6 +52,9 @@ SPENT: dict[tuple[str, str], tuple[int, ...]] = {}
 def finished(name: str) -> Federation:
     toy: ToyTask = task(name)
     toy.network = wide(0, 2 if algorithm(name).by_class else 1)
+    if algorithm(name).sums:
+        toy.personal = ToyTask.personal
+        toy = two_bodied(toy, wide(1))
     if algorithm(name).mixes:
         toy.network = Canonical([wide(k) for k in range(3)], ["head.*"], activation="identity")
     _, federation, _ = toy_federation(algorithm(name), toy, rounds=ROUNDS, steps=4, lr=0.01)
@@ -137,6 +142,7 @@ def test_noise_can_cover_what_declares_gradients(name):
         assert method.card.touches is not None
         return
     toy = canonical_toy(dtype=torch.float32) if method.mixes else ToyTask(norm=name == "fedbn")
+    toy = task(name) if method.sums else toy
     data, rounds = toy_data(batch=2), 2 * ROUNDS
     _, federation, _ = toy_federation(method, toy, data, rounds=rounds, steps=4, lr=0.01)
     run_reference(federation, rounds)
@@ -174,3 +180,18 @@ def test_no_message_follows_from_fewer_steps_than_the_method_declares(name, monk
     _, federation, _ = toy_federation(method, task(name), rounds=ROUNDS, steps=12, lr=0.01)
     run_reference(federation, ROUNDS)
     assert 1 <= method.least_steps(12) <= min(calls, default=12)
+
+
+def test_a_method_is_for_what_it_says(name):
+    """Measured on what travels, and on the widths that it takes."""
+    method = algorithm(name)
+    suits = said(algorithm_yamls()[name], "for")
+    fed, local, messages = recorded(name)
+    sent = {n for _, m in messages for part in m.parts.values() for n in part}
+    if "no_shared_weights" in suits:
+        assert not sent.intersection(local.split.parameters("all"))
+    if "few_bytes" in suits:
+        assert fed.ledger.total() < recorded("fedavg").federation.ledger.total()
+    if "unequal_networks" in suits:
+        assert hasattr(method, "widths")
+    assert {*suits} <= {"few_bytes", "few_patients", "no_shared_weights", "unequal_networks"}

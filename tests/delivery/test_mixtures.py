@@ -82,6 +82,23 @@ def image_of(case: str) -> torch.Tensor:
 
 
 @torch.no_grad()
+def test_two_bodies_are_the_sum_of_two_networks():
+    config = load(["algorithm=fenda", *CNN, "spatial_dims=2"])
+    network = build_task(config.model, config.canonical, config.seed).network.eval()
+    state = {n: t.detach().clone() for n, t in float_entries(network).items()}
+    plain, places = describe(dict(config.model.network)), part_roots(network, ["*"])
+    model = loaded(from_canonical(network, plain, places, state, "a client"))
+    image, singles = image_of("heads"), []
+    for k in range(2):
+        one = build_network(plain).eval()
+        prefix = f"canonical.{k}.network."
+        one.load_state_dict({n: state[f"{prefix}{n}"] for n in one.state_dict()})
+        singles.append(one(image))
+    assert_alike(model(image), singles[0] + singles[1])
+    assert float(singles[1].abs().max()) > 0.01
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_the_mixture_is_that_of_the_run(case):
     network, model = exported(case, [0.2, 0.5, 0.3])

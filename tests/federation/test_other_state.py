@@ -91,7 +91,7 @@ def test_every_method_keeps_it_for_each_client(name, monkeypatch):
     task, fed, local = harness.federation(name)
     run_reference(fed, 2)
     method = algorithm(name)
-    common = "common." if method.mixes else ""
+    common = "common." if method.mixes else "canonical.0.network." if method.sums else ""
     place, frozen = f"{common}norm", f"{common}middle.weight"
     assert frozen not in local.split.names("all")
     for client in fed.ids:

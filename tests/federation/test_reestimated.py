@@ -14,10 +14,11 @@ from torch.optim.swa_utils import update_bn
 
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed
+from medfed.common.tensors import digest
 from medfed.federation.engine.loop import STATISTICS_BATCHES, LocalTrainer
 from medfed.federation.reference import ArrayClient, federate
 from medfed.personalize.fedavg import FedAvg
-from tests.contract.harness import NAMES, recorded
+from tests.contract.harness import NAMES, algorithm, recorded
 
 
 def batches(data, seed=0):
@@ -28,18 +29,20 @@ def batches(data, seed=0):
     return islice(several, STATISTICS_BATCHES)
 
 
-CASES = [*((name, "averaged") for name in NAMES), *((n, "local") for n in ("fedavg", "ditto"))]
+DECIDES = [name for name in NAMES if algorithm(name).normalization]
+CASES = [*((n, "averaged") for n in NAMES if n not in DECIDES)]
+CASES += [(n, "local") for n in ("fedavg", "ditto")]
 
 
 @pytest.mark.parametrize(("name", "policy"), CASES)
 def test_pytorch_gives_the_same_statistics_to_every_method(name, policy, monkeypatch):
     federation, local, _ = recorded(name, policy)
     monkeypatch.setattr(federation.trainer, "normalization", "kept")
-    kept = {client: federation.personal_model(client) for client in federation.ids}
+    kept = {client: federation.personal_model(client, "val") for client in federation.ids}
     before, random = federation.digests(), torch.get_rng_state()
     monkeypatch.setattr(federation.trainer, "normalization", "reestimated")
     for client in federation.ids:
-        model = federation.personal_model(client)
+        model = federation.personal_model(client, "val")
         moved = {n for n in model if not torch.equal(model[n], kept[client][n])}
         statistics = {n for n in local.split.buffers if "running_" in n}
         computed = "computed from" in federation.algorithm.card.keeps  # the head, by features
@@ -56,6 +59,16 @@ def test_pytorch_gives_the_same_statistics_to_every_method(name, policy, monkeyp
         assert model.keys() == kept[client].keys()
     assert federation.digests() == before
     assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_a_method_may_decide_itself(name, monkeypatch):
+    federation, _, _ = recorded(name)
+    found = []
+    for wanted in ("kept", "reestimated"):
+        monkeypatch.setattr(federation, "normalization", wanted)
+        found.append({c: digest(federation.personal_model(c)) for c in federation.ids})
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "pfednet"])

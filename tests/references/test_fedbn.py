@@ -1,7 +1,8 @@
-"""FedBN, and FedAvg under each buffer policy, against a network with BatchNorm in NumPy.
+"""FedBN, SiloBN, AdaBN and FedAvg under each buffer policy, against a network with BatchNorm.
 
 Li et al. 2021, Algorithm 1: w_k <- SGD(w_k) at every client; then w_k,l <- sum_j p_j w_j,l for
-every layer l that is no normalisation.
+every layer l that is no normalisation. SiloBN leaves out the running statistics only; AdaBN
+averages all, and then takes the statistics of each client's inputs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
+from medfed.personalize.adabn import AdaBN
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedbn import FedBN
+from medfed.personalize.silobn import SiloBN
 from tests.references import batch_norm
 from tests.references.pairing import assert_same, drawn_in, to_numpy
 from tests.sweeps import sweep
@@ -43,8 +47,9 @@ def fedbn_loop(batches, sizes, initial, cohorts, *, own, weighted, frozen, momen
     return models
 
 
-def build(algorithm, policy, fraction=1.0, batch=None, momentum=0.0):
+def build(algorithm, policy, fraction=1.0, batch=None, momentum=0.0, eps=1e-5):
     task = ToyTask(norm=True, dtype=torch.float64)
+    task.network.norm.eps = eps
     with torch.no_grad():  # unlike the usual start, in which gamma, beta and the mean drop out
         task.network.norm.weight.copy_(torch.tensor([1.5, 0.5, 1.0, 2.0]))
         task.network.norm.bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
@@ -68,12 +73,13 @@ def build(algorithm, policy, fraction=1.0, batch=None, momentum=0.0):
 @sweep("fraction", [1.0, 0.5])
 @sweep("weighting", ["samples", "uniform"])
 @sweep("policy", ["averaged", "local", "frozen"])
-@sweep("kind", [FedBN, FedAvg])
+@sweep("kind", [FedBN, FedAvg, SiloBN])
 def test_equals_the_papers_loop(kind, policy, weighting, fraction, run):
     federation, local, clients = build(kind(weighting=weighting), policy, fraction, **run)
     cohorts = [[federation.ids.index(c) for c in federation.members(t)] for t in range(ROUNDS)]
     initial = to_numpy(local.model.initial())
-    stays = batch_norm.STATISTICS if policy != "averaged" else ()
+    local_statistics = policy != "averaged" or kind is SiloBN
+    stays = batch_norm.STATISTICS if local_statistics else ()
     run_reference(federation, ROUNDS)
     expected = fedbn_loop(
         [iter(d.drawn) for d in clients],
@@ -99,6 +105,8 @@ def test_equals_the_papers_loop(kind, policy, weighting, fraction, run):
         (FedAvg, "averaged", 16 + 5 + 8 + 8),
         (FedAvg, "local", 16 + 5 + 8),
         (FedAvg, "frozen", 16 + 5 + 8),
+        (SiloBN, "averaged", 16 + 5 + 8),
+        (AdaBN, "averaged", 16 + 5 + 8 + 8),
     ],
 )
 def test_statistics_that_stay_do_not_travel(kind, policy, sent):
@@ -130,3 +138,54 @@ def test_gradient_by_finite_differences(frozen):
             up = batch_norm.loss({**model, name: model[name] + step}, x, y, frozen)
             down = batch_norm.loss({**model, name: model[name] - step}, x, y, frozen)
             assert (up - down) / 2e-6 == pytest.approx(grad[place], abs=1e-8)
+
+
+def models_of(federation, wanted):
+    federation.normalization = wanted
+    run_reference(federation, ROUNDS)
+    found = [to_numpy(federation.personal_model(c)) for c in federation.ids]
+    return [{n: model[n] for n in EVERYTHING} for model in found]
+
+
+@pytest.mark.parametrize("wanted", ["kept", "reestimated"])
+def test_adabn_has_the_statistics_of_each_clients_inputs(wanted):
+    """Whatever the run wants for other methods; its weights are FedAvg's."""
+    federation, _, clients = build(AdaBN(), "averaged")
+    plain = models_of(build(FedAvg(), "averaged")[0], "kept")
+    for model, of_fedavg, data in zip(models_of(federation, wanted), plain, clients, strict=True):
+        inner = data.x.numpy() @ model["body.weight"].T + model["body.bias"]
+        own = dict(zip(batch_norm.STATISTICS, (inner.mean(0), inner.var(0, ddof=1)), strict=True))
+        assert_same(model, of_fedavg | own, 1e-12)
+
+
+def test_the_run_decides_on_statistics_of_no_other_method():
+    """SiloBN keeps those of training; where the run estimates again, AdaBN is FedAvg."""
+    kept, again = (models_of(build(SiloBN(), "averaged")[0], w) for w in ("kept", "reestimated"))
+    for one, other in zip(kept, again, strict=True):
+        assert all(np.array_equal(one[n], other[n]) for n in EVERYTHING)
+    fedavg, adabn = (
+        models_of(build(kind(), "averaged")[0], "reestimated") for kind in (FedAvg, AdaBN)
+    )
+    for one, other in zip(fedavg, adabn, strict=True):
+        assert all(np.array_equal(one[n], other[n]) for n in EVERYTHING)
+
+
+def test_adabn_removes_gain_and_offset_of_a_scanner():
+    """Where the first layers are affine and normalised, outputs for turned-up inputs are equal."""
+    federation, local, _ = build(AdaBN(), "averaged", eps=1e-14)
+    run_reference(federation, 1)
+    client = federation.clients["c1"]
+    outputs = []
+    for gain, offset in ((1.0, 0.0), (3.0, -2.0)):
+        scanned = gain * client.data.x + offset
+        kept, client.data.x = client.data.x, scanned
+        local.model.load(federation.personal_model("c1"))
+        client.data.x = kept
+        outputs.append(local.network.eval()(scanned).detach())
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(SiloBN, "silobn"), (AdaBN, "adabn")])
+def test_a_network_without_statistics_is_refused(kind, name):
+    with pytest.raises(ConfigError, match=rf"algorithm={name} needs running statistics"):
+        toy_federation(kind(), ToyTask(norm=False))

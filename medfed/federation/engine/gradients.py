@@ -240,6 +240,7 @@ class StepGradient:
         stream: The batches of later steps.
         trained: The live parameters.
         passing: The live running statistics, and other state.
+        watch: Watches the passes for a term of them.
         taken: Whether the step itself has passed its batches through the network.
         loss: The loss of the first call, if the step computes none.
     """
@@ -249,10 +250,13 @@ class StepGradient:
     stream: Iterator[Sequence[Batch]]
     trained: Mapping[str, Tensor]
     passing: Passing
+    watch: Callable[[BatchPenalty], WatchedForward]
     taken: bool = True
     loss: Tensor | None = None
 
-    def __call__(self, at: Mapping[str, Tensor], *, fresh: int = 0) -> Tensors:
+    def __call__(
+        self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
+    ) -> Tensors:
         """See :class:`medfed.federation.client.GradientAt`."""
         names = list(self.trained)
         live = [self.trained[n] for n in names]
@@ -266,7 +270,8 @@ class StepGradient:
         # Fresh batches come from the stream of the steps, so no later step uses them again.
         while len(self.groups) <= fresh:
             self.groups.append(next(self.stream))
-        loss = self.gradients.add(self.groups[fresh], self.trained, self.passing)
+        watch = None if term is None else self.watch(term)
+        loss = self.gradients.add(self.groups[fresh], self.trained, self.passing, watch=watch)
         result = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
         with torch.no_grad():
             torch._foreach_copy_(live, kept)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any, Literal, Unpack
 
@@ -42,7 +43,17 @@ from medfed.federation.budget import (
     save_optimizer,
     takes_network,
 )
-from medfed.federation.client import Batch, ClientData, Direction, Features, How, Over, Seen
+from medfed.federation.client import (
+    Batch,
+    BatchPenalty,
+    ClientData,
+    Direction,
+    Features,
+    How,
+    Outputs,
+    Over,
+    Seen,
+)
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.steps import step_of
@@ -50,6 +61,7 @@ from medfed.federation.entries import joined
 from medfed.federation.other_state import OTHER, OtherState
 from medfed.federation.split import (
     OWN_RATE,
+    Normalization,
     ParameterSplit,
     Update,
     fixed_statistics,
@@ -66,7 +78,6 @@ Key = tuple[str | int, ...]
 
 
 Rates = Mapping[Literal["shared", "personal"], float]
-Normalization = Literal["reestimated", "kept"]
 
 # Optimizers whose steps over many tensors together equal those one by one, bit for bit.
 _EITHER_WAY = (
@@ -442,14 +453,17 @@ class LocalTrainer:
         epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
         stream = chain.from_iterable(epochs)
         direction, after_step = how.get("direction"), how.get("after_step")
-        terms, live = (how.get("penalty"), self._watch(plan, how)), (plan.trained, self.model)
+        watch, outputs = partial(self._watch, plan), how.get("outputs")
+        term = how.get("batch_penalty")
+        watched = watch(term, outputs) if term or outputs else None
+        terms, live = (how.get("penalty"), watched), (plan.trained, self.model)
         losses: list[Tensor | float] = []  # read at the end: a GPU would wait at every step
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
         with self.model.training(), seeded(seed, self.model.device):
             for group in islice(stream, steps):
                 if direction is not None:
-                    at = StepGradient(self.gradients, [group], stream, *live, taken=False)
+                    at = StepGradient(self.gradients, [group], stream, *live, watch, taken=False)
                     losses.append(self._step_along(direction, plan, at))
                 else:
                     forget(plan.parameters)
@@ -457,7 +471,7 @@ class LocalTrainer:
                     self._descend(plan)
                 if after_step is not None:
                     with torch.no_grad():
-                        at = StepGradient(self.gradients, [group], stream, *live)
+                        at = StepGradient(self.gradients, [group], stream, *live, watch)
                         after_step(plan.trained, at)
         return sum(map(float, losses)) / steps
 
@@ -476,10 +490,9 @@ class LocalTrainer:
             clip_grad_norm_(plan.parameters, self.budget.clip)
         plan.step()
 
-    def _watch(self, plan: Plan, how: How) -> WatchedForward | None:
-        penalty, outputs = how.get("batch_penalty"), how.get("outputs")
-        if penalty is None and outputs is None:
-            return None
+    def _watch(
+        self, plan: Plan, penalty: BatchPenalty | None, outputs: Outputs | None = None
+    ) -> WatchedForward:
         if self.gradients.compiled_loss is not None and not self._said:
             self._said = True
             _log.warning(

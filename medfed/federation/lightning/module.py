@@ -361,7 +361,7 @@ class FederatedModule(pl.LightningModule):
             keep: Whether to keep the results of every case, in :attr:`cases`, and what validation
                 chooses, in :attr:`points`.
         """
-        self.local.model.load(self.federation.personal_model(client))
+        self.local.model.load(self.federation.personal_model(client, split))
         return self.evaluate_data(client, self.federation.clients[client].data, split, keep)
 
     def evaluate_data(

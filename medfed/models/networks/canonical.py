@@ -1,12 +1,13 @@
 """Canonical models: K instances of a part of any network, mixed by a membership vector.
 
 PPFL (one of the project's source papers), its two architectures, with r the network, theta_k the
-instances of the canonical part, c the membership vector in the simplex:
+instances of the canonical part, c the membership vector in the simplex; and FENDA's:
 
 =============  ==============================  ==============================================
 ``outputs``    sum_k c_k r(theta_k)            probabilities are mixed: of classes by softmax,
                                                of regions by sigmoid, outputs as they are else
 ``parameters`` r(sum_k c_k theta_k)            one network, whose part is the mixture
+``sum``        sum_k r(theta_k)                outputs are added; nothing is learned but theta
 =============  ==============================  ==============================================
 
 A mixture of probabilities is returned as log-probabilities or logits, so that losses and metrics
@@ -32,7 +33,7 @@ from medfed.federation.entries import patterns_of
 from medfed.models.networks.personal_part import part_roots
 from medfed.standalone.mixture import Activation, Mixture, take
 
-Mix = Literal["outputs", "parameters"]
+Mix = Literal["outputs", "parameters", "sum"]
 
 
 class Canonical(Mixture):
@@ -67,19 +68,26 @@ class Canonical(Mixture):
         parts = patterns_of(parts)
         places, like = part_roots(networks[0], parts), next(networks[0].parameters())
         taken = [take(network, places) for network in networks]
+        sums = mix == "sum"
+        activation = "identity" if sums else activation
         super().__init__(taken[0], [one.layers for one in taken], activation)
         self.mix = mix
-        self.membership = nn.Parameter(torch.full((len(networks),), 1 / len(networks)).to(like))
+        share = torch.full((len(networks),), 1.0 if sums else 1 / len(networks))
+        self.membership = nn.Parameter(share.to(like), requires_grad=not sums)
         self._boxed = places == [""]
         self._names = list(taken[0].layers)
         _check_distinct(self.canonical, parts)
+        for other in self.canonical[1:] if sums else ():  # one last bias is enough for all
+            *_, last = other.parameters()
+            if last.ndim == 1:
+                nn.init.zeros_(last).requires_grad_(False)
         if mix == "parameters":  # one network runs, with the statistics of the first instance
             for module in (m for other in self.canonical[1:] for m in other.modules()):
                 module._buffers.update(dict.fromkeys(module._buffers))
 
     def forward(self, x: Tensor) -> Any:
         """Returns the mixture for a batch; see the base class."""
-        if self.mix == "outputs":
+        if self.mix != "parameters":
             return super().forward(x)
         with self._instance(0):
             return functional_call(self.common, self.mixed(), (x,))
@@ -98,6 +106,22 @@ class Canonical(Mixture):
                 full = f"{name}.{inner}" if inner else name
                 weights[full] = torch.tensordot(self.membership, stacked, dims=1)
         return weights
+
+    def personal_part(self, head: str | Sequence[str]) -> tuple[str, ...]:
+        """Returns patterns of what stays with a client.
+
+        Args:
+            head: Those of the ordinary network.
+
+        Example:
+            >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)) for _ in range(2)]
+            >>> Canonical(nets, ["*"], "sum").personal_part("1.*")
+            ('canonical.1.*', 'canonical.0.network.1.*')
+        """
+        if self.mix != "sum":
+            return self.personal
+        others = (f"canonical.{k}.*" for k in range(1, len(self.canonical)))
+        return (*others, *(f"canonical.0.network.{pattern}" for pattern in patterns_of(head)))
 
     def ordinary(self, name: str) -> str | None:
         """Returns an entry's name in the ordinary network; ``None`` for the membership.

@@ -1,0 +1,44 @@
+"""SiloBN: running statistics of BatchNorm stay personal, all weights are averaged.
+
+Andreux, Ogier du Terrail, Beguier, Tramel: Siloed federated learning for multi-centric
+histopathology datasets, 2020.
+
+FedBN keeps gamma and beta of a normalisation layer, too; SiloBN shares them. The statistics are
+those that training gathers: they are evaluated and delivered even where
+``evaluation.normalization=reestimated`` estimates those of other methods again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from medfed.method import *
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class SiloBN(FedAvg):
+    """FedAvg whose clients keep their running statistics (``buffers=local``)."""
+
+    normalization: ClassVar[Normalization | None] = "kept"
+    card: ClassVar[Card] = Card(
+        "Andreux et al. 2020",
+        "personal part",
+        "statistics of BatchNorm",
+        tasks="all, with BatchNorm",
+        touches="statistics",
+    )
+
+    def split(
+        self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
+    ) -> ParameterSplit:
+        """Keeps averaged buffers local.
+
+        Raises:
+            ConfigError: If the network has no running statistics.
+        """
+        policy: BufferPolicy = "local" if buffers == "averaged" else buffers
+        split = super().split(network, task_patterns, policy)
+        split.check_statistics("silobn")
+        return split
