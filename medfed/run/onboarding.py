@@ -30,7 +30,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.federation.wire.ledger import Ledger
-from medfed.functional.points import for_newcomer
+from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import RunFolder
 from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.reports.tables import Table

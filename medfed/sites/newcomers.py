@@ -30,7 +30,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import for_newcomer
+from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
