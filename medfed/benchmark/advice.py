@@ -634,7 +634,7 @@ def advise(
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
         groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
-        folder = out / _name(asked, groups)
+        folder = out / pilot_folder(asked, groups)
         console = wide_console()
         if not quiet:
             each = groups[0].config(groups[0].variants[0]).rounds
@@ -652,7 +652,7 @@ def advise(
     return found, folder
 
 
-def _name(asked: PilotData, groups: Sequence[Pilot]) -> str:
+def pilot_folder(asked: PilotData, groups: Sequence[Pilot]) -> str:
     """A name from the keys of all cells, so that no advice overwrites another."""
     # The content of the divisions is among them.
     keys = [cell.key for group in groups for cell in group.final(0)]

@@ -18,7 +18,7 @@ from medfed.config.compose import CONFIG_DIR
 from medfed.config.description import RunDescription
 from medfed.config.spelling import key_of
 
-OWN = ("methods", "folds", "repeats", "pilot_rounds", "out", "workers")
+OWN = ("methods", "without", "folds", "repeats", "pilot_rounds", "out", "workers")
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
@@ -82,15 +82,16 @@ def _listed(value: Any) -> list[str]:
 def main(config: RunDescription) -> None:
     """Runs the pilot, then writes and prints the advice."""
     with loading():
+        from medfed.benchmark.absence import advise_without
         from medfed.benchmark.advice import advise
 
     asked = config.values
-    advise(
-        [o for o in config.overrides or () if key_of(o) not in OWN],
-        list(dict.fromkeys(_listed(asked.methods))),
-        folds=asked.folds,
-        repeats=asked.repeats,
-        rounds=asked.pilot_rounds,
-        out=Path(str(asked.out)),
-        workers=asked.workers or len(os.sched_getaffinity(0)),
-    )
+    overrides = [o for o in config.overrides or () if key_of(o) not in OWN]
+    methods = list(dict.fromkeys(_listed(asked.methods)))
+    pilot: dict[str, Any] = {"folds": asked.folds, "repeats": asked.repeats}
+    pilot |= {"rounds": asked.pilot_rounds, "out": Path(str(asked.out))}
+    pilot["workers"] = asked.workers or len(os.sched_getaffinity(0))
+    if asked.without is None:
+        advise(overrides, methods, **pilot)
+    else:
+        advise_without(overrides, methods[0], sets=asked.without == "sets", **pilot)

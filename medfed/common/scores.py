@@ -27,8 +27,10 @@ _BOUNDED = (
 # The worst and the best possible value of each metric; others have neither.
 _ENDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_BOUNDED, (0.0, 1.0)),
+    "coverage": (0.0, 1.0),
+    **dict.fromkeys(("set_size", "factor"), (math.inf, 1.0)),
     "brier": (1.0, 0.0),
-    **dict.fromkeys(("loss", "log_loss", "hd95", "rmse", "mae"), (math.inf, 0.0)),
+    **dict.fromkeys(("loss", "log_loss", "hd95", "rmse", "mae", "width"), (math.inf, 0.0)),
     "r2": (-math.inf, 1.0),
     "pairs": (0.0, math.inf),
 }

@@ -235,6 +235,7 @@ KEYS: dict[str, Any] = {
     "progress": bool,
     "evaluation.every": COUNT,
     "evaluation.patience": COUNT | None,
+    "evaluation.coverage": Annotated[float, Meta(ge=0.5, lt=1)] | None,
     "evaluation.normalization": Literal["reestimated", "kept"],
     "evaluation.calibration": Literal["shift", "temperature", "platt"] | None,
     "checkpoint.keep": COUNT,

@@ -135,12 +135,14 @@ class Evaluation:
             leaves those of regions.
         normalization: Of the statistics of normalisation that a client's model has.
         calibration: ``shift``, ``temperature`` or ``platt``.
+        coverage: At what rate sets of classes and intervals are to hold the truth.
     """
 
     every: int
     patience: int | None = None
     operating_point: str | Mapping[str, float] | None = None
     calibration: str | None = None
+    coverage: float | None = None
     normalization: Literal["reestimated", "kept"] = "kept"
 
 

@@ -386,6 +386,23 @@ class Newcomer:
         return message
 
 
+def outsiders_model(federation: Federation, client: LocalClient) -> Tensors | None:
+    """Returns the model that a hospital gets which brings no patient; None if there is none.
+
+    Args:
+        federation: The trained federation.
+        client: The hospital, from :func:`onboarded_client`.
+    """
+    rules = rules_of(federation.algorithm)
+    try:
+        next(rules.onboarding(federation.server, ClientInfo(client.id, 0)))
+    except StopIteration as stop:
+        parts = stop.value.parts
+        if {*client.weights} <= {*parts.get("shared", {}), *parts.get("personal", {})}:
+            return rules.onboarding_start(client, stop.value)
+    return None  # a part of the model, or the answer to a question, takes patients
+
+
 def question(
     federation: Federation, info: ClientInfo, send: Callable[[Packet, bool], Packet], ledger: Ledger
 ) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -267,6 +267,31 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(known) - rank) * p))
         corrected[i] = largest
     return corrected
+
+
+def shapley(worth: Mapping[frozenset[str], Floats]) -> dict[str, Floats]:
+    """Shares what all are worth together: each gets its mean gain over all orders of joining.
+
+    Source: L. S. Shapley, "A value for n-person games", 1953.
+
+    Args:
+        worth: (S,) of every set of members, the empty one among them, in S divisions.
+
+    Example:
+        >>> worth = {"": 0.0, "a": 1.0, "b": 2.0, "ab": 5.0}
+        >>> each = shapley({frozenset(names): np.array([v]) for names, v in worth.items()})
+        >>> {name: value.tolist() for name, value in each.items()}
+        {'a': [2.0], 'b': [3.0]}
+    """
+    members = sorted(max(worth, key=len))
+    orders = math.factorial(len(members))
+    shares = {member: np.zeros_like(worth[frozenset()]) for member in members}
+    for present, value in worth.items():
+        before, after = len(present), len(members) - len(present) - 1
+        for member in {*members} - present:
+            ways = math.factorial(before) * math.factorial(after)
+            shares[member] += ways / orders * (worth[present | {member}] - value)
+    return shares
 
 
 def harmed(gains: Sequence[Difference], level: float = 0.95) -> tuple[float, float, float]:

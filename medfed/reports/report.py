@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from medfed.functional.statistics import Difference
 from medfed.records.folder import RunFolder
 from medfed.reports import tables
 from medfed.reports.charts import COLOURS, Look, Picture, svg
+from medfed.reports.coverage import COVERAGE, coverage_table
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.runs import common_folder, find_runs, folders_with
 from medfed.reports.sentences import card, ends_of
@@ -189,6 +191,7 @@ def markdown(report: Report, finding: Finding | None = None) -> str:
     tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
     words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
     words |= {"means": _means(report), "finding": finding or Finding()}
+    words["coverage"] = coverage_of(report)
     return filled(TEMPLATES / "report.md", **words).rstrip() + "\n"
 
 
@@ -212,6 +215,14 @@ def print_tables(report: Report, console: Console | None = None) -> None:
         say(console, *task.left_out.values())
     if means := _means(report):
         console.print(means.printed("Means of the test metrics, over hospitals and seeds"))
+    if (covered := coverage_of(report)) is not None:
+        console.print(covered.printed("Sets and intervals"))
+
+
+def coverage_of(report: Report) -> tables.Table | None:
+    """Returns the coverage of a report's runs, if they chose quantiles."""
+    covered = coverage_table({n: [r.summary for r in of] for n, of in report.runs.items()})
+    return None if covered is None else replace(covered, note=COVERAGE)
 
 
 GENERATOR = '<meta name="generator" content="medfed">'
@@ -232,6 +243,7 @@ def page(report: Report) -> str:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
     words: dict[str, Any] = {"suites": suites, "card": card(report.tasks)}
     words |= {"dials": dial_pictures(report, looks), "means": _means(report)}
+    words["coverage"] = coverage_of(report)
     settings = tables.settings_table(report.tasks)
     return rendered("report.html", report=report, settings=settings, **words)
 

@@ -22,6 +22,7 @@ from medfed.common.files import digest
 from medfed.common.scores import fewest
 from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import together
+from medfed.federation.reference import onboarded_client, outsiders_model
 from medfed.records.cells import Stage
 from medfed.reports.tasks import course
 from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
@@ -93,7 +94,18 @@ def _computed(config: RunDescription, stage: Stage) -> dict[str, Any]:
         known = Memberships.of(list(data.clients), history, best, data.mixtures)
         result["memberships"] = known.summary()
     test_selected(experiment)
-    return {**result, **_tested(experiment)}
+    return {**result, **_tested(experiment), "outside": _outside(experiment)}
+
+
+def _outside(experiment: Experiment) -> dict[str, dict[str, float]]:
+    """The test metrics of hospitals that were kept out, by a model that saw none of theirs."""
+    module, metrics = experiment.module, dict[str, dict[str, float]]()
+    for name, data in experiment.data.kept_out.items():
+        client = onboarded_client(module.federation, data)
+        if (model := outsiders_model(module.federation, client)) is not None:
+            module.local.model.load(model)
+            metrics[name] = module.evaluate_data(name, data, "test")
+    return metrics
 
 
 def _tested(experiment: Experiment) -> dict[str, Any]:

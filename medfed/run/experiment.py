@@ -33,10 +33,12 @@ from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Entry
 from medfed.federation.wire.packet import dense_bytes
+from medfed.functional.conformal import Covering
 from medfed.functional.points import Chooser, RegionChooser
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.adapters import PATTERN, Adapters, attach
 from medfed.models.networks.small import LogisticRegression
+from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
@@ -162,7 +164,26 @@ def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
     return start, config
 
 
-def chooser_of(config: RunDescription, task: TaskModule) -> Chooser | RegionChooser | None:
+def chooser_of(
+    config: RunDescription, task: TaskModule
+) -> Chooser | RegionChooser | Covering | None:
+    """Returns what validation cases choose: thresholds, calibration, sets and intervals."""
+    chooser, level = points_of(config, task), config.evaluation.coverage
+    if level is None:
+        return chooser
+    if isinstance(task, ClassificationTask):
+        return Covering(level, "classes", chooser=chooser)
+    if isinstance(task, RegressionTask):
+        return Covering(level, "outcome", chooser=chooser)
+    if isinstance(task, SegmentationTask):
+        return Covering(level, "volumes", [f"/{name}" for name in task.regions], chooser)
+    raise ConfigError(
+        f"evaluation.coverage={level} is for classification, regression and segmentation; set it "
+        "to null."
+    )
+
+
+def points_of(config: RunDescription, task: TaskModule) -> Chooser | RegionChooser | None:
     """Returns what chooses thresholds and calibration on validation cases, if wanted.
 
     A shift and youden are defaults, for two classes; regions that may overlap have thresholds by

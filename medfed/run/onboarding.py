@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import ConfigError, DataError, did_you_mean
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
+from medfed.common.tensors import Tensors
 from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -27,10 +29,11 @@ from medfed.datamodules.plans import first_patients
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.local_client import LocalClient
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.federation.wire.ledger import Ledger
-from medfed.functional.points import for_newcomer
+from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import RunFolder
 from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.reports.tables import Table
@@ -188,6 +191,24 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     return replace(next(iter(data.clients.values())), id=path.stem)
 
 
+def tested(
+    module: FederatedModule, client: LocalClient, model: Tensors, others: Mapping[str, float] | None
+) -> tuple[Tensors, dict[str, float]]:
+    """Returns a trained model as it is delivered, and its metrics on the hospital's test patients.
+
+    Args:
+        module: The federation, and the network.
+        client: The hospital that has joined.
+        model: Its model.
+        others: See :func:`medfed.functional.conformal.for_newcomer`.
+    """
+    model = module.federation.fitted(client, model)
+    module.local.model.load(model)
+    with torch.no_grad():
+        metrics = module.evaluate_data(client.id, client.data, "test", keep=True)
+    return model, metrics | module.decide(client.id, others)
+
+
 def _measured(
     module: FederatedModule, data: ClientData, k: int, rule: Rule, others: Mapping[str, float]
 ) -> Row | None:
@@ -205,9 +226,7 @@ def _measured(
         learn = rules.onboard if rule == "own" else rules.fine_tune
         model = learn(client, message)
     seconds = time.process_time() - started
-    module.local.model.load(module.federation.fitted(client, model))
-    metrics = module.evaluate_data(data.id, data, "test", keep=True)
-    metrics |= module.decide(data.id, others)
+    _, metrics = tested(module, client, model, others)
     sent = {way: ledger.total(direction=way) for way in ("up", "down")}
     patients = len(data.patients["train"])
     return Row(data.id, k, patients, data.num_samples, rule, metrics, seconds, **sent)

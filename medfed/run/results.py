@@ -33,6 +33,7 @@ from medfed.models.networks.adapters import merged
 from medfed.models.segmentation_meter import slice_with_most
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, save_prediction, save_tensors
+from medfed.reports.coverage import COVERAGE, coverage_table
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import doubts, findings, over_clients
 from medfed.run.loggers import end_logging
@@ -261,6 +262,10 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """
     console = console or wide_console()
     console.print(metric_table(summary))
+    covered = coverage_table({summary["algorithm"]: [summary]})
+    if covered is not None:
+        console.print(covered.printed("Sets and intervals"))
+        say(console, COVERAGE)
     of_data, of_results = remarks(summary)
     with said_once():
         say(console, *of_data)

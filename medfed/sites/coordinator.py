@@ -25,7 +25,7 @@ from medfed.common.tensors import State
 from medfed.federation.federation import Round, count
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import common
+from medfed.functional.conformal import common
 from medfed.sites import calls, wire
 from medfed.sites.attendance import Attendance
 from medfed.sites.masks import needed
@@ -272,7 +272,7 @@ class Coordinator:
         again = {
             c: {"point": others}
             for c, point in self.requests.points.items()
-            if "variance" in others or (others and "threshold" not in point)
+            if {*others} - {"threshold"} or (others and "threshold" not in point)
         }
         ask([c for c in again if c not in self.attendance.away], again)
         self.attendance.say("has finished", rounds)

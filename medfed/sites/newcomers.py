@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
-
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteError
 from medfed.common.files import write_json, write_text
@@ -30,11 +28,11 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.functional.points import for_newcomer
+from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
-from medfed.run.onboarding import to_csv
+from medfed.run.onboarding import tested, to_csv
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
@@ -114,36 +112,21 @@ def _clients(federation: Federation) -> list[wire.Client]:
     return [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
 
 
-class Joining(reference.Newcomer):
-    """The newcomer's half across sites.
+def learned(
+    newcomer: reference.Newcomer,
+    module: FederatedModule,
+    packet: Packet,
+    others: Mapping[str, float] | None = None,
+) -> tuple[Tensors, dict[str, float]]:
+    """Trains by the method's rule on the last message; the newcomer's half.
 
-    Args:
-        module: The federation as it is there: with this client alone, in the state that all began
-            with.
-        site: Its name.
-        steps: Gradient steps that it may take.
+    Returns:
+        The model, and its metrics on the test patients.
     """
-
-    def __init__(self, module: FederatedModule, site: str, steps: int) -> None:
-        super().__init__(module.federation, module.federation.clients[site])
-        self.module = module
-        module.local.budget = replace(module.local.budget, steps=steps)
-
-    def learn(
-        self, packet: Packet, others: Mapping[str, float] | None = None
-    ) -> tuple[Tensors, dict[str, float]]:
-        """Trains by the method's rule on the last message.
-
-        Returns:
-            The model, and its metrics on the test patients.
-        """
-        client, module = self.client, self.module
-        rules = onboarding.rules_of(self.federation.algorithm)
-        model = self.federation.fitted(client, rules.onboard(client, self.begin(packet)))
-        module.local.model.load(model)
-        with torch.no_grad():
-            metrics = module.evaluate_data(client.id, client.data, "test", keep=True)
-        return module.local.model.whole(model), metrics | module.decide(client.id, others)
+    rules, client = onboarding.rules_of(module.federation.algorithm), newcomer.client
+    model = rules.onboard(client, newcomer.begin(packet))
+    model, metrics = tested(module, client, model, others)
+    return module.local.model.whole(model), metrics
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -36,6 +36,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
+from medfed.federation.reference import Newcomer
 from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.message import Message
@@ -75,7 +76,7 @@ class Keeper(Protocol):
         """Called before the answer to a request leaves; an error it raises becomes the answer."""
 
     def joined(
-        self, site: Site, newcomer: newcomers.Joining, model: Tensors, metrics: dict[str, float]
+        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
     ) -> None:
         """Called with the model of a site that has joined a trained federation."""
 
@@ -116,7 +117,7 @@ class Site:
         self.metrics: dict[str, float] = {}
         self._lock = threading.Lock()
         self._states: dict[int, Kept] = {}  # those of the start and of the round before
-        self._newcomer: newcomers.Joining | None = None
+        self._newcomer: Newcomer | None = None
 
     @property
     def federation(self) -> Federation:
@@ -314,16 +315,17 @@ class Site:
         if asked.phase == 0:
             sizes = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
-            module = self.workplace.join(sizes)
-            self._newcomer = newcomers.Joining(module, self.name, self.workplace.joins)
-            self.module = module
+            module = self.module = self.workplace.join(sizes)
+            module.local.budget = replace(module.local.budget, steps=self.workplace.joins)
+            client = module.federation.clients[self.name]
+            self._newcomer = Newcomer(module.federation, client)
             self.gate.start("", [c.id for c in sizes])  # no longer part of another session
             if self.keeper is not None:
                 self.keeper.guard(self)
         assert self._newcomer is not None
         packet, body, metrics = self._packet(asked), b"", dict[str, float]()
         if asked.last:
-            model, metrics = self._newcomer.learn(packet, asked.point)
+            model, metrics = newcomers.learned(self._newcomer, self._module, packet, asked.point)
             if self.keeper is None:
                 save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
             else:

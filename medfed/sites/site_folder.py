@@ -25,6 +25,7 @@ from medfed.federation.budget import Passes
 from medfed.federation.federation import count
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.reference import Newcomer
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import RunFolder, save_tensors, with_nan
@@ -36,7 +37,6 @@ from medfed.run.privacy import Protection, protections, record
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.masks import Signer
-from medfed.sites.newcomers import Joining
 from medfed.sites.policy import COUNTED, SPENT, Counted, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
@@ -196,21 +196,23 @@ class SiteFolder:
                 self.spending.add(site.folder.name, self._protection, new)
 
     def joined(
-        self, site: Site, newcomer: Joining, model: tensors.Tensors, metrics: dict[str, float]
+        self, site: Site, newcomer: Newcomer, model: tensors.Tensors, metrics: dict[str, float]
     ) -> None:
         """Writes the folder of a site that has joined a trained federation."""
-        place, run, federation = self.workplace, RunFolder(site.folder), newcomer.module.federation
+        place, run, module = self.workplace, RunFolder(site.folder), site.module
+        assert module is not None
+        federation = module.federation
         config = place.config.replacing({"folder": str(run.folder), "resume": None})
         steps = {self.name: place.data.preprocessing(self.name)}
         run.open(config, place.data.splits(), steps, cohort_record(place.data).record())
         save_tensors(run.files("models", [self.name])[self.name], model)
         evaluation = PersonalEvaluation(*place.task.selection)
-        evaluation.test, evaluation.cases = {self.name: metrics}, dict(newcomer.module.cases)
-        evaluation.points = dict(newcomer.module.points)
+        evaluation.test, evaluation.cases = {self.name: metrics}, dict(module.cases)
+        evaluation.points = dict(module.points)
         federation.ledger = Ledger([*preprocessing(self._exchanged()), *newcomer.ledger.entries])
         self._hospitals = len(federation.ids) + 1
         client = newcomer.client
-        experiment = self._experiment(config, newcomer.module, evaluation)
+        experiment = self._experiment(config, module, evaluation)
         self._report(site, experiment, None, (client.steps_done, client.passes))
         self._test(tensors.digest(model).encode())
 

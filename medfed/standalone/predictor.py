@@ -78,6 +78,8 @@ class Predictor:
         window = tuple(facts["patch_size"]) if facts.get("patch_size") else None
         overlap = float(0.25 if facts.get("overlap") is None else facts["overlap"])
         if facts["task"] == "segmentation":
+            if threshold is not None:  # the intervals of volumes are of other masks
+                facts = {**facts, "coverage": None}
             exclusive = facts.get("activation") == "softmax"
             inference = RegionInference(exclusive, level, window, overlap, size)
         elif facts["task"] == "detection":
@@ -101,11 +103,24 @@ class Predictor:
     @property
     def columns(self) -> list[str]:
         """Names of the columns that a table of results gains."""
+        level = self.level_of_bounds
         if self.facts["task"] == "regression":
-            return ["prediction"]
+            return ["prediction", *([f"low_{level}", f"high_{level}"] if self.bounds else [])]
         decision = [f"above_threshold_{self.labels[1]}"] * (self.level is not None)
         what = "survival" if self.facts["task"] == "survival" else "probability"
-        return [f"{what}_{name}" for name in self.labels] + decision
+        inside = [f"in_{level}_set_{name}" for name in self.labels] if self.bounds else []
+        return [f"{what}_{name}" for name in self.labels] + decision + inside
+
+    @property
+    def level_of_bounds(self) -> str:
+        """Percent of cases whose truth sets and intervals are to hold."""
+        return f"{100 * (self.facts.get('coverage') or {}).get('level', 0):g}"
+
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """The quantiles of sets and intervals, by region of a segmentation, else of no name."""
+        known: Mapping[str, float] = (self.facts.get("coverage") or {}).get("quantiles", {})
+        return known
 
     @property
     def present(self) -> Tensor:
@@ -177,13 +192,21 @@ class Predictor:
             source: Where they are from, for error sentences.
 
         Returns:
-            ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes; of two classes with a
-            threshold also whether the second one's probability reaches it, 1 or 0.
+            The values of :attr:`columns`: ``(N, K)`` float32 probabilities or ``(N, 1)`` outcomes;
+            of two classes with a threshold whether the second one's probability reaches it, 1 or
+            0; whether a class is in the set, 1 or 0, or the ends of the interval.
         """
         answers = torch.cat([self.answer(part, source) for part in seen.split(self.batch_size)])
-        if self.level is None:
-            return answers
-        return torch.cat([answers, (answers[:, 1:2] >= self.level).to(answers)], 1)
+        parts = [answers]
+        if self.level is not None:
+            parts.append((answers[:, 1:2] >= self.level).to(answers))
+        if (bound := self.bounds.get("")) is not None:
+            if self.facts["task"] == "regression":
+                parts += [answers - bound, answers + bound]
+            else:
+                likeliest = answers >= answers.amax(1, keepdim=True)
+                parts.append((likeliest | (1 - answers <= bound)).to(answers))
+        return torch.cat(parts, 1)
 
     def boxes(self, image: Tensor, source: object) -> tuple[Tensor, Tensor]:
         """Finds lesions in a scan.

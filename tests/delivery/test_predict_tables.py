@@ -222,6 +222,57 @@ def test_two_classes_are_decided_by_the_threshold_after_calibration(hospital, tm
     assert [row[-1] for row in read(tmp_path / "set.csv")[1]].count("1") < decided.count("1")
 
 
+@pytest.mark.parametrize("name", ["table", "outcome"])
+def test_sets_and_intervals_are_those_of_the_quantile(name, hospital, tmp_path):
+    made = hospital(name)
+    table = made.data.table
+    source = write(tmp_path / "rows.csv", table.names, table.features[:40].tolist())
+    made.predict(input=source, output=tmp_path / "plain.csv")
+    names, plain = read(tmp_path / "plain.csv")
+    bundle, classes = made.copy(tmp_path), 2 if name == "table" else 1
+    facts = json.loads((bundle / METADATA).read_text())
+    values = chances(plain, classes).double()
+    bound = 30.0 if name == "outcome" else float(1 - values.amin(1).median())
+    facts["medfed"]["coverage"] = {"level": 0.9, "quantiles": {"": bound}, "patients": {"": 120}}
+    (bundle / METADATA).write_text(json.dumps(facts))
+    write_manifest(bundle)
+    made.predict(bundle=bundle, input=source, output=tmp_path / "covered.csv")
+    header, found = read(tmp_path / "covered.csv")
+    assert header[: len(names)] == names
+    assert [row[: len(names)] for row in found] == plain
+    ends = chances(found, 2).double()
+    if name == "outcome":
+        assert header[len(names) :] == ["low_90", "high_90"]
+        expected = torch.cat([values - bound, values + bound], 1)
+        torch.testing.assert_close(ends, expected, atol=1e-3, rtol=0)
+        return
+    assert header[len(names) :] == [f"in_90_set_{label}" for label in made.data.class_names]
+    likeliest = values == values.amax(1, keepdim=True)
+    near = (1 - values - bound).abs() < 1e-6
+    assert bool((near | (ends.bool() == (likeliest | (1 - values <= bound)))).all())
+    assert {*ends.sum(1).tolist()} == {1.0, 2.0}
+
+
+WRONG_COVERAGE = {
+    "a region": {"level": 0.9, "quantiles": {"whole": 0.2}, "patients": {}},
+    "no quantile": {"level": 0.9, "quantiles": {}, "patients": {}},
+    "certain": {"level": 1.0, "quantiles": {"": 0.2}, "patients": {}},
+    "negative": {"level": 0.9, "quantiles": {"": -0.2}, "patients": {}},
+}
+
+
+@pytest.mark.parametrize("entry", WRONG_COVERAGE.values(), ids=WRONG_COVERAGE)
+def test_a_coverage_of_another_task_or_form_is_refused(entry, hospital, tmp_path):
+    made = hospital("table")
+    bundle = made.copy(tmp_path)
+    facts = json.loads((bundle / METADATA).read_text())
+    facts["medfed"]["coverage"] = entry
+    (bundle / METADATA).write_text(json.dumps(facts))
+    write_manifest(bundle)
+    with pytest.raises(CheckpointError, match=r"coverage.*export the bundle anew"):
+        made.predict(bundle=bundle, input=tmp_path / "rows.csv", output=tmp_path / "out.csv")
+
+
 def test_missing_cells_and_columns(hospital, tmp_path):
     made = hospital("table")
     table = made.data.table

@@ -51,16 +51,17 @@ def test_equal_to_the_ordinary_run(method, tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", ["shift", "platt"])
-def test_a_site_gets_what_the_others_say_of_levels_and_thresholds(method, tmp_path: Path):
+def test_a_site_gets_what_the_others_say_of_levels_thresholds_and_quantiles(method, tmp_path: Path):
     overrides = (
         *(*CLINICAL, "rounds=1", "partition=dirichlet", "partition.num_clients=4"),
         f"evaluation.calibration={method}",
-        "evaluation.operating_point={sensitivity: 0.9}",
+        *("evaluation.operating_point={sensitivity: 0.9}", "evaluation.coverage=0.8"),
     )
     expected, experiment = run(tmp_path / "simulation", *overrides)
     names = list(experiment.data.clients)
     pooled = [name for name in names if "pooled" in expected["points"][name]]
     assert 0 < len(pooled) < 4
+    assert {p["patients"] for p in expected["points"].values()} == {0.0}  # the quantile of all
     transport = direct(tmp_path / "sites", names, *overrides)
     summary = across(tmp_path / "server", transport, names, *overrides)
     assert summary["points"] == as_left(expected["points"])

@@ -36,6 +36,10 @@ threshold         of a segmentation's regions, one for all or one for each, whic
                   second one, which validation chose; else ``null``
 calibration       of a classification: logarithms of probabilities are multiplied by the first
                   number, and the second one is added to that of the second class; or ``null``
+coverage          the ``level`` at which sets of classes and intervals are to hold the truth, the
+                  ``quantiles`` that bound them (:mod:`medfed.functional.conformal`; by region of a
+                  segmentation) and of how many of the hospital's ``patients`` they are, 0 if of all
+                  hospitals; or ``null``
 activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
                   exclusive, the first output is the background; ``null`` of other tasks
 outcome_scale     of a regression: the network's output times the second number plus the first is
@@ -253,6 +257,17 @@ class Table(Struct, tag_field="kind", tag="table"):
     limits: Literal["half", "value"] | None = None
 
 
+NotNegative = Annotated[float, Meta(ge=0)]
+
+
+class Coverage(Struct):
+    """The entry ``coverage``."""
+
+    level: Annotated[float, Meta(ge=0.5, lt=1)]
+    quantiles: Annotated[dict[str, NotNegative], Meta(min_length=1)]
+    patients: dict[str, Annotated[int, Meta(ge=0)]]
+
+
 class Facts(Struct, kw_only=True):
     """The entries of every bundle that a prediction goes by."""
 
@@ -281,6 +296,7 @@ class Facts(Struct, kw_only=True):
     anchors: Annotated[list[tuple[Above0, Above0, Above0]], Meta(min_length=1)] | None = None
     boxes: Above0 | None = None
     calibration: tuple[Length, float] | None = None
+    coverage: Coverage | None = None
     activation: Literal["sigmoid", "softmax", None] = None
     outcome_scale: tuple[float, Length] | None = None
     largest_part: Names | None = None
@@ -343,6 +359,10 @@ def _rules_of_network(facts: Facts) -> Iterator[tuple[bool, str]]:
     known = anchors and facts.boxes and len(facts.patch_size or ()) == 3
     yield not detects or bool(known), "anchors, boxes or patch_size is missing"
     yield not any(side % 2 for sides in anchors for side in sides), "anchors has an odd number"
+    if facts.coverage is not None:
+        of = {*facts.labels} if segments else {""}
+        holds = task in ("classification", "risk", "regression", "segmentation")
+        yield holds and {*facts.coverage.quantiles} <= of, "coverage is not of this task"
     yield segments or not exclusive, f"a model of {task} has no activation"
     scaled = facts.outcome_scale is not None
     yield task == "regression" or not scaled, f"a model of {task} has no outcome_scale"

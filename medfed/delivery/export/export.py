@@ -106,12 +106,14 @@ def _export_client(
     model = run.exported(client)
     facts = run.facts(client, model.plain)
     facts["largest_part"] = _regions(options.largest_part, facts)
+    if facts["largest_part"]:  # the intervals of volumes are of whole masks
+        facts["coverage"] = None
     start = finetuning.Quantised(model.weights, {}, "trained", dict.fromkeys(finetuning.STAGES))
     done, method = start, None
     if bits:
         tuning = (options.finetune_steps, options.finetune_lr, options.tolerance)
         done = finetuning.quantise_and_tune(run, client, model, bits, data, *tuning)
-        method = "kmeans"
+        method, facts["coverage"] = "kmeans", None  # validation has seen other weights
         facts["test_metrics"] = None if done.test is None else finite(done.test)
     elif width is None and (books := run.learned(client, model.weights)):
         done, method = replace(done, books=books), "learned"

@@ -132,6 +132,7 @@ class RunRecord(RunFolder):
             "threshold": level,
             **({key: model[key] for key in ("anchors", "boxes")} if detects else {}),
             "calibration": [point["slope"], point["shift"]] if "slope" in point else None,
+            "coverage": covering(point),
             "activation": chosen,
             "outcome_scale": model.get("scale") if task == "regression" else None,
             "data_hash": data_hash(self.splits, client),
@@ -186,6 +187,18 @@ class RunRecord(RunFolder):
             began = read_json(account, StartRecord).files
             hashes |= {f"Start, {Path(file).name}": sha for file, sha in began.items()}
         return hashes
+
+
+def covering(point: Mapping[str, float]) -> dict[str, Any] | None:
+    """Returns what a bundle says of sets and intervals.
+
+    Example:
+        >>> covering({"level": 0.9, "quantile/whole": 0.7, "patients/whole": 120.0})
+        {'level': 0.9, 'quantiles': {'whole': 0.7}, 'patients': {'whole': 120}}
+    """
+    chosen = {n.partition("/")[2]: v for n, v in point.items() if n.startswith("quantile")}
+    counts = {n.partition("/")[2]: int(v) for n, v in point.items() if n.startswith("patients")}
+    return {"level": point["level"], "quantiles": chosen, "patients": counts} if chosen else None
 
 
 def data_hash(splits: Mapping[str, Any], client: str) -> str:

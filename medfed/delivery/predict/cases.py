@@ -336,6 +336,9 @@ def columns(predictor: Predictor, unit: str) -> list[str]:
     """Names what is measured of a case, and its channels if cases may lack some."""
     kinds, partial = (unit, "highest_probability"), predictor.facts.get("channels_of_cases")
     named = [f"{label}_{kind}" for kind in kinds for label in predictor.labels]
+    bounded = [label for label in predictor.labels if label in predictor.bounds]
+    ends = (f"_{unit}_{end}_{predictor.level_of_bounds}" for end in ("low", "high"))
+    named += [label + end for end in ends for label in bounded]
     return [*named, *["channels"] * bool(partial)]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
@@ -33,6 +33,7 @@ from medfed.common.files import replacing, writing
 from medfed.delivery.bundle.onnx_file import import_extra
 from medfed.delivery.predict.cases import Case, left_out
 from medfed.delivery.predict.options import PredictOptions, check_writable
+from medfed.functional.conformal import volumes_within
 from medfed.standalone import dicom, scans
 from medfed.standalone.grids import on_grid
 from medfed.standalone.masks import SEG, header_text, mask_files
@@ -230,7 +231,7 @@ def _case(
         for path in drawn:
             _draw(predictor, given, found, folder / path.name)
         channels = found.scan.channels if isinstance(found, scans.SegmentedScan) else ()
-        sizes = _sizes(labels, masks, found.regions, given.unit, found.factor)
+        sizes = _sizes(predictor, masks, found.regions, given.unit, found.factor)
         return {**sizes, "channels": "+".join(channels)}
 
     masks = [target] if is_seg else [*mask_files(facts, target)]
@@ -239,13 +240,18 @@ def _case(
 
 
 def _sizes(
-    labels: Sequence[str], masks: Tensor, regions: Tensor, unit: str, factor: float
+    predictor: Predictor, masks: Tensor, regions: Tensor, unit: str, factor: float
 ) -> dict[str, float]:
-    """Of each region ``<region>_<unit>``, and ``_highest_probability`` of any voxel."""
+    """Of each region what :func:`medfed.delivery.predict.cases.columns` names."""
     sizes: dict[str, float] = {}
-    for name, mask, probabilities in zip(labels, masks, regions, strict=True):
-        sizes[f"{name}_{unit}"] = int(mask.sum()) * factor
+    for name, mask, probabilities in zip(predictor.labels, masks, regions, strict=True):
+        voxels = int(mask.sum())
+        sizes[f"{name}_{unit}"] = voxels * factor
         sizes[f"{name}_highest_probability"] = float(probabilities.max())
+        if name in predictor.bounds:
+            low, high = volumes_within(voxels, predictor.bounds[name])
+            sizes[f"{name}_{unit}_low_{predictor.level_of_bounds}"] = low * factor
+            sizes[f"{name}_{unit}_high_{predictor.level_of_bounds}"] = high * factor
     return sizes
 
 

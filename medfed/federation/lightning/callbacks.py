@@ -34,7 +34,8 @@ from medfed.federation.lightning.module import (
     FederatedRounds as FederatedRounds,  # users import it here
 )
 from medfed.federation.wire.ledger import DIRECTIONS
-from medfed.functional.points import Point, common
+from medfed.functional.conformal import common
+from medfed.functional.points import Point
 
 HALF = 150
 """Training samples with which a client weighs half in the mean that selects; with the usual parts

@@ -31,6 +31,7 @@ from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.lightning.flags import check_trainer
 from medfed.federation.wire.packet import Packet
+from medfed.functional.conformal import Covering
 from medfed.functional.points import Chooser, Point, RegionChooser, Rows
 
 EvalSplit = Literal["train", "val", "test"]
@@ -209,7 +210,7 @@ class FederatedModule(pl.LightningModule):
         self.losses: dict[str, float] = {}  # of this round's training steps, by client
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
-        self.chooser: Chooser | RegionChooser | None = None
+        self.chooser: Chooser | RegionChooser | Covering | None = None
         self.points: dict[str, Point] = {}  # of tested clients
         self._chosen_on: dict[str, tuple[Rows, Rows]] = {}  # validation and training cases
         self.test_split: EvalSplit = "test"
