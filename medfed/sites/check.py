@@ -273,16 +273,25 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     place = place_of(terms, file, config)
     data, patients = place.patients_behind()
     console = wide_console()
+    if place.plan.bundles:
+        file.policy.check_across(False)
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, "A study of statistics: nothing is trained, and no row leaves.")
+    for one in place.plan.bundles:
+        say(
+            console,
+            f"The model {one.name} would arrive, and is opened if its manifest has the hash "
+            f"{one.manifest}; no code of it runs, and it counts for policy.test_metrics.",
+        )
     lines: list[list[str]] = []
+    rows = place.scored(examples=True)
     for part in place.parts:
         if isinstance(part, Separate):
-            told = part.estimate(place.rows).values()
+            told = part.estimate(rows).values()
             count = sum(2 * len(of) for of in told if not isinstance(of, str))
             lines.append([part.name, str(count), str(len(patients)), "in four digits"])
         else:
-            sums = part.ask(place.rows, next(part.talk()))
+            sums = part.ask(rows, next(part.talk()))
             how = "under masks, in each step" if len(next(part.talk())) else "under masks"
             lines.append([part.name, str(len(sums.whole)), str(sums.patients), how])
     head = ["part", "numbers", "patients behind them", "how"]

@@ -14,6 +14,8 @@ from medfed.standalone.csv_files import as_number
 Floats = NDArray[np.float64]
 OUTCOME = "outcome"
 """The column of the answer, whatever the table calls it."""
+OF = ": "
+"""Stands between the name of a model and that of a score of each patient, such as a Dice."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from medfed.config.compose import build, described
 from medfed.sites.calls import Caller
 from medfed.sites.policy import NO_LIMITS, Counted, Policy
 from medfed.sites.studying import Conductor, StudyPlace, StudySite
+from medfed.studies.cohorts import hospital_rows
 from medfed.studies.plan import Evaluation, Model, Plan
-from medfed.studies.simulation import hospital_rows, simulated
+from medfed.studies.simulation import simulated
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.toy_sites import opened
