@@ -32,6 +32,7 @@ def keep_bundle(folder: Path) -> None:
 def open_bundle(folder: Path) -> Predictor:
     """Opens a bundle, of which the scripts may be absent; nothing that it holds is run."""
     from medfed.delivery.bundle.bundle import read_bundle
+    from medfed.standalone.predictor import Predictor
 
     bundle = read_bundle(folder, whole=False)
     return Predictor.of(bundle.network(), bundle.facts, name=str(folder))

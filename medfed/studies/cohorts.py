@@ -245,7 +245,8 @@ def _overlaps(
         mean = float(dice[outlined].mean()) if outlined.any() else np.nan
         line = [mean, *(dice if len(regions) > 1 else ())]
         if data.millimetres:
-            line += np.where(outlined, surface_metrics(masks, truth, spacing)[0].numpy(), np.nan)
+            distances, _ = surface_metrics(masks, truth, spacing)
+            line.extend(np.where(outlined, distances.numpy(), np.nan))
         lines.append(line)
     return dict(zip_longest(names, np.array(lines).T, fillvalue=np.zeros(0)))
 
