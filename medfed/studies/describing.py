@@ -11,21 +11,8 @@ import numpy as np
 from medfed.common.errors import DataError
 from medfed.common.floors import TIMES
 from medfed.functional import pooled
-from medfed.studies.parts import (
-    UNIT,
-    Floats,
-    Groups,
-    State,
-    Sums,
-    Table,
-    Whole,
-    Word,
-    fixed,
-    middle,
-    p_value,
-    scaled,
-    share_of,
-)
+from medfed.studies import parts
+from medfed.studies.parts import Floats, Groups, State, Sums, Table, Whole, Word
 from medfed.studies.rows import Rows
 
 _QUARTERS = {"lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75}
@@ -68,9 +55,9 @@ class Categories:
         lines: list[list[Word]] = _heading(counts[-1], counts.sum(axis=0))
         for name, row in zip((*self.names, "other"), counts[:-1], strict=True):
             if name != "other" or row.any():
-                lines.append([name, *map(share_of, row.tolist(), known.tolist())])
+                lines.append([name, *map(parts.share_of, row.tolist(), known.tolist())])
         if self.groups.count > 1:
-            lines.append(["p (χ²)", p_value(pooled.chi_squared(each[:-1]).p)])
+            lines.append(["p (χ²)", parts.p_value(pooled.chi_squared(each[:-1]).p)])
         if self.groups.count == 2 and each[:-1].any(axis=0).all():
             shares = each[:-1] / each[:-1].sum(axis=0)
             lines.append(["standardised difference", pooled.standardised_difference(shares.T)])
@@ -78,7 +65,7 @@ class Categories:
 
 
 def _heading(gaps: Whole, everyone: Whole) -> list[list[Word]]:
-    missing = map(share_of, gaps.tolist(), everyone.tolist())
+    missing = map(parts.share_of, gaps.tolist(), everyone.tolist())
     return [["patients", *map(int, everyone)], ["missing", *missing]]
 
 
@@ -109,13 +96,13 @@ class Numbers:
         np.add.at(
             counts, (np.where(gaps, last, np.searchsorted(self.ends, column, "right")), group), 1
         )
-        z = scaled(column[~gaps], self.ends)
+        z = parts.scaled(column[~gaps], self.ends)
         sums = np.zeros((self.groups.count + 1, 2))
         np.add.at(sums, group[~gaps], np.stack([z, z * z], axis=1))
-        centre, half = middle(self.ends)
+        centre, half = parts.middle(self.ends)
         clipped = int((np.abs(column[~gaps] - centre) > np.abs(z) * half * (1 + 1e-9)).sum())
         known = len(np.unique(rows.patients[~gaps]))
-        return Sums(np.concatenate([counts.ravel(), fixed(sums.T).ravel()]), known, clipped)
+        return Sums(np.concatenate([counts.ravel(), parts.fixed(sums.T).ravel()]), known, clipped)
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
@@ -123,8 +110,8 @@ class Numbers:
         size = (len(self.ends) + 2) * wide
         each = whole[:size].reshape(-1, wide)[:, :-1]
         counts = _with_all(each, self.groups)
-        sums = _with_all(whole[size:].reshape(2, wide)[:, :-1] / UNIT, self.groups)
-        known, (centre, half) = counts[:-1].sum(axis=0), middle(self.ends)
+        sums = _with_all(whole[size:].reshape(2, wide)[:, :-1] / parts.UNIT, self.groups)
+        known, (centre, half) = counts[:-1].sum(axis=0), parts.middle(self.ends)
         mean, sd = pooled.mean_and_sd(known, *sums)
         mean, sd = mean * half + centre, sd * half
         lines: list[list[Word]] = _heading(counts[-1], counts.sum(axis=0))
@@ -133,9 +120,9 @@ class Numbers:
         for title, share in _QUARTERS.items():
             lines.append([title, *(pooled.quantile(c, ends, share) for c in counts[:-1].T)])
         if self.groups.count > 1:
-            lines.append(["p (Kruskal–Wallis)", p_value(pooled.kruskal_wallis(each[:-1]).p)])
+            lines.append(["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(each[:-1]).p)])
         if self.groups.count == 2 and (known[1:] > 1).all():
-            lines.append(["p (Welch)", p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)])
+            lines.append(["p (Welch)", parts.p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)])
             spread = math.sqrt((sd[1:] ** 2).mean())
             apart = abs(mean[1] - mean[2])
             lines.append(["standardised difference", apart / spread if spread else math.nan])
@@ -180,6 +167,6 @@ class Curves:
         tables = [Table("Survival", head, lines)]
         if self.groups.count > 1:
             test = pooled.log_rank(*counts)
-            line: list[Word] = [test.statistic, self.groups.count, p_value(test.p)]
+            line: list[Word] = [test.statistic, self.groups.count, parts.p_value(test.p)]
             tables.append(Table("Log-rank test", ["χ²", "groups", "p"], [line]))
         return tables

@@ -15,21 +15,8 @@ from medfed.common.errors import DataError
 from medfed.common.floors import LEAST
 from medfed.functional import pooled
 from medfed.functional.statistics import LEVEL
-from medfed.studies.parts import (
-    UNIT,
-    Estimates,
-    Floats,
-    State,
-    Sums,
-    Table,
-    Whole,
-    Word,
-    fixed,
-    four,
-    middle,
-    p_value,
-    scaled,
-)
+from medfed.studies import parts
+from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Model, Plan
 from medfed.studies.rows import Rows
 
@@ -82,7 +69,7 @@ class Coefficients:
             if groups := self.plan.groups(name):
                 terms |= {f"{name}: {group} against {groups[0]}": 1.0 for group in groups[1:]}
             else:
-                terms[name] = middle(self.plan.ends(name))[1]
+                terms[name] = parts.middle(self.plan.ends(name))[1]
         return terms
 
     @property
@@ -113,7 +100,7 @@ class Coefficients:
     def _inputs(self, rows: Rows, name: str) -> Floats:
         """(N, 1) a column of numbers, or (N, K - 1) a category against the first."""
         if not (groups := self.plan.groups(name)):
-            return scaled(rows.column(name), self.plan.ends(name))[:, None]
+            return parts.scaled(rows.column(name), self.plan.ends(name))[:, None]
         code = rows.coded(name, groups)[:, None]
         return np.where(code >= 0, code == np.arange(1, len(groups)), np.nan)
 
@@ -145,7 +132,7 @@ class Coefficients:
                 f"at least {LEAST} must, and none more than 1/{_SHARE} of them."
             )
         sums = np.clip(self.regression.sums(x, y, beta, offset), -_MOST, _MOST)
-        return Sums(np.concatenate([[len(weight)], fixed(sums)]), int(effective))
+        return Sums(np.concatenate([[len(weight)], parts.fixed(sums)]), int(effective))
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
@@ -154,7 +141,7 @@ class Coefficients:
         try:
             while True:
                 whole = yield beta.tolist()
-                beta = fit.send(whole[1:] / UNIT)
+                beta = fit.send(whole[1:] / parts.UNIT)
         except StopIteration as end:
             found: pooled.Fit = end.value
         except DataError as error:
@@ -165,7 +152,7 @@ class Coefficients:
         for (name, unit), scaled_b, scaled_e in each:
             b, e = float(scaled_b) / unit, float(scaled_e) / unit
             ratios = [math.exp(b), math.exp(b - z * e), math.exp(b + z * e)]
-            lines.append([name, b, e, *ratios, p_value(float(2 * stats.norm.sf(abs(b / e))))])
+            lines.append([name, b, e, *ratios, parts.p_value(float(2 * stats.norm.sf(abs(b / e))))])
         ratio = _RATIOS[self.model.family]
         head = ["term", *_FITTED, ratio, "lower 95 %", "upper 95 %", "p"]
         title = f"{self.name[0].upper()}{self.name[1:]}, {int(whole[0])} patients"
@@ -196,10 +183,12 @@ class ByHospital(Coefficients):
             fit = self.regression.fit(self.design(rows).x.shape[1])
             beta = next(fit)
             while True:
-                beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / UNIT)
+                beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / parts.UNIT)
         except StopIteration as end:
             each = zip(self.terms.items(), end.value.coefficients, end.value.errors, strict=False)
-            return {self.name: {term: four((b / unit, e / unit)) for (term, unit), b, e in each}}
+            return {
+                self.name: {term: parts.four((b / unit, e / unit)) for (term, unit), b, e in each}
+            }
         except DataError:
             return {self.name: ALONE}
 
