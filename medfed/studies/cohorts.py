@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError, DataError, did_you_mean, few
+from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.plans import ClientPlan
@@ -145,8 +145,6 @@ def with_predictions(
             raise ConfigError(f"The model {name} has the name of a column; choose another name.")
         if not isinstance(data, _TAKES.get(kind, ())):
             raise DataError(f"The model {name} takes {kind}; the data of this study are others.")
-        if of.scanner is not None:
-            raise ConfigError("Simulated scanners alter images; leave partition.scanners out.")
         if isinstance(data, SegmentationDataModule):
             columns |= _overlaps(data, of, name, model, plan.splits)
             continue
@@ -156,20 +154,17 @@ def with_predictions(
         else:
             seen = _inputs(rows, name, model)
         answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
-        columns |= _answers(data, rows, name, model, answers)
+        columns[name] = _answers(data, rows, name, model, answers)
     return replace(rows, columns=columns)
 
 
 def _inputs(rows: Rows, name: str, model: Predictor) -> torch.Tensor:
     columns, cells = Columns.from_facts(model.facts["input"]), []
     for feature in columns.names:
-        if feature not in rows.columns:
-            hint = did_you_mean(feature, rows.columns)
-            raise DataError(f"The model {name} needs the column {feature}, which is absent{hint}.")
         categories = columns.categories.get(feature)
         if categories is None and feature in rows.categories:
             raise DataError(f"The model {name} takes numbers of {feature}; it holds categories.")
-        column = rows.columns[feature]
+        column = rows.column(feature)
         cells.append(column if categories is None else rows.coded(feature, categories))
     seen = inputs_of(np.stack(cells, axis=1), columns, model.facts)
     return torch.from_numpy(seen) * model.present
@@ -177,33 +172,25 @@ def _inputs(rows: Rows, name: str, model: Predictor) -> torch.Tensor:
 
 def _answers(
     data: FederatedDataModule, rows: Rows, name: str, model: Predictor, answers: Floats
-) -> dict[str, Floats]:
-    """A column of answers (N, K), or of what they score where there are more than two classes."""
-    task = model.facts["task"]
-    if (task == "survival") != (rows.survival is not None) or task == "findings":
+) -> Floats:
+    """What a study judges of answers (N, K): a probability, an outcome, or a risk."""
+    task, labels = model.facts["task"], [*model.labels]
+    outcome = "classes" if OUTCOME in rows.categories else "a number"
+    known = {"regression": "a number", "classification": "classes", "risk": "classes"}
+    if (known.get(task) if rows.survival is None else "survival") != (
+        outcome if rows.survival is None else task
+    ):
         raise DataError(f"The model {name} is one of {task}, which these data cannot judge.")
     if task == "survival":
-        return {name: 1 - answers.mean(axis=1)}
-    if (task == "regression") != (OUTCOME not in rows.categories):
-        raise DataError(f"The model {name} is one of {task}, which these data cannot judge.")
+        return 1 - answers.mean(axis=1)
     if task == "regression":
-        return {name: answers[:, 0]}
-    if {*model.labels} != {*data.class_names}:
+        return answers[:, 0]
+    if {*labels} != {*data.class_names} or len(labels) > 2:
         raise DataError(
-            f"The model {name} tells {few(model.labels)} apart; the data have "
-            f"{few(list(data.class_names))}: name classes alike."
+            f"The model {name} tells {few(labels)} apart, and the data have "
+            f"{few([*data.class_names])}; a study judges two classes of the same names."
         )
-    p = answers[:, [model.labels.index(label) for label in data.class_names]]
-    if p.shape[1] == 2:
-        return {name: p[:, 1]}
-    truth = rows.columns[OUTCOME].astype(int)
-    right = p[np.arange(len(p)), truth]
-    scores = (
-        ((p - np.eye(p.shape[1])[truth]) ** 2).sum(axis=1),
-        -np.log(np.maximum(right, 1e-6)),
-        (p.argmax(axis=1) == truth).astype(float),
-    )
-    return dict(zip(score_names(data, name), scores, strict=True))
+    return answers[:, labels.index(data.class_names[1])]
 
 
 def _overlaps(
@@ -252,15 +239,12 @@ def _overlaps(
 
 
 def score_names(data: FederatedDataModule, model: str) -> list[str]:
-    """Returns the columns of each patient's scores; none where one column holds predictions."""
-    names: Sequence[str] = ()
-    if isinstance(data, SegmentationDataModule):
-        each = data.class_names if data.num_classes > 1 else ()
-        names = ["Dice", *(f"Dice of {region}" for region in each)]
-        if data.millimetres:
-            names += [f"HD95 of {region} in mm" for region in data.class_names]
-    elif data.num_classes > 2 and not getattr(data, "survival", False):
-        names = ["Brier score", "log loss", "accuracy"]
+    """Returns the columns of each scan's scores; none where one column holds predictions."""
+    if not isinstance(data, SegmentationDataModule):
+        return []
+    names = ["Dice", *(f"Dice of {name}" for name in data.class_names if data.num_classes > 1)]
+    if data.millimetres:
+        names += [f"HD95 of {name} in mm" for name in data.class_names]
     return [f"{model}{OF}{name}" for name in names]
 
 

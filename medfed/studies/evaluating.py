@@ -18,10 +18,19 @@ from scipy import stats
 
 from medfed.common.errors import DataError, few
 from medfed.common.floors import CATEGORY, LEAST
-from medfed.functional import discrimination, pooled
+from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
-from medfed.studies.parts import Estimates, Floats, Table, Word, four, p_value
+from medfed.studies.parts import (
+    MEANS,
+    Estimates,
+    Floats,
+    Table,
+    Word,
+    four,
+    mean_of_hospitals,
+    p_value,
+)
 from medfed.studies.plan import Evaluation, Plan
 from medfed.studies.rows import OF, Rows
 
@@ -33,7 +42,6 @@ _LOSSES = {
 _ERROR = "absolute error"
 _HARMS = {"Brier score": 1, "Dice": -1, "concordance": -1, _ERROR: 1}
 """By what a hospital is worse off: the number that grows, or that falls."""
-_MARGIN = 0.02
 Measured = Mapping[str, tuple[float, float]]
 """By the name of a number; of a difference from the reference it begins with ``−``."""
 FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
@@ -128,16 +136,12 @@ class Scores:
             for what in names:
                 pairs = [numbers[what] for numbers in hospitals.values() if what in numbers]
                 if pairs:
-                    m = pooled.meta_analysis(*np.transpose(pairs))
-                    ends = (m.next_low, m.next_high)
-                    beyond = "–" if math.isnan(ends[0]) else "{:.3f} to {:.3f}".format(*ends)
-                    means.append([score, what, m.mean, m.low, m.high, beyond, len(pairs)])
+                    means.append([score, what, *mean_of_hospitals(pairs)])
             for hospital, measured_there in hospitals.items():
                 written = (_written(measured_there.get(what)) for what in names)
                 single.append([score, hospital, int(measured_there["patients"][0]), *written])
-        head = ["score", "number", "mean", "lower 95 %", "upper 95 %", "another hospital"]
         tables = [
-            Table("Means of hospitals", [*head, "hospitals"], means),
+            Table("Means of hospitals", ["score", "number", *MEANS], means),
             Table("Every hospital", ["score", "hospital", "patients", *names], single),
         ]
         if self.asked.reference is not None:
@@ -150,7 +154,7 @@ class Scores:
         """Who is worse off than with the reference, of all rows by Holm."""
         every = [(s, h, of) for s, hospitals in measured.items() for h, of in hospitals.items()]
         what = next((w for w in _HARMS if any(f"− {w}" in of for *_, of in every)), "Brier score")
-        margin = self.asked.margin or (math.nan if what == _ERROR else _MARGIN)
+        margin = self.asked.margin
         rows = [
             (score, hospital, int(of["patients"][0]), of[f"− {what}"])
             for score, hospital, of in every
@@ -163,8 +167,6 @@ class Scores:
             low, high = value - _Z * error, value + _Z * error
             if _HARMS[what] * value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
-            elif math.isnan(margin):
-                verdict = "not surely worse; the plan names no margin"
             elif _HARMS[what] * value + _Z * error < margin:
                 verdict = f"not worse by more than {margin:g}"
             else:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.floors import TIMES
+from medfed.functional.pooled import meta_analysis
 from medfed.studies.rows import Rows
 
 Floats = NDArray[np.float64]
@@ -23,6 +24,7 @@ Whole = NDArray[np.int64]
 Word = str | float
 State = Sequence[float]
 """What the hospitals are told before they answer: nothing, or the coefficients of a step."""
+MEANS = ("mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals")
 UNIT = 2.0**34
 """Steps of fixed point: the largest squares of 2^20 patients fit 63 bits."""
 _FURTHEST = 16.0  # half-widths of a column's bins beyond which a value is clipped
@@ -147,6 +149,19 @@ def middle(ends: Sequence[float]) -> tuple[float, float]:
         (10.0, 10.0)
     """
     return (ends[0] + ends[-1]) / 2, (ends[-1] - ends[0]) / 2
+
+
+def mean_of_hospitals(pairs: Sequence[tuple[float, float]]) -> list[Word]:
+    """Returns the cells of :data:`MEANS` for estimates with their errors.
+
+    Example:
+        >>> mean_of_hospitals([(0.7, 0.02), (0.8, 0.02)])[3:]
+        ['92 %', '–', 2]
+    """
+    m = meta_analysis(*np.transpose(pairs))
+    beyond = "–" if math.isnan(m.next_low) else f"{m.next_low:.4g} to {m.next_high:.4g}"
+    share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"
+    return [m.mean, m.low, m.high, share, beyond, len(pairs)]
 
 
 def p_value(p: float) -> str:

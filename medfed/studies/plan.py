@@ -82,8 +82,8 @@ class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             names of bundles; none: all bundles, and the reference.
         outcome: A column of two categories, or of 0 and 1; of numbers, what scores predict.
         reference: The score that is in use, against which the others are judged.
-        margin: By how much a score may be worse than the reference; ``None``: 0.02 of a Brier
-            score, Dice or concordance, and no such verdict about errors in the outcome's unit.
+        margin: By how much the Brier score, Dice, concordance or error (in the outcome's unit) may
+            be worse than that of the reference.
         by: Columns of categories whose groups are evaluated, too.
         cells: Of histograms under masks for pooled areas and calibration; ``None``: without.
     """
@@ -91,7 +91,7 @@ class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     scores: Annotated[list[str], msgspec.Meta(max_length=20)] = []
     outcome: str = OUTCOME
     reference: str | None = None
-    margin: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
     by: list[str] = []
     cells: Annotated[int, msgspec.Meta(ge=10, le=100, multiple_of=10)] | None = None
 

@@ -198,14 +198,14 @@ class ByHospital(Coefficients):
         means: list[list[Word]] = []
         single: list[list[Word]] = []
         for term in self.terms if some else ():
-            m = pooled.meta_analysis(*np.transpose([one[term] for one in some.values()]))
-            beyond = "–" if math.isnan(m.next_low) else f"{m.next_low:.4g} to {m.next_high:.4g}"
-            share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"
-            means.append([term, m.mean, m.low, m.high, share, beyond, len(some)])
+            pairs = [one[term] for one in some.values()]
+            means.append([term, *parts.mean_of_hospitals(pairs)])
             single += [[term, name, *one[term]] for name, one in some.items()]
-        head = ["term", "mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals"]
         title, by = f"Meta-analysis, {self.name}", ["term", "hospital", *_FITTED]
-        tables = [Table(title, head, means), Table(f"{title}, by hospital", by, single)]
+        tables = [
+            Table(title, ["term", *parts.MEANS], means),
+            Table(f"{title}, by hospital", by, single),
+        ]
         missing = [[name, str(one[self.name])] for name, one in each.items() if name not in some]
         without = Table(f"{title}, without an estimate", ["hospital", "why"], missing)
         return [*(tables if some else []), *([without] if missing else [])]

@@ -43,8 +43,8 @@ class Rows:
         if name not in self.columns:
             hint = did_you_mean(name, self.columns)
             raise ConfigError(
-                f"The study's plan names the column {name!r}, which the data do not have{hint}; "
-                f"they have {', '.join(self.columns)}."
+                f"The study needs the column {name!r}, which the data do not have{hint}; they have "
+                f"{', '.join(self.columns)}."
             )
         return self.columns[name]
 

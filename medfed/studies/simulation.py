@@ -9,7 +9,7 @@ import numpy as np
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.floors import LEAST, TIMES
 from medfed.federation.wire.fixed_point import FEWEST
-from medfed.studies.describing import Categories, Curves, Numbers
+from medfed.studies.describing import Column, Curves
 from medfed.studies.evaluating import Scores
 from medfed.studies.parts import Groups, Part, Separate, Table
 from medfed.studies.plan import Plan
@@ -21,11 +21,7 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
     """Yields the parts of a plan."""
     for name in plan.columns:
         by = plan.by if plan.by != name else None
-        groups = Groups(by, plan.groups(by))
-        if names := plan.groups(name):
-            yield Categories(name, names, groups)
-        else:
-            yield Numbers(name, plan.ends(name), groups)
+        yield Column(name, Groups(by, plan.groups(by)), plan.groups(name), plan.ends(name))
     if plan.survival is not None:
         by = plan.survival.by
         yield Curves(tuple(plan.survival.ends), Groups(by, plan.groups(by)))

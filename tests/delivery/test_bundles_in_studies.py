@@ -41,16 +41,6 @@ def test_of_two_classes_it_is_the_probability_of_the_second(hospital):
     assert rows.columns[OUTCOME].tolist() == label.tolist()
 
 
-def test_of_several_classes_it_is_what_they_score(hospital):
-    made = hospital("digits")
-    rows, (answers, label) = judged(made), expected(made)
-    right = answers[np.arange(len(label)), label]
-    np.testing.assert_allclose(rows.columns[f"new{OF}log loss"], -np.log(right), atol=1e-5)
-    squares = ((answers - np.eye(10)[label]) ** 2).sum(1)
-    np.testing.assert_allclose(rows.columns[f"new{OF}Brier score"], squares, atol=1e-6)
-    assert rows.columns[f"new{OF}accuracy"].mean() == (answers.argmax(1) == label).mean()
-
-
 def test_of_an_outcome_it_is_the_prediction(hospital):
     made = hospital("outcome")
     rows, (answers, label) = judged(made), expected(made)
@@ -87,7 +77,14 @@ def test_of_masks_it_is_their_overlap_with_each_scan(hospital, kind):
     np.testing.assert_allclose(rows.columns[f"new{OF}Dice"], np.mean(each, axis=0))
 
 
-@pytest.mark.parametrize(("kind", "words"), [("findings", "findings, which"), ("lesions", "knows")])
+OTHERS = {
+    "findings": "one of findings, which",
+    "lesions": "A study knows tables",
+    "digits": "a study judges two classes",
+}
+
+
+@pytest.mark.parametrize(("kind", "words"), OTHERS.items(), ids=[*OTHERS])
 def test_other_tasks_are_refused_by_name(hospital, kind, words):
     with pytest.raises((DataError, ConfigError), match=words):
         judged(hospital(kind))
@@ -99,10 +96,10 @@ def test_a_model_of_other_data_is_refused_in_a_sentence(hospital):
         judged(table, models={"new": open_bundle(digits.bundle)})
     model = open_bundle(table.bundle)
     facts = {**model.facts, "labels": ["a", "b"]}
-    with pytest.raises(DataError, match="The model new tells a, b apart; the data have"):
+    with pytest.raises(DataError, match="The model new tells a, b apart, and the data have"):
         judged(table, models={"new": replace(model, facts=facts)})
     source = {**model.facts["input"], "features": ["bones", *model.facts["input"]["features"][1:]]}
-    with pytest.raises(DataError, match="The model new needs the column bones, which is absent"):
+    with pytest.raises(ConfigError, match="The study needs the column 'bones', which the data do"):
         judged(table, models={"new": replace(model, facts={**model.facts, "input": source})})
 
 
