@@ -22,7 +22,7 @@ def main(config: RunDescription) -> None:
     refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.delivery.main import open_bundle
-    from medfed.studies.cohorts import hospital_rows, with_predictions
+    from medfed.studies.cohorts import Cohort, hospital_rows
     from medfed.studies.page import write_study
     from medfed.studies.plan import read_plan, suggested
     from medfed.studies.simulation import simulated
@@ -34,7 +34,6 @@ def main(config: RunDescription) -> None:
     hospitals = hospital_rows(data, plan)
     plan = plan or suggested(hospitals)
     models = {one.name: open_bundle(Path(str(one.path))) for one in plan.bundles}
-    hospitals = {
-        name: with_predictions(data, name, rows, models, plan) for name, rows in hospitals.items()
-    }
+    for name, rows in hospitals.items():
+        hospitals[name] = Cohort(data, name, plan.splits).with_predictions(rows, models)
     write_study(plan, *simulated(plan, hospitals), Path(config.folder))

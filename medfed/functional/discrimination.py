@@ -55,6 +55,23 @@ def area(scores: Floats, label: Floats) -> Estimate:
     return area_difference(scores, None, label)
 
 
+def area_of_counts(positive: Floats, negative: Floats) -> Estimate:
+    """Returns the area with DeLong's standard error from counts (B,) by cell of the scores.
+
+    Example:
+        >>> area_of_counts(np.array([0, 1, 1]), np.array([1, 1, 0])).value
+        0.875
+    """
+    p, m = positive.sum(), negative.sum()
+    up = (negative.cumsum() - negative / 2) / m
+    down = 1 - (positive.cumsum() - positive / 2) / p
+    value = float(positive @ up / p)
+    variance = (
+        positive @ (up - value) ** 2 / (p - 1) / p + negative @ (down - value) ** 2 / (m - 1) / m
+    )
+    return Estimate(value, float(np.sqrt(variance)))
+
+
 def area_difference(scores: Floats, other: Floats | None, label: Floats) -> Estimate:
     """Returns by how much the area of `scores` is larger than that of `other`, for equal patients.
 

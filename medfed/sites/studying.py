@@ -34,7 +34,7 @@ from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
 from medfed.sites.site import Site, versions_here
 from medfed.sites.site_folder import listen
 from medfed.sites.wire import Facts, Greeting, Reply, Request
-from medfed.studies.cohorts import Opener, hospital_rows, with_examples, with_predictions
+from medfed.studies.cohorts import Cohort, Opener, with_examples
 from medfed.studies.page import write_study
 from medfed.studies.parts import Estimates, Part, Separate, Table, Whole
 from medfed.studies.plan import Plan, plan_of
@@ -90,29 +90,28 @@ class StudyPlace:
             if not self.cut:
                 data.partition = OwnData(data.partition, self.name, self.members or [])
             data.plan()
-            rows = hospital_rows(data, self.plan)[self.name]
+            self.cohort = Cohort(data, self.name, self.plan.splits)
+            rows = self.cohort.rows(bool(self.plan.columns))
             least = max(self.plan.least, self.policy.least, LEAST)
             if (count := len(np.unique(rows.patients))) < least:
                 raise VetoError(
                     f"There are {count} patients, and a study needs {least} at each site; do not "
                     "take part."
                 )
-            samples = data.plans[self.name].patients
-            self._names = sorted(name for split in self.plan.splits for name in samples[split])
-            self._rows, self._data = rows, data
+            self._rows = rows
         return self._rows
 
     def scored(self, examples: bool = False) -> Rows:
         """Returns the rows with what the plan's bundles predict, or made-up predictions."""
         rows, names = self.rows, [bundle.name for bundle in self.plan.bundles]
         if examples:
-            return with_examples(self._data, rows, names)
+            return with_examples(self.cohort.data, rows, names)
         if self._scored is None:
             if {*names} > self.models.keys():
                 raise Refusal("order", "unready")
             assert self.open_bundle is not None or not names
             models = {name: self.open_bundle(self.models[name]) for name in names}  # type: ignore[misc]
-            self._scored = with_predictions(self._data, self.name, rows, models, self.plan)
+            self._scored = self.cohort.with_predictions(rows, models)
         return self._scored
 
     def greeting(self) -> Greeting:
@@ -132,7 +131,7 @@ class StudyPlace:
     def patients_behind(self) -> tuple[str, list[str]]:
         """Returns where the data are, and the patients, of whom all numbers are."""
         _ = self.rows
-        return str(self.config.data.get("path")), self._names
+        return str(self.config.data.get("path")), sorted(self.cohort.patients)
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """Allows each: a sum under masks weighs every patient once."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import compress, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.samples import Samples
 from medfed.datamodules.segmentation import ImageMasksDataModule, SegmentationDataModule
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -48,114 +50,167 @@ def hospital_rows(data: FederatedDataModule, plan: Plan | None = None) -> dict[s
     Args:
         data: The data.
         plan: What is asked, which says of whom; ``None``: all columns of all patients.
-
-    Raises:
-        ConfigError: If data of this kind cannot be counted.
     """
+    measured = plan is None or bool(plan.columns)
     splits = SPLITS if plan is None else plan.splits
-    each = data.plans.items()
-    if isinstance(data, SegmentationDataModule):
-        measured = plan is None or bool(plan.columns)
-        return {client: _of_scans(data, of, splits, measured) for client, of in each}
-    if not isinstance(data, TabularDataModule | ImageDataModule):
-        raise ConfigError("A study knows tables, images, and scans or pictures with masks.")
-    return {client: _of_samples(data, of, splits) for client, of in each}
+    return {client: Cohort(data, client, splits).rows(measured) for client in data.plans}
 
 
-def _chosen(
-    data: TabularDataModule | ImageDataModule, plan: ClientPlan, splits: Sequence[Split]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    samples = data.samples if isinstance(data, TabularDataModule) else data.data.samples
-    return samples.select([p for s in splits for p in plan.patients[s]], None, 0)
+@dataclass(eq=False)
+class Cohort:
+    """A hospital's patients of some splits.
 
-
-def _of_samples(
-    data: TabularDataModule | ImageDataModule, plan: ClientPlan, splits: Sequence[Split]
-) -> Rows:
-    index, patients = _chosen(data, plan, splits)
-    columns, categories = dict[str, Floats](), dict[str, tuple[str, ...]]()
-    if isinstance(data, TabularDataModule):
-        samples, table = data.samples, data.table
-        columns |= zip(table.names, table.features[index].T, strict=True)
-        categories |= table.categories
-    else:
-        samples = data.data.samples
-        for name, pixels in zip(data.channel_names, data.data.images.swapaxes(0, 1), strict=True):
-            flat = pixels[index].reshape(len(index), -1)
-            columns |= {f"{name} mean": flat.mean(axis=1), f"{name} deviation": flat.std(axis=1)}
-    labels, survival = samples.labels[index], None
-    if samples.survival:
-        survival = labels
-    elif labels.ndim == 2:  # findings
-        columns |= zip(data.class_names, labels.T.astype(float), strict=True)
-    else:
-        columns[OUTCOME] = labels.astype(float)
-        if not samples.continuous:
-            categories[OUTCOME] = tuple(data.class_names)
-    return Rows(columns, categories, survival, patients)
-
-
-def _of_scans(
-    data: SegmentationDataModule, plan: ClientPlan, splits: Sequence[Split], measured: bool
-) -> Rows:
-    """A row for each scan: spacing, size, grey values other than 0, and volumes of regions."""
-    cases = data.cases_among([p for s in splits for p in plan.patients[s]])
-    lines: list[dict[str, float]] = []
-    for case, _ in cases if measured else ():
-        image, label, present = data.unprepared(case, plan)
-        line: dict[str, float] = {}
-        unit, factor = "percent", 100 / label[0].numel()
-        if data.millimetres:
-            spacing = data.scans.spacing(data.cases[case])
-            line |= {f"spacing {axis}": mm for axis, mm in zip("xyz", spacing, strict=True)}
-            unit, factor = "ml", float(np.prod(spacing)) / 1000
-        line |= {f"size {axis}": float(n) for axis, n in zip("xyz", label.shape[1:], strict=True)}
-        for name, values, there in zip(data.channel_names, image, present.tolist(), strict=True):
-            inside = values[values != 0].double().numpy() if there else np.zeros(0)
-            some = len(inside) > 0
-            line[f"{name} mean"] = float(inside.mean()) if some else np.nan
-            line[f"{name} deviation"] = float(inside.std()) if some else np.nan
-        for name, mask in zip(data.class_names, label, strict=True):
-            known = plan.annotated is None or name in plan.annotated
-            line[f"{name} {unit}"] = float((mask > 0).sum()) * factor if known else np.nan
-        lines.append(line)
-    columns = {name: np.array([line[name] for line in lines]) for name in (lines or [{}])[0]}
-    return Rows(columns, patients=np.array([patient for _, patient in cases], np.int64))
-
-
-def with_predictions(
-    data: FederatedDataModule, client: str, rows: Rows, models: Mapping[str, Predictor], plan: Plan
-) -> Rows:
-    """Adds what models say of a hospital's patients.
-
-    Args:
+    Attributes:
         data: The planned data.
         client: The hospital.
-        rows: Its rows, from :func:`hospital_rows`.
-        models: By name.
-        plan: Of whom the rows are.
-
-    Raises:
-        DataError: If a model does not fit the data.
+        splits: The splits.
     """
-    columns = dict(rows.columns)
-    for name, model in models.items():
-        kind, of = model.facts["input"]["kind"], data.plans[client]
-        if name in columns:
-            raise ConfigError(f"The model {name} has the name of a column; choose another name.")
-        if not isinstance(data, _TAKES.get(kind, ())):
-            raise DataError(f"The model {name} takes {kind}; the data of this study are others.")
-        if isinstance(data, SegmentationDataModule):
-            columns |= _overlaps(data, of, name, model, plan.splits)
-            continue
-        if isinstance(data, ImageDataModule):
-            index, _ = _chosen(data, of, plan.splits)
-            seen = pixels_of(data.data.images[index], name, model)
+
+    data: Any
+    client: str
+    splits: Sequence[Split] = SPLITS
+
+    def __post_init__(self) -> None:
+        self.plan: ClientPlan = self.data.plans[self.client]
+        self.patients = [name for split in self.splits for name in self.plan.patients[split]]
+        if isinstance(self.data, SegmentationDataModule):
+            self.cases = self.data.cases_among(self.patients)
+            self.outlined = self.plan.annotated or self.data.class_names
+        elif isinstance(self.data, TabularDataModule | ImageDataModule):
+            tabular = isinstance(self.data, TabularDataModule)
+            self.samples: Samples = self.data.samples if tabular else self.data.data.samples
+            self.index, self.owners = self.samples.select(self.patients, None, 0)
         else:
-            seen = _inputs(rows, name, model)
-        answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
-        columns[name] = _answers(data, rows, name, model, answers)
-    return replace(rows, columns=columns)
+            raise ConfigError("A study knows tables, images, and scans or pictures with masks.")
+
+    def rows(self, measured: bool = True) -> Rows:
+        """Returns the rows; with scans not `measured` they have no columns, and none is read."""
+        if isinstance(self.data, SegmentationDataModule):
+            lines = [self._measured(case) for case, _ in self.cases] if measured else []
+            columns = {n: np.array([line[n] for line in lines]) for n in (lines or [{}])[0]}
+            return Rows(columns, patients=np.array([patient for _, patient in self.cases]))
+        columns, categories, survival = {}, dict[str, tuple[str, ...]](), None
+        if isinstance(self.data, TabularDataModule):
+            table = self.data.table
+            columns |= zip(table.names, table.features[self.index].T, strict=True)
+            categories |= table.categories
+        else:
+            channels = self._images().swapaxes(0, 1)
+            for name, pixels in zip(self.data.channel_names, channels, strict=True):
+                flat = pixels.reshape(len(self.index), -1)
+                columns |= {
+                    f"{name} mean": flat.mean(axis=1),
+                    f"{name} deviation": flat.std(axis=1),
+                }
+        labels = self.samples.labels[self.index]
+        if self.samples.survival:
+            survival = labels
+        elif labels.ndim == 2:  # findings
+            columns |= zip(self.data.class_names, labels.T.astype(float), strict=True)
+        else:
+            columns[OUTCOME] = labels.astype(float)
+            if not self.samples.continuous:
+                categories[OUTCOME] = tuple(self.data.class_names)
+        return Rows(columns, categories, survival, self.owners)
+
+    def _images(self) -> NDArray[np.uint8]:
+        images: NDArray[np.uint8] = self.data.data.images[self.index]
+        return images
+
+    def _measured(self, case: str) -> dict[str, float]:
+        """Spacing, size, grey values other than 0, and volumes of regions of a scan."""
+        data = self.data
+        image, label, present = data.unprepared(case, self.plan)
+        unit, factor, measured = "percent", 100 / label[0].numel(), dict[str, float]()
+        if data.millimetres:
+            spacing = data.scans.spacing(data.cases[case])
+            measured |= {f"spacing {axis}": mm for axis, mm in zip("xyz", spacing, strict=True)}
+            unit, factor = "ml", float(np.prod(spacing)) / 1000
+        measured |= {f"size {axis}": n for axis, n in zip("xyz", label.shape[1:], strict=True)}
+        for name, values, there in zip(data.channel_names, image, present.tolist(), strict=True):
+            inside = values[values != 0].double().numpy()
+            some = there and len(inside) > 0
+            measured[f"{name} mean"] = float(inside.mean()) if some else np.nan
+            measured[f"{name} deviation"] = float(inside.std()) if some else np.nan
+        for name, mask in zip(data.class_names, label, strict=True):
+            volume = float((mask > 0).sum()) * factor
+            measured[f"{name} {unit}"] = volume if name in self.outlined else np.nan
+        return measured
+
+    def with_predictions(self, rows: Rows, models: Mapping[str, Predictor]) -> Rows:
+        """Returns the rows with what models, by name, say of the patients.
+
+        Raises:
+            DataError: If a model does not fit the data.
+        """
+        columns = dict(rows.columns)
+        for name, model in models.items():
+            if name in columns:
+                raise ConfigError(f"The model {name} has a column's name; choose another name.")
+            kind = model.facts["input"]["kind"]
+            if not isinstance(self.data, _TAKES.get(kind, ())):
+                raise DataError(
+                    f"The model {name} takes {kind}; the data of this study are others."
+                )
+            if isinstance(self.data, SegmentationDataModule):
+                columns |= self._overlaps(name, model)
+                continue
+            is_table = isinstance(self.data, TabularDataModule)
+            seen = (
+                _inputs(rows, name, model) if is_table else pixels_of(self._images(), name, model)
+            )
+            answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
+            columns[name] = self._judged(rows, name, model, answers)
+        return replace(rows, columns=columns)
+
+    def _judged(self, rows: Rows, name: str, model: Predictor, answers: Floats) -> Floats:
+        """What a study judges of answers (N, K): a probability, an outcome, or a risk."""
+        task, labels, known = model.facts["task"], [*model.labels], [*self.data.class_names]
+        wanted = "classes" if OUTCOME in rows.categories else "regression"
+        wanted = wanted if rows.survival is None else "survival"
+        if {"classification": "classes", "risk": "classes"}.get(task, task) != wanted:
+            raise DataError(f"The model {name} is one of {task}, which these data cannot judge.")
+        if wanted != "classes":
+            return 1 - answers.mean(axis=1) if task == "survival" else answers[:, 0]
+        if {*labels} != {*known} or len(labels) > 2:
+            raise DataError(
+                f"The model {name} tells {few(labels)} apart, and the data have {few(known)}; a "
+                "study judges two classes of the same names."
+            )
+        return answers[:, labels.index(known[1])]
+
+    def _overlaps(self, name: str, model: Predictor) -> dict[str, Floats]:
+        """Dice and distances of each scan: of all outlined regions, and of each."""
+        data, facts, regions = self.data, model.facts, [*self.data.class_names]
+        there = [*data.channel_names, *regions]
+        if lacking := [n for n in (*facts["present"], *model.labels) if n not in there]:
+            raise DataError(f"The model {name} needs {lacking[0]}; the data have {few(there)}.")
+        names, lines, reader = score_names(data, name), [], copy.copy(data.scans)
+        pictures = isinstance(data, ImageMasksDataModule)  # which are read as at the training
+        if pictures:
+            vars(reader).update({key: facts["input"][key] for key in ("color", "scale")})
+            vars(reader).update(normalization=facts["normalization"]["name"])
+        outlined = np.array([n in model.labels and n in self.outlined for n in regions])
+        for case, _ in self.cases:
+            spacing, grid = data.scans.spacing(data.cases[case]), None
+            if pictures:
+                image, label = map(reader.read(data.cases[case]).get, ("image", "label"))
+                body = torch.ones(image.shape[1:], dtype=torch.bool)
+            else:
+                voxels, label, present = data.unprepared(case, self.plan)
+                given = [*compress(data.channel_names, present.tolist())]
+                image, body, grid = prepare(voxels[present], given, facts, spacing)
+            found = model.masks(model.regions(image, body, case, grid, tuple(label.shape[1:])))
+            masks, truth = torch.zeros_like(label, dtype=torch.bool), label > 0
+            masks[[regions.index(n) for n in model.labels]] = found
+            dice = iou_and_dice(overlap_counts(masks[None], truth[None])[0])[1].numpy()
+            line = [float(dice[outlined].mean()) if outlined.any() else np.nan]
+            line.extend(np.where(outlined, dice, np.nan) if len(regions) > 1 else ())
+            if data.millimetres:
+                distances = surface_metrics(masks, truth, spacing)[0].numpy()
+                line.extend(np.where(outlined, distances, np.nan))
+            lines.append(line)
+        return dict(zip_longest(names, np.array(lines).T, fillvalue=np.zeros(0)))
 
 
 def _inputs(rows: Rows, name: str, model: Predictor) -> torch.Tensor:
@@ -168,74 +223,6 @@ def _inputs(rows: Rows, name: str, model: Predictor) -> torch.Tensor:
         cells.append(column if categories is None else rows.coded(feature, categories))
     seen = inputs_of(np.stack(cells, axis=1), columns, model.facts)
     return torch.from_numpy(seen) * model.present
-
-
-def _answers(
-    data: FederatedDataModule, rows: Rows, name: str, model: Predictor, answers: Floats
-) -> Floats:
-    """What a study judges of answers (N, K): a probability, an outcome, or a risk."""
-    task, labels = model.facts["task"], [*model.labels]
-    outcome = "classes" if OUTCOME in rows.categories else "a number"
-    known = {"regression": "a number", "classification": "classes", "risk": "classes"}
-    if (known.get(task) if rows.survival is None else "survival") != (
-        outcome if rows.survival is None else task
-    ):
-        raise DataError(f"The model {name} is one of {task}, which these data cannot judge.")
-    if task == "survival":
-        return 1 - answers.mean(axis=1)
-    if task == "regression":
-        return answers[:, 0]
-    if {*labels} != {*data.class_names} or len(labels) > 2:
-        raise DataError(
-            f"The model {name} tells {few(labels)} apart, and the data have "
-            f"{few([*data.class_names])}; a study judges two classes of the same names."
-        )
-    return answers[:, labels.index(data.class_names[1])]
-
-
-def _overlaps(
-    data: SegmentationDataModule,
-    plan: ClientPlan,
-    name: str,
-    model: Predictor,
-    splits: Sequence[Split],
-) -> dict[str, Floats]:
-    """Dice and distances of each scan: of all regions that the hospital outlines, and of each."""
-    facts, regions = model.facts, list(data.class_names)
-    for what, of, known in (
-        *(("the channel", n, data.channel_names) for n in facts["present"]),
-        *(("the region", n, regions) for n in model.labels),
-    ):
-        if of not in known:
-            raise DataError(f"The model {name} needs {what} {of}; the data have {few([*known])}.")
-    names, lines, reader = score_names(data, name), [], copy.copy(data.scans)
-    if isinstance(data, ImageMasksDataModule):  # pictures are read as at the training
-        vars(reader).update({key: facts["input"][key] for key in ("color", "scale")})
-        vars(reader).update(normalization=facts["normalization"]["name"])
-    outlined = np.array([plan.annotated is None or n in plan.annotated for n in regions])
-    outlined &= np.array([n in model.labels for n in regions])
-    for case, _ in data.cases_among([p for s in splits for p in plan.patients[s]]):
-        spacing, grid = data.scans.spacing(data.cases[case]), None
-        if isinstance(data, ImageMasksDataModule):
-            sample = reader.read(data.cases[case])
-            image, label = sample["image"], sample["label"]
-            body = torch.ones(image.shape[1:], dtype=torch.bool)
-        else:
-            voxels, label, there = data.unprepared(case, plan)
-            given = [n for n, has in zip(data.channel_names, there.tolist(), strict=True) if has]
-            image, body, grid = prepare(voxels[there], given, facts, spacing)
-        found = model.masks(model.regions(image, body, case, grid, tuple(label.shape[1:])))
-        masks, truth = torch.zeros_like(label, dtype=torch.bool), label > 0
-        masks[[regions.index(n) for n in model.labels]] = found
-        _, dice = iou_and_dice(overlap_counts(masks[None], truth[None])[0])
-        dice = np.where(outlined, dice.numpy(), np.nan)
-        mean = float(dice[outlined].mean()) if outlined.any() else np.nan
-        line = [mean, *(dice if len(regions) > 1 else ())]
-        if data.millimetres:
-            distances, _ = surface_metrics(masks, truth, spacing)
-            line.extend(np.where(outlined, distances.numpy(), np.nan))
-        lines.append(line)
-    return dict(zip_longest(names, np.array(lines).T, fillvalue=np.zeros(0)))
 
 
 def score_names(data: FederatedDataModule, model: str) -> list[str]:

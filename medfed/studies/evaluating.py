@@ -17,24 +17,27 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from medfed.common.errors import DataError, few
-from medfed.common.floors import CATEGORY, LEAST
+from medfed.common.floors import CATEGORY, LEAST, TIMES
 from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
+from medfed.studies.describing import Column
 from medfed.studies.parts import (
     MEANS,
+    NORMAL,
     Estimates,
     Floats,
     Table,
+    Whole,
     Word,
     four,
+    interval,
     mean_of_hospitals,
     p_value,
 )
 from medfed.studies.plan import Evaluation, Plan
 from medfed.studies.rows import OF, Rows
 
-_Z = float(stats.norm.ppf((1 + LEVEL) / 2))
 _LOSSES = {
     "Brier score": discrimination.squared_errors,
     "log loss": discrimination.log_losses,
@@ -130,6 +133,7 @@ class Scores:
         every = [of for each in measured.values() for of in each.values()]
         names = [n for n in dict.fromkeys(n for of in every for n in of) if n != "patients"]
         names.sort(key=lambda name: name.startswith("−"))
+        first, drawn = next(iter(names), ""), []
         means: list[list[Word]] = []
         single: list[list[Word]] = []
         for score, hospitals in measured.items():
@@ -137,12 +141,15 @@ class Scores:
                 pairs = [numbers[what] for numbers in hospitals.values() if what in numbers]
                 if pairs:
                     means.append([score, what, *mean_of_hospitals(pairs)])
-            for hospital, measured_there in hospitals.items():
-                written = (_written(measured_there.get(what)) for what in names)
-                single.append([score, hospital, int(measured_there["patients"][0]), *written])
+            for hospital, of in hospitals.items():
+                written = (_written(of.get(what)) for what in names)
+                single.append([score, hospital, int(of["patients"][0]), *written])
+                drawn.append(interval(f"{hospital}, {score}", *of[names[0]]))
         tables = [
             Table("Means of hospitals", ["score", "number", *MEANS], means),
-            Table("Every hospital", ["score", "hospital", "patients", *names], single),
+            Table(
+                "Every hospital", ["score", "hospital", "patients", *names], single, drawn, first
+            ),
         ]
         if self.asked.reference is not None:
             tables.append(self._harm(measured))
@@ -162,20 +169,49 @@ class Scores:
         ]
         z = [value / error if error else 0.0 for *_, (value, error) in rows]
         adjusted = holm([float(2 * stats.norm.sf(abs(one))) for one in z])
-        lines: list[list[Word]] = []
+        lines, drawn = list[list[Word]](), []
         for (score, hospital, patients, (value, error)), p in zip(rows, adjusted, strict=True):
-            low, high = value - _Z * error, value + _Z * error
+            drawn.append(interval(f"{hospital}, {score}", value, error))
             if _HARMS[what] * value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
-            elif _HARMS[what] * value + _Z * error < margin:
+            elif _HARMS[what] * value + NORMAL * error < margin:
                 verdict = f"not worse by more than {margin:g}"
             else:
-                times = ((_Z + float(stats.norm.ppf(POWER))) * error / margin) ** 2
+                times = ((NORMAL + float(stats.norm.ppf(POWER))) * error / margin) ** 2
                 verdict = f"cannot tell; about {math.ceil(patients * times)} patients would"
-            lines.append([score, hospital, patients, value, low, high, p_value(p), verdict])
-        head = ["score", "hospital", "patients", f"{what} − that of {self.asked.reference}"]
+            lines.append([score, hospital, patients, *drawn[-1][1:], p_value(p), verdict])
+        label = f"{what} − that of {self.asked.reference}"
+        head = ["score", "hospital", "patients", label]
         head += ["lower 95 %", "upper 95 %", "p (Holm)", "verdict"]
-        return Table("Who would be harmed", head, lines)
+        return Table("Who would be harmed", head, lines, drawn, label)
+
+
+@dataclass(frozen=True)
+class Areas(Column):
+    """The area under the curve of all patients together, and calibration, from a histogram."""
+
+    def tables(self, each: Whole, sums: Floats) -> list[Table]:
+        """See the base class; a group of few patients, or of few of a class, is not printed."""
+        no, yes = each[:-1].T
+        title, few_cells = f"Calibration of {self.name}", (len(self.ends) - 1) // 10
+        if min(no.sum(), yes.sum()) < TIMES:
+            return []
+        value, error = discrimination.area_of_counts(yes, no)
+        area = [*interval(self.name, value, error), int((no + yes).sum())]
+        middles = np.array([0.0, *(np.add(self.ends[1:], self.ends[:-1]) / 2), 1.0])
+        lines: list[list[Word]] = []
+        for cells in np.split(np.arange(len(no)), range(1 + few_cells, len(no) - 2, few_cells)):
+            n, events = int((no + yes)[cells].sum()), int(yes[cells].sum())
+            if n >= LEAST and min(events, n - events) >= TIMES:
+                mean = float((no + yes)[cells] @ middles[cells]) / n
+                _, *share = interval("", events / n, math.sqrt(events * (n - events) / n**3))
+                lines.append([self.name, mean, *share, n])
+        ends = ("lower 95 %", "upper 95 %", "patients")
+        head = ["score", "predicted", "observed", *ends]
+        return [
+            Table(f"Pooled AUROC of {self.name}", ["score", "AUROC", *ends], [area]),
+            Table(title, head, lines),
+        ]
 
 
 @dataclass(frozen=True)
@@ -245,4 +281,4 @@ def _of_scores(names: Sequence[str], p: Floats, y: Floats, q: Floats | None) -> 
 
 
 def _written(number: tuple[float, float] | None) -> str:
-    return "–" if number is None else f"{number[0]:.3f} ± {_Z * number[1]:.3f}"
+    return "–" if number is None else f"{number[0]:.3f} ± {NORMAL * number[1]:.3f}"

@@ -14,9 +14,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from medfed.common.floors import TIMES
 from medfed.functional.pooled import meta_analysis
+from medfed.functional.statistics import LEVEL
 from medfed.studies.rows import Rows
 
 Floats = NDArray[np.float64]
@@ -25,6 +27,8 @@ Word = str | float
 State = Sequence[float]
 """What the hospitals are told before they answer: nothing, or the coefficients of a step."""
 MEANS = ("mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals")
+NORMAL = float(stats.norm.ppf((1 + LEVEL) / 2))
+"""Standard errors to either end of an interval."""
 UNIT = 2.0**34
 """Steps of fixed point: the largest squares of 2^20 patients fit 63 bits."""
 _FURTHEST = 16.0  # half-widths of a column's bins beyond which a value is clipped
@@ -49,11 +53,26 @@ class Sums(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A result: the titles of columns, and lines of words and numbers."""
+    """A result: the titles of columns, and lines of words and numbers.
+
+    Attributes:
+        title: Of the table.
+        head: The titles of columns.
+        lines: The lines.
+        intervals: Names, values and ends of intervals, for a picture.
+        label: What these are.
+    """
 
     title: str
     head: Sequence[str]
     lines: Sequence[Sequence[Word]]
+    intervals: Sequence[tuple[str, float, float, float]] = ()
+    label: str = ""
+
+
+def interval(name: str, value: float, error: float) -> tuple[str, float, float, float]:
+    """Returns a name, an estimate, and the ends of its 95 % interval."""
+    return name, value, value - NORMAL * error, value + NORMAL * error
 
 
 class Part(Protocol):

@@ -124,11 +124,8 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits whose patients count."""
-        return (
-            ("test",)
-            if (self.patients or ("all", "test")[bool(self.bundles)]) == "test"
-            else SPLITS
-        )
+        of_all = self.patients == "all" or not (self.patients or self.bundles)
+        return SPLITS if of_all else ("test",)
 
     @property
     def agreed(self) -> Plan:
@@ -158,6 +155,9 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             grouped += self.evaluate.by
             if not self.evaluate.scores:
                 raise ConfigError(f"{source}: evaluate has no scores; list columns or bundles.")
+            outcome = self.evaluate.outcome
+            if self.evaluate.cells and len(self.groups(outcome)) != 2:
+                raise ConfigError(f"{source}: cells need the two names of {outcome} in columns.")
             reference = self.evaluate.reference
             if reference is not None and reference not in self.evaluate.scores:
                 raise ConfigError(f"{source}: the reference {reference} is none of the scores.")

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from medfed.common.errors import DataError
-from medfed.common.floors import LEAST
+from medfed.common.floors import CATEGORY, LEAST
 from medfed.functional import pooled
-from medfed.functional.statistics import LEVEL
 from medfed.studies import parts
 from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Model, Plan
@@ -23,6 +22,7 @@ from medfed.studies.rows import Rows
 _SHARE = 20  # no patient may be more than 1/20 of a step's information
 _MOST = 2.0**28  # of a sum, which then fits 63 bits
 _INSTANT = 1e-3  # least share of an interval at risk, of events at its very begin
+FEW = f"fewer than {CATEGORY} of its patients are of a category"
 ALONE = "its patients alone do not give the coefficients"
 _FITTED = ("coefficient", "standard error")
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "hazard": "hazard ratio"}
@@ -147,12 +147,19 @@ class Coefficients:
         except DataError as error:
             raise DataError(f"{self.name}: {error}.") from error
         lines: list[list[Word]] = []
-        z = float(stats.norm.ppf((1 + LEVEL) / 2))
         each = zip(self.terms.items(), found.coefficients, found.errors, strict=False)
         for (name, unit), scaled_b, scaled_e in each:
             b, e = float(scaled_b) / unit, float(scaled_e) / unit
-            ratios = [math.exp(b), math.exp(b - z * e), math.exp(b + z * e)]
-            lines.append([name, b, e, *ratios, parts.p_value(float(2 * stats.norm.sf(abs(b / e))))])
+            _, *ends = parts.interval(name, b, e)
+            lines.append(
+                [
+                    name,
+                    b,
+                    e,
+                    *map(math.exp, ends),
+                    parts.p_value(float(2 * stats.norm.sf(abs(b / e)))),
+                ]
+            )
         ratio = _RATIOS[self.model.family]
         head = ["term", *_FITTED, ratio, "lower 95 %", "upper 95 %", "p"]
         title = f"{self.name[0].upper()}{self.name[1:]}, {int(whole[0])} patients"
@@ -178,7 +185,14 @@ class ByHospital(Coefficients):
         return Design(x[some][:, rest], made.y[some], made.patients[some], made.offset[some])
 
     def estimate(self, rows: Rows) -> Estimates:
-        """Returns a hospital's coefficients and their standard errors."""
+        """Returns a hospital's coefficients, unless few of its patients are of a category."""
+        for name in [*self.model.of, self.model.answer]:
+            groups = self.plan.groups(name)
+            code = rows.coded(name, groups) if groups else np.zeros(0)
+            if any(
+                0 < len(np.unique(rows.patients[code == n])) < CATEGORY for n in range(len(groups))
+            ):
+                return {self.name: FEW}
         try:
             fit = self.regression.fit(self.design(rows).x.shape[1])
             beta = next(fit)
@@ -197,14 +211,16 @@ class ByHospital(Coefficients):
         some = {name: of for name, one in each.items() if not isinstance(of := one[self.name], str)}
         means: list[list[Word]] = []
         single: list[list[Word]] = []
+        drawn: list[tuple[str, float, float, float]] = []
         for term in self.terms if some else ():
             pairs = [one[term] for one in some.values()]
             means.append([term, *parts.mean_of_hospitals(pairs)])
             single += [[term, name, *one[term]] for name, one in some.items()]
+            drawn += [parts.interval(f"{name}, {term}", *one[term]) for name, one in some.items()]
         title, by = f"Meta-analysis, {self.name}", ["term", "hospital", *_FITTED]
         tables = [
             Table(title, ["term", *parts.MEANS], means),
-            Table(f"{title}, by hospital", by, single),
+            Table(f"{title}, by hospital", by, single, drawn, by[2]),
         ]
         missing = [[name, str(one[self.name])] for name, one in each.items() if name not in some]
         without = Table(f"{title}, without an estimate", ["hospital", "why"], missing)

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.delivery.main import open_bundle
-from medfed.studies.cohorts import hospital_rows, with_predictions
+from medfed.studies.cohorts import Cohort, hospital_rows
 from medfed.studies.plan import Bundle, Plan, read_plan
 from medfed.studies.rows import OF, OUTCOME
 from medfed.studies.simulation import simulated
@@ -24,7 +24,7 @@ def judged(made, plan=ALL, models=None):
     """The rows of the bundle's hospital, with what its model says."""
     rows = hospital_rows(made.data, plan)[made.client]
     models = models or {"new": open_bundle(made.bundle)}
-    return with_predictions(made.data, made.client, rows, models, plan)
+    return Cohort(made.data, made.client, plan.splits).with_predictions(rows, models)
 
 
 def expected(made):

@@ -13,7 +13,7 @@ from medfed.delivery.main import open_bundle
 from medfed.sites.calls import Caller
 from medfed.sites.policy import NO_LIMITS, Counted, Policy
 from medfed.sites.studying import Conductor, StudyPlace, StudySite
-from medfed.studies.cohorts import hospital_rows, with_predictions
+from medfed.studies.cohorts import Cohort, hospital_rows
 from medfed.studies.plan import Evaluation, Model, Plan
 from medfed.studies.simulation import simulated
 from tests.sites.direct import Direct
@@ -83,7 +83,7 @@ def simulation(tables: Path, plan: Plan = PLAN, without: str = ""):
     each = hospital_rows(data, plan)
     models = {one.name: open_bundle(Path(str(one.path))) for one in plan.bundles}
     there = [name for name in NAMES if name != without]
-    rows = {c: with_predictions(data, c, each[c], models, plan) for c in there}
+    rows = {c: Cohort(data, c, plan.splits).with_predictions(each[c], models) for c in there}
     return simulated(plan, rows)[0]
 
 
