@@ -20,7 +20,8 @@ from medfed.config.compose import build, described
 from medfed.functional import pooled
 from medfed.studies.plan import Model, Plan, Survival
 from medfed.studies.rows import Rows
-from medfed.studies.simulation import hospital_rows, simulated
+from medfed.studies.cohorts import hospital_rows
+from medfed.studies.simulation import simulated
 
 Row = tuple[str, str, str]
 _ENDS = (19, 45)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nvflare.collab import collab
 
-from medfed.delivery.main import keep_bundle
+from medfed.delivery.main import keep_bundle, open_bundle
 from medfed.sites import actions
 
 
@@ -33,6 +33,7 @@ class Hospital:
         with self._lock:
             if self._answer is None:
                 kit = Path(collab.workspace.get_site_config_dir())
-                site = actions.start_site(kit, self.agreed, collab.site_name, keep_bundle)
+                makers = keep_bundle, open_bundle
+                site = actions.start_site(kit, self.agreed, collab.site_name, *makers)
                 self._answer = site.answer
         return self._answer(request)

@@ -6,11 +6,15 @@ What either needs is imported when it is called: prediction goes without what tr
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
+
+if TYPE_CHECKING:
+    from medfed.standalone.predictor import Predictor
 
 
 def export(config: Section) -> list[Path]:
@@ -23,6 +27,15 @@ def export(config: Section) -> list[Path]:
 def keep_bundle(folder: Path) -> None:
     """Exports the model of a run with one client into the run folder itself, as hospitals do."""
     export(checked(load([f"run={folder}", f"out={RunFolder(folder).bundle}"], "export")))
+
+
+def open_bundle(folder: Path) -> Predictor:
+    """Opens a bundle, of which the scripts may be absent; nothing that it holds is run."""
+    from medfed.delivery.bundle.bundle import read_bundle
+    from medfed.standalone.predictor import Predictor
+
+    bundle = read_bundle(folder, whole=False)
+    return Predictor.of(bundle.network(), bundle.facts, name=str(folder))
 
 
 def predict(config: Section) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from medfed.sites.deploying import Deployment
     from medfed.sites.wire import Answers
+    from medfed.studies.cohorts import Opener
 
 
 def check(agreed: Path, local: Path, folder: Path | None = None) -> None:
@@ -126,7 +127,9 @@ def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float)
     Follower(deployment, kit, attempts, patience).run()
 
 
-def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
+def start_site(
+    kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object], open_bundle: Opener
+) -> Answers:
     """Makes the site of a kit's ``local`` folder, for FLARE's process there.
 
     Args:
@@ -134,8 +137,9 @@ def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], 
         agreed: The agreement, encoded.
         name: The site's name in FLARE.
         keep_bundle: Makes the bundle of the model in a run folder.
+        open_bundle: Opens a bundle that a study evaluates.
     """
     from medfed.sites import deploying
     from medfed.sites.flare import SITE_FILE
 
-    return deploying.start_site(kit / SITE_FILE, agreed, name, keep_bundle)
+    return deploying.start_site(kit / SITE_FILE, agreed, name, keep_bundle, open_bundle)

@@ -275,14 +275,19 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     console = wide_console()
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, "A study of statistics: nothing is trained, and no row leaves.")
+    for one in place.plan.bundles:
+        file.policy.check_across(False)
+        how = "would come in, and no code of it runs; it counts for policy.test_metrics"
+        say(console, f"The model {one.name}, {one.manifest}, {how}.")
     lines: list[list[str]] = []
+    rows = place.scored(examples=True)
     for part in place.parts:
         if isinstance(part, Separate):
-            told = part.estimate(place.rows).values()
+            told = part.estimate(rows).values()
             count = sum(2 * len(of) for of in told if not isinstance(of, str))
             lines.append([part.name, str(count), str(len(patients)), "in four digits"])
         else:
-            sums = part.ask(place.rows, next(part.talk()))
+            sums = part.ask(rows, next(part.talk()))
             how = "under masks, in each step" if len(next(part.talk())) else "under masks"
             lines.append([part.name, str(len(sums.whole)), str(sums.patients), how])
     head = ["part", "numbers", "patients behind them", "how"]

@@ -45,6 +45,7 @@ from medfed.sites import (
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.installed import code
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
+from medfed.studies.cohorts import Opener
 from medfed.studies.plan import read_plan
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Deployment:
         output: Folder for its output and its result.
         onboard: The last of the sites, which joins the finished run in the folder; empty: all sites
             run the experiment.
+        bundles: Folders of the bundles of a study, by name.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Deployment:
     terms: Mapping[str, Any] = field(default_factory=dict)
     output: str = ""
     onboard: str = ""
+    bundles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expected(self) -> list[str]:
@@ -171,8 +174,10 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
     if source["data"].get("path") == "???":
         source["data"]["path"] = None  # the data are the sites'
     config, terms = description.describe(source), calls.Terms(**deployment.terms)
-    if (plan := deployment.agreed.get("plan")) is not None:
-        studying.conduct(plan, transport, deployment.agreed["sites"], Path(config.folder), terms)
+    if deployment.agreed.get("plan") is not None:
+        studying.conduct(
+            deployment.agreed, transport, Path(config.folder), terms, deployment.bundles
+        )
         return
     if deployment.onboard:
         newcomers.join(config, transport, deployment.onboard, deployment.agreed["joins"], terms)
@@ -183,7 +188,11 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
 
 
 def start_site(
-    path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]
+    path: Path,
+    agreed: str,
+    name: str,
+    keep_bundle: Callable[[Path], object],
+    open_bundle: Opener,
 ) -> Answers:
     """Makes the site from the agreement and its file.
 
@@ -192,6 +201,7 @@ def start_site(
         agreed: The agreement, encoded.
         name: The site's name in FLARE.
         keep_bundle: Makes the bundle of the model in a run folder.
+        open_bundle: Opens a bundle that a study evaluates.
 
     Returns:
         The site; after a mistake a site that only answers that it failed, as no error text may
@@ -210,7 +220,7 @@ def start_site(
         if (kit / "client.key").is_file():
             signer = masks.Certificate(kit, file.folder / "certificates.json")
         if terms.plan is not None:
-            return studying.study_site(terms, file, signer)
+            return studying.study_site(terms, file, signer, open_bundle)
         return site_folder.hospital(terms, file, keep_bundle, signer)
     except policy.VetoError as veto:
         log.getChild("refused").error("The site %s does not take part: %s", name, veto)
@@ -263,7 +273,8 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     """
     terms = {**keys.terms, "across": bool(keys.across)}
     calls.Terms(**terms)
-    plan = None if keys.study is None else msgspec.to_builtins(read_plan(Path(str(keys.study))))
+    study = None if keys.study is None else read_plan(Path(str(keys.study)).expanduser())
+    plan = None if study is None else msgspec.to_builtins(study.agreed)
     agreed, coordinator_only, said = agreement.Agreed.of(
         typed, [str(site) for site in keys.sites], bool(keys.cut), plan
     )
@@ -281,7 +292,9 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
         _ = RunFolder(Path(folder)).config
     place, only = str(Path(folder).resolve()), tuple(map(_placed, coordinator_only))
     is_resumed = keys.resume is not None
-    return Deployment(str(config.name), agreed.record(), place, only, is_resumed, terms)
+    bundles = {one.name: str(one.path) for one in (study.bundles if study else ())}
+    named = str(config.name), agreed.record(), place
+    return Deployment(*named, only, is_resumed, terms, bundles=bundles)
 
 
 def joining_deployment(keys: sections.Section) -> Deployment:

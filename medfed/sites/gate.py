@@ -162,6 +162,10 @@ class Gate:
         if not self.workplace.parts:
             raise Refusal("order")
 
+    def may_evaluate(self, asked: wire.Bring) -> None:
+        """The site's file allows to evaluate models from elsewhere."""
+        self.workplace.policy.check_across(False)
+
     def keys_for_sum(self, asked: wire.Ask) -> None:
         """Of a sum, keys were made for this step; estimates need none."""
         if isinstance(self.workplace.parts[asked.round], Separate):
@@ -423,6 +427,11 @@ RULES: dict[type[Request], Rule] = {
     ),
     wire.Commit: Rule((*_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"),
     wire.Load: Rule((*_TURN, Gate.before_training), "a hash of the state"),
+    wire.Bring: Rule(
+        (Gate.counts, Gate.in_session, Gate.may_evaluate),
+        "nothing: a bundle is compared with the agreed hash, and kept",
+        ("evaluate_models", "test_metrics"),
+    ),
     wire.Ask: Rule(
         (
             *(Gate.counts, Gate.in_session, Gate.training_round),

@@ -89,7 +89,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plugins: Whether code from outside medfed may run here.
         pictures: Whether pictures of patients are drawn, which stay in the site's folder.
         send_model: Whether the personal model may leave, to be evaluated at other sites.
-        evaluate_models: Whether models of other sites are evaluated on the test patients.
+        evaluate_models: Whether models of other sites, and bundles of a study, are evaluated here.
         privacy: The most that all runs may spend; studies without noise are then refused.
         plans: How many times over a fifth of the pooled patients' worth of numbers may leave in
             studies of statistics, of one data set.
@@ -174,9 +174,10 @@ site's file asks for 20; do not take part, or lower policy.least.
         """
         if not (self.send_model if sends else self.evaluate_models):
             key = "send_model" if sends else "evaluate_models"
+            what = "sends this site's model to the others" if sends else "tests other models here"
             raise VetoError(
-                f"The run tests each site's model at every site (across=true), and policy.{key} of "
-                "this site's file does not allow it; set it to true if it may."
+                f"The agreement or run (across=true) {what}, and policy.{key} of this site's file "
+                "does not allow it; set it to true if it may."
             )
 
     def check_sizes(self, samples: Mapping[str, int]) -> None:

@@ -18,13 +18,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from medfed.common.console import shown
-from medfed.common.errors import ConfigError, DataError, SiteError
+from medfed.common.console import shown, size
+from medfed.common.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.common.floors import LEAST, TIMES
 from medfed.common.schemas import Number, fit, parse_json
 from medfed.config.description import RunDescription
 from medfed.datamodules.one_site import OwnData
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.records.bundles import packed, unpacked
 from medfed.run import assembly
 from medfed.sites import calls, masks, wire
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
@@ -33,11 +34,12 @@ from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
 from medfed.sites.site import Site, versions_here
 from medfed.sites.site_folder import listen
 from medfed.sites.wire import Facts, Greeting, Reply, Request
+from medfed.studies.cohorts import Cohort, Opener, with_examples
 from medfed.studies.page import write_study
 from medfed.studies.parts import Estimates, Part, Separate, Table, Whole
 from medfed.studies.plan import Plan, plan_of
 from medfed.studies.rows import Rows
-from medfed.studies.simulation import hospital_rows, parts
+from medfed.studies.simulation import parts
 
 _log = logging.getLogger(__name__)
 _MASKED = np.uint64
@@ -54,6 +56,8 @@ class StudyPlace:
         members: All sites, in order.
         policy: What the site allows.
         cut: Whether all sites hold the same data set; see :class:`medfed.sites.agreement.Agreed`.
+        open_bundle: Opens the folder of a bundle.
+        models: The folders of the bundles that arrived, by name.
     """
 
     config: RunDescription
@@ -62,6 +66,8 @@ class StudyPlace:
     members: Sequence[str] | None
     policy: Policy
     cut: bool = False
+    open_bundle: Any = None
+    models: dict[str, Path] = field(default_factory=dict)
     joins: int = 0
     parts: Sequence[Part | Separate] = field(init=False)
 
@@ -70,6 +76,7 @@ class StudyPlace:
         self.parts = [*parts(self.plan)]
         self.rounds = len(self.parts)
         self._rows: Rows | None = None
+        self._scored: Rows | None = None
 
     @property
     def rows(self) -> Rows:
@@ -83,17 +90,28 @@ class StudyPlace:
             if not self.cut:
                 data.partition = OwnData(data.partition, self.name, self.members or [])
             data.plan()
-            rows = hospital_rows(data)[self.name]
+            self.cohort = Cohort(data, self.name, self.plan.splits)
+            rows = self.cohort.rows(bool(self.plan.columns))
             least = max(self.plan.least, self.policy.least, LEAST)
             if (count := len(np.unique(rows.patients))) < least:
                 raise VetoError(
                     f"There are {count} patients, and a study needs {least} at each site; do not "
                     "take part."
                 )
-            samples = data.plans[self.name].patients
-            self._names = sorted(name for split in samples.values() for name in split)
             self._rows = rows
         return self._rows
+
+    def scored(self, examples: bool = False) -> Rows:
+        """Returns the rows with what the plan's bundles predict, or made-up predictions."""
+        rows, names = self.rows, [bundle.name for bundle in self.plan.bundles]
+        if examples:
+            return with_examples(self.cohort.data, rows, names)
+        if self._scored is None:
+            if {*names} > self.models.keys():
+                raise Refusal("order", "unready")
+            models = {name: self.open_bundle(self.models[name]) for name in names}
+            self._scored = self.cohort.with_predictions(rows, models)
+        return self._scored
 
     def greeting(self) -> Greeting:
         """Returns hashes of what is agreed."""
@@ -112,7 +130,7 @@ class StudyPlace:
     def patients_behind(self) -> tuple[str, list[str]]:
         """Returns where the data are, and the patients, of whom all numbers are."""
         _ = self.rows
-        return str(self.config.data.get("path")), self._names
+        return str(self.config.data.get("path")), sorted(self.cohort.patients)
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
         """Allows each: a sum under masks weighs every patient once."""
@@ -131,6 +149,8 @@ class StudySite(Site):
         """Does what an admitted request asks."""
         if isinstance(asked, wire.Begin):
             return self._opened(asked)
+        if isinstance(asked, wire.Bring):
+            return self._brought(asked)
         if isinstance(asked, wire.Ask):
             return self._asked(asked)
         if isinstance(asked, wire.Hello | wire.Agree | wire.Keys | wire.Shares | wire.Unmask):
@@ -144,6 +164,20 @@ class StudySite(Site):
         self._pooled = sum(c.num_samples for c in asked.clients)
         return wire.Begun.to(asked, rounds=[])
 
+    def _brought(self, asked: wire.Bring) -> Reply:
+        """Keeps a bundle; it is opened by the first question, and runs nothing of itself."""
+        hashes = {bundle.name: bundle.manifest for bundle in self.workplace.plan.bundles}
+        manifest = hashes.get(asked.of) or ""
+        folder = self.folder / "models" / manifest
+        try:
+            unpacked(asked.body, manifest, folder)
+        except DataError as error:
+            self.log.getChild("refused").warning("%s", error)
+            raise Refusal("message") from error
+        self.gate.counted.add_test(asked.body, self.workplace.policy.test_metrics)
+        self.workplace.models[asked.of] = folder
+        return wire.Taken.to(asked)
+
     def _asked(self, asked: wire.Ask) -> Reply:
         place, gate = self.workplace, self.gate
         part = place.parts[asked.round]
@@ -152,13 +186,13 @@ class StudySite(Site):
         what, (data, _) = f"{asked.round}/{asked.phase}", place.patients_behind()
         try:
             if isinstance(part, Separate):
-                told = part.estimate(place.rows)
+                told = part.estimate(place.scored())
                 count = sum(2 * len(of) for of in told.values() if not isinstance(of, str))
                 remember(data, what, count, most)
                 gate.phases.append(asked.phase)
                 return wire.Told.to(asked, body=json.dumps(told).encode())
-            whole = part.ask(place.rows, parse_json(asked.body, list[Number])).whole
-        except (ValueError, ConfigError, DataError) as error:
+            whole = part.ask(place.scored(), parse_json(asked.body, list[Number])).whole
+        except (ValueError, ConfigError, DataError, CheckpointError) as error:
             self.log.getChild("refused").warning("%s was refused: %s", part.name, error)
             raise Refusal("few") from error
         if self._pooled < TIMES * len(whole):
@@ -173,20 +207,25 @@ class StudySite(Site):
 _STEPS = 16  # of a regression, at most
 
 
-def place_of(agreed: Agreed, file: SiteFile, config: RunDescription) -> StudyPlace:
+def place_of(
+    agreed: Agreed, file: SiteFile, config: RunDescription, open_bundle: Opener | None = None
+) -> StudyPlace:
     """Returns what a site must know of the agreement of a study."""
     plan = plan_of(agreed.plan or {}, "The agreement")
-    return StudyPlace(config, plan, file.site, agreed.sites, file.policy, agreed.cut)
+    where = file.site, agreed.sites, file.policy, agreed.cut
+    return StudyPlace(config, plan, *where, open_bundle)
 
 
-def study_site(agreed: Agreed, file: SiteFile, signer: masks.Signer | None = None) -> StudySite:
+def study_site(
+    agreed: Agreed, file: SiteFile, signer: masks.Signer | None, open_bundle: Opener
+) -> StudySite:
     """Makes a site from the agreement of a study and its file.
 
     Raises:
         MedfedError: If they contradict each other.
     """
     file.check_approved(agreed)
-    place = place_of(agreed, file, file.config(agreed))
+    place = place_of(agreed, file, file.config(agreed), open_bundle)
     listen(file.site, file.folder)
     counted = Counted(file.folder / COUNTED, agreed.digest)
     return StudySite(place, file.folder / "study", None, signer, counted)
@@ -200,12 +239,14 @@ class Conductor:
         caller: Reaches the sites.
         plan: What is asked.
         job: Names the study.
+        bundles: The bundles of the plan as they travel, by name.
         remarks: Who took no part in what, and why.
     """
 
     caller: calls.Caller
     plan: Plan
     job: str
+    bundles: Mapping[str, bytes] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def run(self) -> list[Table]:
@@ -225,6 +266,10 @@ class Conductor:
         caller.everyone(
             {c: caller.request(begin, c, job=self.job, clients=clients) for c in caller.sites}
         )
+        for name, body in self.bundles.items():
+            _log.info("Sends %s, %s, to each site.", name, size(len(body)))
+            ask = caller.request
+            caller.everyone({c: ask(wire.Bring, c, of=name, body=body) for c in caller.sites})
         tables: list[Table] = []
         every = [*parts(self.plan)]
         for number, part in enumerate(every):
@@ -320,27 +365,28 @@ class Conductor:
 
 
 def conduct(
-    content: Mapping[str, Any],
+    agreed: Mapping[str, Any],
     transport: wire.Transport,
-    sites: Sequence[str],
     folder: Path,
     terms: calls.Terms,
+    bundles: Mapping[str, str],
 ) -> None:
     """Runs a study across sites, and writes its page.
 
     Args:
-        content: The plan that all have agreed on.
+        agreed: What all have agreed on: the plan, and the names of sites.
         transport: Reaches the sites.
-        sites: Their names.
         folder: A new or empty folder.
         terms: How long to wait.
+        bundles: The folders of the plan's bundles, by name.
 
     Raises:
         SiteError: If sites do not start, or too few answer.
     """
-    plan = plan_of(content, "The agreement")
-    with calls.Caller(transport, sites, terms) as caller:
-        conductor = Conductor(caller, plan, secrets.token_hex(8))
+    plan = plan_of(agreed["plan"], "The agreement")
+    models = {name: packed(Path(place)) for name, place in bundles.items()}
+    with calls.Caller(transport, agreed["sites"], terms) as caller:
+        conductor = Conductor(caller, plan, secrets.token_hex(8), models)
         tables = conductor.run()
     write_study(plan, tables, conductor.remarks, folder)
 

@@ -273,6 +273,10 @@ class Told(Reply, frozen=True, tag="ask"):
     """Of a part of a study the site's whole numbers under masks, or its estimates as JSON."""
 
 
+class Taken(Reply, frozen=True, tag="bring"):
+    """Nothing: the bundle is the agreed one, and is kept."""
+
+
 class Joined(Reply, frozen=True, kw_only=True, tag="onboard"):
     """An answer, or metrics on the test patients."""
 
@@ -377,6 +381,12 @@ class Commit(Asking[Committed], frozen=True, kw_only=True, tag="commit"):
 
 class Load(Asking[Loaded], frozen=True, tag="load"):
     """Asks to go back to the round ``at``."""
+
+
+class Bring(Asking[Taken], frozen=True, kw_only=True, tag="bring"):
+    """Brings a bundle that the plan of a study names; body: its files."""
+
+    of: Name
 
 
 class Ask(Asking[Told], frozen=True, kw_only=True, tag="ask"):

@@ -315,7 +315,7 @@ def rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[obj
         return [[name, *predictor.classify(read_pixels(file, predictor), file)[0].tolist()]]
     rows: list[list[object]] = []
     for key, images in read_arrays(file).items():
-        answers = predictor.classify(_of_array(images, f"{file}, {key}", predictor), file)
+        answers = predictor.classify(pixels_of(images, f"{file}, {key}", predictor), file)
         rows += ([f"{name}/{key}/{n}", *answer] for n, answer in enumerate(answers.tolist()))
     return rows
 
@@ -372,7 +372,12 @@ def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
         }
 
 
-def _of_array(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
+def pixels_of(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
+    """Returns images (n, C, *spatial) as the model sees them.
+
+    Raises:
+        DataError: If they are of another size or range.
+    """
     shape = (len(predictor.present), *predictor.facts["input"]["size"])
     if images.shape[1:] != shape:
         raise DataError(

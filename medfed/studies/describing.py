@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,21 +11,8 @@ import numpy as np
 from medfed.common.errors import DataError
 from medfed.common.floors import TIMES
 from medfed.functional import pooled
-from medfed.studies.parts import (
-    UNIT,
-    Floats,
-    Groups,
-    State,
-    Sums,
-    Table,
-    Whole,
-    Word,
-    fixed,
-    middle,
-    p_value,
-    scaled,
-    share_of,
-)
+from medfed.studies import parts
+from medfed.studies.parts import Floats, Groups, State, Sums, Table, Whole, Word
 from medfed.studies.rows import Rows
 
 _QUARTERS = {"lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75}
@@ -38,108 +25,94 @@ def _with_all(by_group: Floats | Whole, groups: Groups) -> Floats | Whole:
 
 
 @dataclass(frozen=True)
-class Categories:
-    """A column of categories: how many patients of each group have each.
+class Column:
+    """A column in each group: shares of categories, or mean, deviation and quartiles of numbers.
 
     Attributes:
         name: The column.
-        names: Its K categories.
         groups: The groups.
+        names: Its categories; none: it holds numbers.
+        ends: The ends of the bins of numbers.
     """
 
     name: str
-    names: tuple[str, ...]
     groups: Groups = field(default_factory=Groups)
+    names: tuple[str, ...] = ()
+    ends: tuple[float, ...] = ()
+
+    @property
+    def cells(self) -> int:
+        """Categories or bins, then other categories or values beyond all bins, then gaps."""
+        return len(self.names or self.ends) + 2
 
     def ask(self, rows: Rows, state: State) -> Sums:
-        """See the protocol: counts (K + 2, G + 1); the last ones are of others and of gaps."""
-        code, k = rows.coded(self.name, self.names), len(self.names)
-        place = np.where(np.isnan(code), k + 1, np.where(code < 0, k, code)).astype(int)
-        counts = np.zeros((k + 2, self.groups.count + 1), np.int64)
-        np.add.at(counts, (place, self.groups.place(rows)), 1)
-        return Sums(counts.ravel(), len(np.unique(rows.patients[place <= k])))
-
-    def talk(self) -> Generator[State, Whole, list[Table]]:
-        """See the protocol."""
-        whole = yield ()
-        each = whole.reshape(len(self.names) + 2, -1)[:, : self.groups.count]
-        counts = _with_all(each, self.groups)
-        known = counts[:-1].sum(axis=0)
-        lines: list[list[Word]] = _heading(counts[-1], counts.sum(axis=0))
-        for name, row in zip((*self.names, "other"), counts[:-1], strict=True):
-            if name != "other" or row.any():
-                lines.append([name, *map(share_of, row.tolist(), known.tolist())])
-        if self.groups.count > 1:
-            lines.append(["p (χ²)", p_value(pooled.chi_squared(each[:-1]).p)])
-        if self.groups.count == 2 and each[:-1].any(axis=0).all():
-            shares = each[:-1] / each[:-1].sum(axis=0)
-            lines.append(["standardised difference", pooled.standardised_difference(shares.T)])
-        return [Table(self.name, ["column", "all", *self.groups.names], lines)]
-
-
-def _heading(gaps: Whole, everyone: Whole) -> list[list[Word]]:
-    missing = map(share_of, gaps.tolist(), everyone.tolist())
-    return [["patients", *map(int, everyone)], ["missing", *missing]]
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """A column of numbers: mean, deviation and quartiles in each group.
-
-    Attributes:
-        name: The column.
-        ends: The ends of its B bins.
-        groups: The groups.
-    """
-
-    name: str
-    ends: tuple[float, ...]
-    groups: Groups = field(default_factory=Groups)
-
-    def ask(self, rows: Rows, state: State) -> Sums:
-        """See the protocol: counts (B + 3, G + 1) by bin, of gaps at the end, and two sums."""
-        if self.name in rows.categories:
+        """See the protocol: counts (cells, G + 1); of numbers also two sums of each group."""
+        if not self.names and self.name in rows.categories:
             raise DataError(
                 f"The plan has bins for {self.name}, which holds categories; list their names, in "
                 'quotation marks where they are numbers: ["1", "2"].'
             )
-        column, group = rows.column(self.name), self.groups.place(rows)
-        gaps, last = np.isnan(column), len(self.ends) + 1
-        counts = np.zeros((last + 1, self.groups.count + 1), np.int64)
-        np.add.at(
-            counts, (np.where(gaps, last, np.searchsorted(self.ends, column, "right")), group), 1
-        )
-        z = scaled(column[~gaps], self.ends)
-        sums = np.zeros((self.groups.count + 1, 2))
-        np.add.at(sums, group[~gaps], np.stack([z, z * z], axis=1))
-        centre, half = middle(self.ends)
-        clipped = int((np.abs(column[~gaps] - centre) > np.abs(z) * half * (1 + 1e-9)).sum())
-        known = len(np.unique(rows.patients[~gaps]))
-        return Sums(np.concatenate([counts.ravel(), fixed(sums.T).ravel()]), known, clipped)
+        of, group, clipped = rows.coded(self.name, self.names), self.groups.place(rows), 0
+        gaps = np.isnan(of)
+        place = np.where(of < 0, self.cells - 2, of)
+        if not self.names:
+            place = np.searchsorted(self.ends, of, "right")
+        counts = np.zeros((self.cells, self.groups.count + 1), np.int64)
+        np.add.at(counts, (np.where(gaps, self.cells - 1, place).astype(int), group), 1)
+        whole = [counts.ravel()]
+        if not self.names:
+            z, (centre, half) = parts.scaled(of[~gaps], self.ends), parts.middle(self.ends)
+            sums = np.zeros((self.groups.count + 1, 2))
+            np.add.at(sums, group[~gaps], np.stack([z, z * z], axis=1))
+            whole.append(parts.fixed(sums.T).ravel())
+            clipped = int((np.abs(of[~gaps] - centre) > np.abs(z) * half * (1 + 1e-9)).sum())
+        return Sums(np.concatenate(whole), len(np.unique(rows.patients[~gaps])), clipped)
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
         whole, wide = (yield ()), self.groups.count + 1
-        size = (len(self.ends) + 2) * wide
-        each = whole[:size].reshape(-1, wide)[:, :-1]
+        each = whole[: self.cells * wide].reshape(-1, wide)[:, :-1]
+        sums = whole[self.cells * wide :].reshape(-1, wide)[:, :-1] / parts.UNIT
         counts = _with_all(each, self.groups)
-        sums = _with_all(whole[size:].reshape(2, wide)[:, :-1] / UNIT, self.groups)
-        known, (centre, half) = counts[:-1].sum(axis=0), middle(self.ends)
-        mean, sd = pooled.mean_and_sd(known, *sums)
-        mean, sd = mean * half + centre, sd * half
-        lines: list[list[Word]] = _heading(counts[-1], counts.sum(axis=0))
-        lines += [["mean", *mean.tolist()], ["standard deviation", *sd.tolist()]]
-        ends = np.array(self.ends)
-        for title, share in _QUARTERS.items():
-            lines.append([title, *(pooled.quantile(c, ends, share) for c in counts[:-1].T)])
-        if self.groups.count > 1:
-            lines.append(["p (Kruskal–Wallis)", p_value(pooled.kruskal_wallis(each[:-1]).p)])
-        if self.groups.count == 2 and (known[1:] > 1).all():
-            lines.append(["p (Welch)", p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)])
-            spread = math.sqrt((sd[1:] ** 2).mean())
-            apart = abs(mean[1] - mean[2])
-            lines.append(["standardised difference", apart / spread if spread else math.nan])
+        known, everyone = counts[:-1].sum(axis=0), counts.sum(axis=0)
+        missing = map(parts.share_of, counts[-1].tolist(), everyone.tolist())
+        lines: list[list[Word]] = [["patients", *map(int, everyone)], ["missing", *missing]]
+        if self.names:
+            lines += self._of_categories(counts[:-1], each[:-1])
+        else:
+            lines += self._of_numbers(known, counts[:-1], each[:-1], _with_all(sums, self.groups))
         return [Table(self.name, ["column", "all", *self.groups.names], lines)]
+
+    def _of_categories(self, counts: Whole, each: Whole) -> Iterator[list[Word]]:
+        for name, row in zip((*self.names, "other"), counts, strict=True):
+            if name != "other" or row.any():
+                of = counts.sum(axis=0).tolist()
+                yield [name, *map(parts.share_of, row.tolist(), of)]
+        if self.groups.count > 1:
+            yield ["p (χ²)", parts.p_value(pooled.chi_squared(each).p)]
+        if self.groups.count == 2 and each.any(axis=0).all():
+            shares = each / each.sum(axis=0)
+            yield ["standardised difference", pooled.standardised_difference(shares.T)]
+
+    def _of_numbers(
+        self, known: Whole, counts: Whole, each: Whole, sums: Floats
+    ) -> Iterator[list[Word]]:
+        mean, sd = pooled.mean_and_sd(known, *sums)
+        centre, half = parts.middle(self.ends)
+        mean, sd = mean * half + centre, sd * half
+        yield ["mean", *mean.tolist()]
+        yield ["standard deviation", *sd.tolist()]
+        for title, share in _QUARTERS.items():
+            yield [title, *(pooled.quantile(c, np.array(self.ends), share) for c in counts.T)]
+        if self.groups.count > 1:
+            yield ["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(each).p)]
+        if self.groups.count == 2 and (known[1:] > 1).all():
+            yield ["p (Welch)", parts.p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)]
+            spread = math.sqrt((sd[1:] ** 2).mean())
+            yield [
+                "standardised difference",
+                abs(mean[1] - mean[2]) / spread if spread else math.nan,
+            ]
 
 
 @dataclass(frozen=True)
@@ -180,6 +153,6 @@ class Curves:
         tables = [Table("Survival", head, lines)]
         if self.groups.count > 1:
             test = pooled.log_rank(*counts)
-            line: list[Word] = [test.statistic, self.groups.count, p_value(test.p)]
+            line: list[Word] = [test.statistic, self.groups.count, parts.p_value(test.p)]
             tables.append(Table("Log-rank test", ["χ²", "groups", "p"], [line]))
         return tables

@@ -7,33 +7,42 @@ class, in four digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from medfed.common.errors import DataError, few
 from medfed.common.floors import CATEGORY, LEAST
-from medfed.functional import discrimination, pooled
+from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
-from medfed.studies.parts import Estimates, Floats, Table, Word, four, p_value
+from medfed.studies.parts import (
+    MEANS,
+    NORMAL,
+    Estimates,
+    Floats,
+    Table,
+    Word,
+    four,
+    interval,
+    mean_of_hospitals,
+    p_value,
+)
 from medfed.studies.plan import Evaluation, Plan
-from medfed.studies.rows import Rows
+from medfed.studies.rows import OF, Rows
 
-_Z = float(stats.norm.ppf((1 + LEVEL) / 2))
 _LOSSES = {
     "Brier score": discrimination.squared_errors,
     "log loss": discrimination.log_losses,
 }
-_MEASURES: dict[str, Callable[[Floats, Floats], Estimate]] = {
-    "AUROC": discrimination.area,
-    "Brier score": lambda p, y: discrimination.mean_of(discrimination.squared_errors(p, y)),
-    "log loss": lambda p, y: discrimination.mean_of(discrimination.log_losses(p, y)),
-}
-_OF_CALIBRATION = ("calibration in the large", "calibration slope")
+_ERROR = "absolute error"
+_HARMS = {"Brier score": 1, "Dice": -1, _ERROR: 1}
+"""By what a hospital is worse off: the number that grows, or that falls."""
 Measured = Mapping[str, tuple[float, float]]
 """By the name of a number; of a difference from the reference it begins with ``−``."""
 FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
@@ -41,7 +50,7 @@ FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
 
 @dataclass(frozen=True)
 class Scores:
-    """Columns of probabilities against the outcome.
+    """Predictions against the outcome.
 
     Attributes:
         asked: What is evaluated.
@@ -58,47 +67,48 @@ class Scores:
 
     def estimate(self, rows: Rows) -> Estimates:
         """Returns a hospital's numbers by score and group, or why it has none."""
-        y, found = self._outcome(rows), Estimates()
-        columns = {name: self._column(rows, name) for name in self.asked.scores}
-        groups = {"": ~np.isnan(y)}
+        each = {name: self._predictions(rows, name) for name in self.asked.scores}
+        found, groups = Estimates(), {"": np.ones(len(rows.patients), bool)}
         for by in self.asked.by:
-            code = rows.coded(by, self.plan.groups(by))
-            parts = enumerate(self.plan.groups(by))
-            groups |= {f", {by}: {group}": ~np.isnan(y) & (code == n) for n, group in parts}
+            code, parts = rows.coded(by, self.plan.groups(by)), self.plan.groups(by)
+            groups |= {f", {by}: {group}": code == n for n, group in enumerate(parts)}
         for group, there in groups.items():
-            for name, p in columns.items():
-                known = there & ~np.isnan(p)
-                patients, rare = len(np.unique(rows.patients[known])), _fewer(y[known])
-                if patients < max(LEAST, self.plan.least) or rare < CATEGORY:
+            for name, of in each.items():
+                known = there & of.known
+                patients = len(np.unique(rows.patients[known]))
+                if patients < max(LEAST, self.plan.least) or of.are_few(known):
                     found[name + group] = FEW
                     continue
-                reference = columns[self.asked.reference or name]
-                numbers = _numbers(p[known], y[known])
-                both = known & ~np.isnan(reference)
-                if reference is not p and _fewer(y[both]) >= CATEGORY:
-                    numbers |= _differences(p[both], reference[both], y[both])
+                numbers, reference = of.numbers(known), each[self.asked.reference or name]
+                both = known & reference.known
+                if reference is not of and both.sum() >= LEAST and not of.are_few(both):
+                    numbers |= of.numbers(both, reference.p)
                 numbers["patients"] = Estimate(patients, 0.0)
                 found[name + group] = {n: four(e) for n, e in numbers.items()}
         return found
 
-    def _outcome(self, rows: Rows) -> Floats:
-        groups = self.plan.groups(self.asked.outcome)
-        y = rows.coded(self.asked.outcome, groups) if groups else rows.column(self.asked.outcome)
-        if len(groups) > 2 or (~np.isnan(y) & (y != 0) & (y != 1)).any():
-            known = rows.categories.get(self.asked.outcome, ())
+    def _predictions(self, rows: Rows, name: str) -> Predictions:
+        """What a score says, and how it is judged."""
+        scores = {n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)}
+        if scores:
+            p = np.stack([*scores.values()], axis=1)
+            return Predictions(p, np.zeros((len(p), 1)), None, partial(_of_scores, [*scores]))
+        p, outcome = rows.column(name)[:, None], self.asked.outcome
+        groups, known = self.plan.groups(outcome), rows.categories.get(outcome, ())
+        y = rows.coded(outcome, groups)
+        is_number = (~np.isnan(y) & (y != 0) & (y != 1)).any()
+        if is_number and not (groups or known):
+            return Predictions(p, y[:, None], None, _of_numbers)
+        if is_number or len(groups) > 2:
             has = f"; the data have {few([*known])}" if known else ""
             raise DataError(
-                f"The outcome {self.asked.outcome} of an evaluation needs two categories, the "
-                f"second of which is what the scores predict{has}."
+                f"The outcome {outcome} of an evaluation needs two categories, the second of which "
+                f"is what the scores predict{has}."
             )
-        return y
-
-    def _column(self, rows: Rows, name: str) -> Floats:
-        p = rows.column(name)
         if name in rows.categories or (beyond := p[(p < 0) | (p > 1)]).size:
             what = "holds categories" if name in rows.categories else f"holds {beyond[0]:g}"
             raise DataError(f"The score {name} {what}; a score is a probability from 0 to 1.")
-        return p
+        return Predictions(p, y[:, None], y, _of_probabilities)
 
     def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """Returns the mean of hospitals, every hospital, the harm list, and who is missing."""
@@ -110,25 +120,26 @@ class Scores:
                     missing.append([score, hospital, numbers])
                 else:
                     measured.setdefault(score, {})[hospital] = numbers
-        names = [*_MEASURES, *_OF_CALIBRATION]
-        names += [f"− {name}" for name in _MEASURES] if self.asked.reference else []
+        every = [of for each in measured.values() for of in each.values()]
+        names = [n for n in dict.fromkeys(n for of in every for n in of) if n != "patients"]
+        names.sort(key=lambda name: name.startswith("−"))
+        first, drawn = next(iter(names), ""), []
         means: list[list[Word]] = []
         single: list[list[Word]] = []
         for score, hospitals in measured.items():
             for what in names:
                 pairs = [numbers[what] for numbers in hospitals.values() if what in numbers]
                 if pairs:
-                    m = pooled.meta_analysis(*np.transpose(pairs))
-                    ends = (m.next_low, m.next_high)
-                    beyond = "–" if math.isnan(ends[0]) else "{:.3f} to {:.3f}".format(*ends)
-                    means.append([score, what, m.mean, m.low, m.high, beyond, len(pairs)])
-            for hospital, measured_there in hospitals.items():
-                written = (_written(measured_there.get(what)) for what in names)
-                single.append([score, hospital, int(measured_there["patients"][0]), *written])
-        head = ["score", "number", "mean", "lower 95 %", "upper 95 %", "another hospital"]
+                    means.append([score, what, *mean_of_hospitals(pairs)])
+            for hospital, of in hospitals.items():
+                written = (_written(of.get(what)) for what in names)
+                single.append([score, hospital, int(of["patients"][0]), *written])
+                drawn.append(interval(f"{hospital}, {score}", *of[names[0]]))
         tables = [
-            Table("Means of hospitals", [*head, "hospitals"], means),
-            Table("Every hospital", ["score", "hospital", "patients", *names], single),
+            Table("Means of hospitals", ["score", "number", *MEANS], means),
+            Table(
+                "Every hospital", ["score", "hospital", "patients", *names], single, drawn, first
+            ),
         ]
         if self.asked.reference is not None:
             tables.append(self._harm(measured))
@@ -137,49 +148,94 @@ class Scores:
         return tables
 
     def _harm(self, measured: Mapping[str, Mapping[str, Measured]]) -> Table:
-        """Who is worse off than with the reference, by the Brier score, of all rows by Holm."""
+        """Who is worse off than with the reference, of all rows by Holm."""
+        every = [(s, h, of) for s, hospitals in measured.items() for h, of in hospitals.items()]
+        what = next((w for w in _HARMS if any(f"− {w}" in of for *_, of in every)), "Brier score")
+        margin = self.asked.margin
         rows = [
-            (score, hospital, int(numbers["patients"][0]), numbers["− Brier score"])
-            for score, hospitals in measured.items()
-            for hospital, numbers in hospitals.items()
-            if "− Brier score" in numbers
+            (score, hospital, int(of["patients"][0]), of[f"− {what}"])
+            for score, hospital, of in every
+            if f"− {what}" in of
         ]
         z = [value / error if error else 0.0 for *_, (value, error) in rows]
         adjusted = holm([float(2 * stats.norm.sf(abs(one))) for one in z])
-        lines: list[list[Word]] = []
+        lines, drawn = list[list[Word]](), []
         for (score, hospital, patients, (value, error)), p in zip(rows, adjusted, strict=True):
-            low, high, margin = value - _Z * error, value + _Z * error, self.asked.margin
-            if value > 0 and p < 1 - LEVEL:
+            drawn.append(interval(f"{hospital}, {score}", value, error))
+            if _HARMS[what] * value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
-            elif high < margin:
+            elif _HARMS[what] * value + NORMAL * error < margin:
                 verdict = f"not worse by more than {margin:g}"
             else:
-                times = ((_Z + float(stats.norm.ppf(POWER))) * error / margin) ** 2
+                times = ((NORMAL + float(stats.norm.ppf(POWER))) * error / margin) ** 2
                 verdict = f"cannot tell; about {math.ceil(patients * times)} patients would"
-            lines.append([score, hospital, patients, value, low, high, p_value(p), verdict])
-        head = ["score", "hospital", "patients", f"Brier score − that of {self.asked.reference}"]
+            lines.append([score, hospital, patients, *drawn[-1][1:], p_value(p), verdict])
+        label = f"{what} − that of {self.asked.reference}"
+        head = ["score", "hospital", "patients", label]
         head += ["lower 95 %", "upper 95 %", "p (Holm)", "verdict"]
-        return Table("Who would be harmed", head, lines)
+        return Table("Who would be harmed", head, lines, drawn, label)
 
 
-def _fewer(label: Floats) -> int:
-    """How many cases are of the rarer class."""
-    return int(min((label == 1).sum(), (label == 0).sum()))
+@dataclass(frozen=True)
+class Predictions:
+    """What a score says of N patients, beside what happened.
+
+    Attributes:
+        p: (N, M) predictions, or scores of each patient such as a Dice.
+        y: (N, L) outcomes.
+        classes: (N,) 1 or 0, if there must be enough patients of each.
+        judge: Returns how good (N, M) are for (N, L), or how much better than a third.
+    """
+
+    p: Floats
+    y: Floats
+    classes: Floats | None
+    judge: Callable[[Floats, Floats, Floats | None], Mapping[str, Estimate]]
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """(N,) whether both are known."""
+        return ~(np.isnan(self.p[:, 0]) | np.isnan(self.y).any(axis=1))
+
+    def are_few(self, some: NDArray[np.bool_]) -> bool:
+        """Whether too few of some patients are of a class."""
+        of = self.classes
+        return of is not None and min((of[some] == 1).sum(), (of[some] == 0).sum()) < CATEGORY
+
+    def numbers(self, some: NDArray[np.bool_], other: Floats | None = None) -> dict[str, Estimate]:
+        """Returns how good they are of some patients, less how good another's (N, M) are."""
+        q = None if other is None else other[some]
+        found = self.judge(self.p[some], self.y[some], q)
+        return {n if q is None else f"− {n}": estimate for n, estimate in found.items()}
 
 
-def _numbers(p: Floats, label: Floats) -> dict[str, Estimate]:
-    numbers = {name: of(p, label) for name, of in _MEASURES.items()}
+def _of_probabilities(p: Floats, y: Floats, q: Floats | None) -> dict[str, Estimate]:
+    p, y = p[:, 0], y[:, 0]
+    if q is not None:
+        apart = {n: discrimination.mean_of(of(p, y) - of(q[:, 0], y)) for n, of in _LOSSES.items()}
+        return {"AUROC": discrimination.area_difference(p, q[:, 0], y), **apart}
+    numbers = {"AUROC": discrimination.area(p, y)}
+    numbers |= {name: discrimination.mean_of(of(p, y)) for name, of in _LOSSES.items()}
     with suppress(DataError):  # a score that tells all patients apart has no slope
-        numbers |= discrimination.calibration(p, label)
+        numbers |= discrimination.calibration(p, y)
     return numbers
 
 
-def _differences(p: Floats, reference: Floats, label: Floats) -> dict[str, Estimate]:
-    numbers = {"− AUROC": discrimination.area_difference(p, reference, label)}
-    for name, of in _LOSSES.items():
-        numbers[f"− {name}"] = discrimination.mean_of(of(p, label) - of(reference, label))
-    return numbers
+def _of_numbers(p: Floats, y: Floats, q: Floats | None) -> dict[str, Estimate]:
+    apart = (p - y)[:, 0]
+    if q is not None:
+        return {_ERROR: discrimination.mean_of(np.abs(apart) - np.abs(q - y)[:, 0])}
+    squares = discrimination.mean_of(apart**2)
+    root = math.sqrt(squares.value)
+    rmse = Estimate(root, squares.error / (2 * root) if root else 0.0)
+    return {_ERROR: discrimination.mean_of(np.abs(apart)), "root mean squared error": rmse}
+
+
+def _of_scores(names: Sequence[str], p: Floats, y: Floats, q: Floats | None) -> dict[str, Estimate]:
+    apart = (p if q is None else p - q).T
+    each = {n: of[~np.isnan(of)] for n, of in zip(names, apart, strict=True)}
+    return {n: discrimination.mean_of(of) for n, of in each.items() if len(of) >= LEAST}
 
 
 def _written(number: tuple[float, float] | None) -> str:
-    return "–" if number is None else f"{number[0]:.3f} ± {_Z * number[1]:.3f}"
+    return "–" if number is None else f"{number[0]:.3f} ± {NORMAL * number[1]:.3f}"

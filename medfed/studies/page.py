@@ -19,7 +19,6 @@ from medfed.studies.parts import Table, Word
 from medfed.studies.plan import Plan
 
 _HARM = "Who would be harmed"
-_NORMAL = 1.96  # standard errors to either end of a 95 % interval
 
 
 def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], folder: Path) -> None:
@@ -121,11 +120,8 @@ def pictures(tables: Sequence[Table]) -> Mapping[str, Picture]:
                 lines[str(name)].append((float(end), float(share)))
             figure = curves(lines, "time", "survival", looks_in_order(names))
             made[table.title] = Picture(figure, "Share of patients without the event, by time.")
-        elif [*table.head[2:]] == ["coefficient", "standard error"]:
-            rows = []
-            for term, hospital, *numbers in table.lines:
-                b, e = (float(number) for number in numbers)
-                rows.append(Row(f"{hospital}, {term}", b, b - _NORMAL * e, b + _NORMAL * e))
-            words = "Each hospital's coefficients, with 95 % intervals."
-            made[table.title] = Picture(forest(rows, {"none": 0.0}, "coefficient"), words)
+        elif table.intervals:
+            none = {} if table.label in ("AUROC", "Dice") else {"none": 0.0}
+            figure = forest([Row(*one) for one in table.intervals], none, table.label)
+            made[table.title] = Picture(figure, f"{table.label}, with 95 % intervals.")
     return made

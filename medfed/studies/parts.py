@@ -14,8 +14,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from medfed.common.floors import TIMES
+from medfed.functional.pooled import meta_analysis
+from medfed.functional.statistics import LEVEL
 from medfed.studies.rows import Rows
 
 Floats = NDArray[np.float64]
@@ -23,6 +26,9 @@ Whole = NDArray[np.int64]
 Word = str | float
 State = Sequence[float]
 """What the hospitals are told before they answer: nothing, or the coefficients of a step."""
+MEANS = ("mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals")
+NORMAL = float(stats.norm.ppf((1 + LEVEL) / 2))
+"""Standard errors to either end of an interval."""
 UNIT = 2.0**34
 """Steps of fixed point: the largest squares of 2^20 patients fit 63 bits."""
 _FURTHEST = 16.0  # half-widths of a column's bins beyond which a value is clipped
@@ -47,11 +53,26 @@ class Sums(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A result: the titles of columns, and lines of words and numbers."""
+    """A result: the titles of columns, and lines of words and numbers.
+
+    Attributes:
+        title: Of the table.
+        head: The titles of columns.
+        lines: The lines.
+        intervals: Names, values and ends of intervals, for a picture.
+        label: What these are.
+    """
 
     title: str
     head: Sequence[str]
     lines: Sequence[Sequence[Word]]
+    intervals: Sequence[tuple[str, float, float, float]] = ()
+    label: str = ""
+
+
+def interval(name: str, value: float, error: float) -> tuple[str, float, float, float]:
+    """Returns a name, an estimate, and the ends of its 95 % interval."""
+    return name, value, value - NORMAL * error, value + NORMAL * error
 
 
 class Part(Protocol):
@@ -147,6 +168,19 @@ def middle(ends: Sequence[float]) -> tuple[float, float]:
         (10.0, 10.0)
     """
     return (ends[0] + ends[-1]) / 2, (ends[-1] - ends[0]) / 2
+
+
+def mean_of_hospitals(pairs: Sequence[tuple[float, float]]) -> list[Word]:
+    """Returns the cells of :data:`MEANS` for estimates with their errors.
+
+    Example:
+        >>> mean_of_hospitals([(0.7, 0.02), (0.8, 0.02)])[3:]
+        ['92 %', '–', 2]
+    """
+    m = meta_analysis(*np.transpose(pairs))
+    beyond = "–" if math.isnan(m.next_low) else f"{m.next_low:.4g} to {m.next_high:.4g}"
+    share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"
+    return [m.mean, m.low, m.high, share, beyond, len(pairs)]
 
 
 def p_value(p: float) -> str:

@@ -13,12 +13,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from medfed.common.errors import ConfigError
 from medfed.common.floors import CATEGORY, LEAST, TIMES
 from medfed.common.schemas import Number, fit
 from medfed.common.untrusted import read_yaml
+from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.pooled import Family
+from medfed.records.bundles import manifest_hash
 from medfed.studies.rows import OUTCOME, Rows
 
 _CODES = 6  # values of a column that count as categories
@@ -57,21 +60,37 @@ class Model(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return "survival" if self.family == "hazard" else self.outcome
 
 
+class Bundle(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """A model that is evaluated.
+
+    Attributes:
+        name: In the results.
+        manifest: SHA-256 of the bundle's ``configs/manifest.json``, by which hospitals know it.
+        path: Its folder, at the coordinator alone.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,40}$")]
+    manifest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    path: str | None = None
+
+
 class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Scores that are compared with what happened.
 
     Attributes:
-        scores: Columns of probabilities of the outcome's second category.
-        outcome: A column of two categories, or of 0 and 1.
+        scores: Columns of predictions, such as probabilities of the outcome's second category, and
+            names of bundles.
+        outcome: A column of two categories, or of 0 and 1; of numbers, what scores predict.
         reference: The score that is in use, against which the others are judged.
-        margin: By how much the Brier score may be larger than that of the reference.
+        margin: By how much the Brier score, Dice or error (in the outcome's unit) may
+            be worse than that of the reference.
         by: Columns of categories whose groups are evaluated, too.
     """
 
     scores: Annotated[list[str], msgspec.Meta(min_length=1, max_length=20)]
     outcome: str = OUTCOME
     reference: str | None = None
-    margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.02
+    margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
     by: list[str] = []
 
 
@@ -85,15 +104,31 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         models: The regressions.
         evaluate: The scores that are evaluated, if any.
         least: The fewest patients of a hospital that takes part.
+        bundles: Models, whose predictions become scores.
+        patients: Of whom all numbers are; ``None``: of those of the test if there are bundles, as
+            one may have been trained on the others, else of all.
     """
 
-    columns: dict[str, list[Number | str]]
+    columns: dict[str, list[Number | str]] = {}
     kind: Literal["statistics"] = "statistics"
     by: str | None = None
     survival: Survival | None = None
     models: list[Model] = []
     evaluate: Evaluation | None = None
     least: Annotated[int, msgspec.Meta(ge=LEAST)] = LEAST
+    bundles: Annotated[list[Bundle], msgspec.Meta(max_length=20)] = []
+    patients: Literal["all", "test"] | None = None
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits whose patients count."""
+        of_all = self.patients == "all" or not (self.patients or self.bundles)
+        return SPLITS if of_all else ("test",)
+
+    @property
+    def agreed(self) -> Plan:
+        """The plan as hospitals agree on it: without paths."""
+        return replace(self, bundles=[replace(one, path=None) for one in self.bundles])
 
     def check(self, source: object) -> Plan:
         """Returns the plan if its parts fit each other.
@@ -125,6 +160,9 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                     f"{source}: groups are those of a column with categories; list the names of "
                     f"{name} under columns."
                 )
+        names = [bundle.name for bundle in self.bundles]
+        if len({*names}) < len(names):
+            raise ConfigError(f"{source}: two bundles have one name.")
         for model in self.models:
             for name in [*model.of, *([] if model.family == "hazard" else [model.outcome])]:
                 if name not in self.columns:
@@ -133,6 +171,8 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                 raise ConfigError(f"{source}: a model of hazards needs survival.ends.")
             if model.outcome in model.of:
                 raise ConfigError(f"{source}: a model explains {model.outcome} by itself.")
+        if not (self.columns or self.survival or self.models or self.evaluate):
+            raise ConfigError(f"{source} asks for nothing; list columns, or what to evaluate.")
         return self
 
     def groups(self, name: str | None) -> tuple[str, ...]:
@@ -153,7 +193,19 @@ def read_plan(path: Path) -> Plan:
     """
     if not path.is_file():
         raise ConfigError(f"plan={path} is no file; medfed study without a plan writes one.")
-    return plan_of(read_yaml(path), path)
+    plan, bundles = plan_of(read_yaml(path), path), []
+    for bundle in plan.bundles:
+        if bundle.path is None:
+            raise ConfigError(f"{path}: name the folder of the bundle {bundle.name} by path.")
+        folder = (path.parent / Path(bundle.path).expanduser()).resolve()
+        manifest = manifest_hash(folder)
+        if bundle.manifest not in (None, manifest):
+            raise ConfigError(
+                f"{path}: the bundle {bundle.name} in {folder} has the manifest {manifest}, and "
+                "the plan names another; correct manifest or path."
+            )
+        bundles.append(replace(bundle, manifest=manifest, path=str(folder)))
+    return replace(plan, bundles=bundles)
 
 
 def plan_of(content: Mapping[str, Any], source: object) -> Plan:

@@ -12,30 +12,17 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from medfed.common.errors import DataError
-from medfed.common.floors import LEAST
+from medfed.common.floors import CATEGORY, LEAST
 from medfed.functional import pooled
-from medfed.functional.statistics import LEVEL
-from medfed.studies.parts import (
-    UNIT,
-    Estimates,
-    Floats,
-    State,
-    Sums,
-    Table,
-    Whole,
-    Word,
-    fixed,
-    four,
-    middle,
-    p_value,
-    scaled,
-)
+from medfed.studies import parts
+from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Model, Plan
 from medfed.studies.rows import Rows
 
 _SHARE = 20  # no patient may be more than 1/20 of a step's information
 _MOST = 2.0**28  # of a sum, which then fits 63 bits
 _INSTANT = 1e-3  # least share of an interval at risk, of events at its very begin
+FEW = f"fewer than {CATEGORY} of its patients are of a category"
 ALONE = "its patients alone do not give the coefficients"
 _FITTED = ("coefficient", "standard error")
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "hazard": "hazard ratio"}
@@ -82,7 +69,7 @@ class Coefficients:
             if groups := self.plan.groups(name):
                 terms |= {f"{name}: {group} against {groups[0]}": 1.0 for group in groups[1:]}
             else:
-                terms[name] = middle(self.plan.ends(name))[1]
+                terms[name] = parts.middle(self.plan.ends(name))[1]
         return terms
 
     @property
@@ -113,16 +100,13 @@ class Coefficients:
     def _inputs(self, rows: Rows, name: str) -> Floats:
         """(N, 1) a column of numbers, or (N, K - 1) a category against the first."""
         if not (groups := self.plan.groups(name)):
-            return scaled(rows.column(name), self.plan.ends(name))[:, None]
+            return parts.scaled(rows.column(name), self.plan.ends(name))[:, None]
         code = rows.coded(name, groups)[:, None]
         return np.where(code >= 0, code == np.arange(1, len(groups)), np.nan)
 
     def _outcome(self, rows: Rows) -> Floats:
-        if groups := self.plan.groups(self.model.outcome):
-            y = rows.coded(self.model.outcome, groups)
-            y[y < 0] = np.nan
-        else:
-            y = rows.column(self.model.outcome)
+        y = rows.coded(self.model.outcome, groups := self.plan.groups(self.model.outcome))
+        y = np.where(y < 0, np.nan, y) if groups else y
         most = 1 if self.model.family == "logistic" else np.inf
         if len(wrong := y[(y < 0) | (y != np.rint(y)) & ~np.isnan(y) | (y > most)]):
             needs = "two categories, or 0 and 1" if most == 1 else "counts"
@@ -145,7 +129,7 @@ class Coefficients:
                 f"at least {LEAST} must, and none more than 1/{_SHARE} of them."
             )
         sums = np.clip(self.regression.sums(x, y, beta, offset), -_MOST, _MOST)
-        return Sums(np.concatenate([[len(weight)], fixed(sums)]), int(effective))
+        return Sums(np.concatenate([[len(weight)], parts.fixed(sums)]), int(effective))
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
@@ -154,18 +138,25 @@ class Coefficients:
         try:
             while True:
                 whole = yield beta.tolist()
-                beta = fit.send(whole[1:] / UNIT)
+                beta = fit.send(whole[1:] / parts.UNIT)
         except StopIteration as end:
             found: pooled.Fit = end.value
         except DataError as error:
             raise DataError(f"{self.name}: {error}.") from error
         lines: list[list[Word]] = []
-        z = float(stats.norm.ppf((1 + LEVEL) / 2))
         each = zip(self.terms.items(), found.coefficients, found.errors, strict=False)
         for (name, unit), scaled_b, scaled_e in each:
             b, e = float(scaled_b) / unit, float(scaled_e) / unit
-            ratios = [math.exp(b), math.exp(b - z * e), math.exp(b + z * e)]
-            lines.append([name, b, e, *ratios, p_value(float(2 * stats.norm.sf(abs(b / e))))])
+            _, *ends = parts.interval(name, b, e)
+            lines.append(
+                [
+                    name,
+                    b,
+                    e,
+                    *map(math.exp, ends),
+                    parts.p_value(float(2 * stats.norm.sf(abs(b / e)))),
+                ]
+            )
         ratio = _RATIOS[self.model.family]
         head = ["term", *_FITTED, ratio, "lower 95 %", "upper 95 %", "p"]
         title = f"{self.name[0].upper()}{self.name[1:]}, {int(whole[0])} patients"
@@ -191,15 +182,24 @@ class ByHospital(Coefficients):
         return Design(x[some][:, rest], made.y[some], made.patients[some], made.offset[some])
 
     def estimate(self, rows: Rows) -> Estimates:
-        """Returns a hospital's coefficients and their standard errors."""
+        """Returns a hospital's coefficients, unless few of its patients are of a category."""
+        for name in [*self.model.of, self.model.answer]:
+            groups = self.plan.groups(name)
+            code = rows.coded(name, groups) if groups else np.zeros(0)
+            if any(
+                0 < len(np.unique(rows.patients[code == n])) < CATEGORY for n in range(len(groups))
+            ):
+                return {self.name: FEW}
         try:
             fit = self.regression.fit(self.design(rows).x.shape[1])
             beta = next(fit)
             while True:
-                beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / UNIT)
+                beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / parts.UNIT)
         except StopIteration as end:
             each = zip(self.terms.items(), end.value.coefficients, end.value.errors, strict=False)
-            return {self.name: {term: four((b / unit, e / unit)) for (term, unit), b, e in each}}
+            return {
+                self.name: {term: parts.four((b / unit, e / unit)) for (term, unit), b, e in each}
+            }
         except DataError:
             return {self.name: ALONE}
 
@@ -208,15 +208,17 @@ class ByHospital(Coefficients):
         some = {name: of for name, one in each.items() if not isinstance(of := one[self.name], str)}
         means: list[list[Word]] = []
         single: list[list[Word]] = []
+        drawn: list[tuple[str, float, float, float]] = []
         for term in self.terms if some else ():
-            m = pooled.meta_analysis(*np.transpose([one[term] for one in some.values()]))
-            beyond = "–" if math.isnan(m.next_low) else f"{m.next_low:.4g} to {m.next_high:.4g}"
-            share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"
-            means.append([term, m.mean, m.low, m.high, share, beyond, len(some)])
+            pairs = [one[term] for one in some.values()]
+            means.append([term, *parts.mean_of_hospitals(pairs)])
             single += [[term, name, *one[term]] for name, one in some.items()]
-        head = ["term", "mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals"]
+            drawn += [parts.interval(f"{name}, {term}", *one[term]) for name, one in some.items()]
         title, by = f"Meta-analysis, {self.name}", ["term", "hospital", *_FITTED]
-        tables = [Table(title, head, means), Table(f"{title}, by hospital", by, single)]
+        tables = [
+            Table(title, ["term", *parts.MEANS], means),
+            Table(f"{title}, by hospital", by, single, drawn, by[2]),
+        ]
         missing = [[name, str(one[self.name])] for name, one in each.items() if name not in some]
         without = Table(f"{title}, without an estimate", ["hospital", "why"], missing)
         return [*(tables if some else []), *([without] if missing else [])]

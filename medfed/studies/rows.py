@@ -14,6 +14,8 @@ from medfed.standalone.csv_files import as_number
 Floats = NDArray[np.float64]
 OUTCOME = "outcome"
 """The column of the answer, whatever the table calls it."""
+OF = ": "
+"""Stands between the name of a model and that of a score of each patient, such as a Dice."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,21 @@ class Rows:
         if name not in self.columns:
             hint = did_you_mean(name, self.columns)
             raise ConfigError(
-                f"The study's plan names the column {name!r}, which the data do not have{hint}; "
-                f"they have {', '.join(self.columns)}."
+                f"The study needs the column {name!r}, which the data do not have{hint}; they have "
+                f"{', '.join(self.columns)}."
             )
         return self.columns[name]
 
     def coded(self, name: str, names: tuple[str, ...]) -> Floats:
-        """Returns a column as positions in the names of categories; -1: another.
+        """Returns a column as positions in the names of categories; -1: another. None: as it is.
 
         Example:
             >>> Rows({"grade": np.array([1.0, 3.0, np.nan])}).coded("grade", ("1", "2")).tolist()
             [0.0, -1.0, nan]
         """
         column, known = self.column(name), self.categories.get(name)
+        if not names:
+            return column
         if known is None:  # numbers that the plan takes for categories
             same = column[:, None] == np.array([as_number(n) for n in names])
             return np.where(np.isnan(column), np.nan, np.where(same.any(1), same.argmax(1), -1))

@@ -8,51 +8,20 @@ import numpy as np
 
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.floors import LEAST, TIMES
-from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.splits import SPLITS
-from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.wire.fixed_point import FEWEST
-from medfed.studies.describing import Categories, Curves, Numbers
+from medfed.studies.describing import Column, Curves
 from medfed.studies.evaluating import Scores
 from medfed.studies.parts import Groups, Part, Separate, Table
 from medfed.studies.plan import Plan
 from medfed.studies.regressions import ByHospital, Coefficients
-from medfed.studies.rows import OUTCOME, Rows
-
-
-def hospital_rows(data: FederatedDataModule) -> dict[str, Rows]:
-    """Returns the rows of every hospital of planned data, of all its splits.
-
-    Raises:
-        ConfigError: If the data are no table.
-    """
-    if not isinstance(data, TabularDataModule):
-        raise ConfigError("medfed study counts columns of tables; the data hold images.")
-    table, samples = data.table, data.samples
-    hospitals = {}
-    for client, plan in data.plans.items():
-        index, patients = samples.select([p for s in SPLITS for p in plan.patients[s]], None, 0)
-        columns = dict(zip(table.names, table.features[index].T, strict=True))
-        categories, survival, labels = dict(table.categories), None, samples.labels[index]
-        if samples.survival:
-            survival = labels
-        else:
-            columns[OUTCOME] = labels.astype(float)
-            if not samples.continuous:
-                categories[OUTCOME] = table.classes
-        hospitals[client] = Rows(columns, categories, survival, patients)
-    return hospitals
+from medfed.studies.rows import Rows
 
 
 def parts(plan: Plan) -> Iterator[Part | Separate]:
     """Yields the parts of a plan."""
     for name in plan.columns:
         by = plan.by if plan.by != name else None
-        groups = Groups(by, plan.groups(by))
-        if names := plan.groups(name):
-            yield Categories(name, names, groups)
-        else:
-            yield Numbers(name, plan.ends(name), groups)
+        yield Column(name, Groups(by, plan.groups(by)), plan.groups(name), plan.ends(name))
     if plan.survival is not None:
         by = plan.survival.by
         yield Curves(tuple(plan.survival.ends), Groups(by, plan.groups(by)))

@@ -23,16 +23,15 @@ from medfed import standalone
 from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import CONFIG_DIR, load
 from medfed.delivery.bundle.bundle import (
-    MANIFEST,
     read_bundle,
     write_bundle,
     write_manifest,
 )
-from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.networks import MIXTURE, TARGETS, describe
-from medfed.delivery.bundle.weights import MODEL, PACKED, kmeans, save_weights
+from medfed.delivery.bundle.weights import kmeans, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
+from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED
 from medfed.records.tasks import build_task
 from medfed.standalone.masks import label_map, map_codes
 from tests import processes

@@ -27,10 +27,10 @@ from medfed.config.allowed import with_plugins
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.metadata import METADATA, READ_VERSIONS
-from medfed.delivery.bundle.weights import MODEL, PACKED
+from medfed.delivery.bundle.metadata import READ_VERSIONS
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.prediction import predict
+from medfed.records.bundles import METADATA, MODEL, PACKED
 from tests.datamodules.volume_files import affine, noise, write_series
 from tests.delivery.hospitals import (
     EXPERIMENTS,

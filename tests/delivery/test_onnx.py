@@ -13,7 +13,6 @@ import torch
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import (
     ONNX,
     NotTraceableError,
@@ -25,6 +24,7 @@ from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.prediction import make_predictor
 from medfed.federation.split import float_entries
+from medfed.records.bundles import METADATA
 from medfed.records.tasks import build_task
 from tests.sweeps import sweep
 from tests.toys import assert_alike

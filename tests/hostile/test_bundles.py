@@ -24,13 +24,13 @@ from medfed.common.scores import Record, metrics_csv
 from medfed.config.compose import load
 from medfed.config.description import resolved
 from medfed.config.sections import Section
-from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
-from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.onnx_file import ONNX
-from medfed.delivery.bundle.weights import MODEL, PACKED, save_weights
+from medfed.delivery.bundle.weights import save_weights
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.wire.ledger import Entry, Ledger
+from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED
 from medfed.records.folder import RunFolder
 from medfed.standalone.csv_files import csv_rows, read_features
 from tests.delivery.hospitals import Hospital, make_hospital

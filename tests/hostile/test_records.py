@@ -18,11 +18,12 @@ import medfed
 from medfed.common.errors import MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
-from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_manifest
+from medfed.delivery.bundle.bundle import read_bundle, write_manifest
 from medfed.delivery.export.export import export_run
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.prediction import make_predictor
+from medfed.records.bundles import MANIFEST
 from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from medfed.config.compose import build, described
+from medfed.delivery.main import open_bundle
 from medfed.sites.calls import Caller
 from medfed.sites.policy import NO_LIMITS, Counted, Policy
 from medfed.sites.studying import Conductor, StudyPlace, StudySite
+from medfed.studies.cohorts import Cohort, hospital_rows
 from medfed.studies.plan import Evaluation, Model, Plan
-from medfed.studies.simulation import hospital_rows, simulated
+from medfed.studies.simulation import simulated
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.toy_sites import opened
@@ -52,7 +55,7 @@ def written(folder: Path) -> Path:
 
 def place(tables: Path, name: str, plan: Plan = PLAN, policy: Policy = NO_LIMITS) -> StudyPlace:
     config = described([*KEYS, f"data.path={tables / f'{name}.csv'}"])
-    return StudyPlace(config, plan, name, NAMES, policy)
+    return StudyPlace(config, plan, name, NAMES, policy, open_bundle=open_bundle)
 
 
 def sites(tables: Path, folder: Path, plan: Plan = PLAN, **policies: Policy) -> Direct:
@@ -68,16 +71,20 @@ def sites(tables: Path, folder: Path, plan: Plan = PLAN, **policies: Policy) -> 
     )
 
 
-def conducted(transport, plan: Plan = PLAN):
-    conductor = Conductor(opened(Caller(transport, NAMES, QUICK)), plan, "job")
+def conducted(transport, plan: Plan = PLAN, bundles: Mapping[str, bytes] | None = None):
+    caller = opened(Caller(transport, NAMES, QUICK))
+    conductor = Conductor(caller, plan, "job", bundles or {})
     return conductor.run(), conductor.remarks
 
 
 def simulation(tables: Path, plan: Plan = PLAN, without: str = ""):
     data = build(described([*KEYS, f"data.path={tables / 'all.csv'}"]).data)
     data.plan()
-    each = hospital_rows(data)
-    return simulated(plan, {name: each[name] for name in NAMES if name != without})[0]
+    each = hospital_rows(data, plan)
+    models = {one.name: open_bundle(Path(str(one.path))) for one in plan.bundles}
+    there = [name for name in NAMES if name != without]
+    rows = {c: Cohort(data, c, plan.splits).with_predictions(each[c], models) for c in there}
+    return simulated(plan, rows)[0]
 
 
 def plain(found):

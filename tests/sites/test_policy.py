@@ -41,7 +41,7 @@ def start(tmp_path, agreed):
         write_table(folder / "ours.csv", (name,))
         text = f"site: {name}\ndata: {{path: ours.csv}}\n{lines}\n"
         (folder / "medfed.yaml").write_text(text)
-        return start_site(folder / "medfed.yaml", encoded(study.record()), name, keep_bundle)
+        return start_site(folder / "medfed.yaml", encoded(study.record()), name, keep_bundle, print)
 
     return started
 

@@ -142,18 +142,18 @@ def test_the_log_begins_with_the_process_and_refusals_have_a_file(tmp_path):
     folder, local = tmp_path / "medfed", tmp_path / "medfed.yaml"
     record = agreed.record()
     asked = encoded(record)
-    assert hello(start_site(local, asked, "Basel", print)) == ("refused", "agreed")
+    assert hello(start_site(local, asked, "Basel", print, print)) == ("refused", "agreed")
     first, second = (folder / "log.txt").read_text().splitlines()[:2]
     assert first.endswith(f"INFO Starts with medfed {agreed.medfed}, code {installed.code()}.")
     refused = (folder / "refusals.txt").read_text()
     assert refused.startswith(second)
     assert f"its agreement is {agreed.digest}" in refused
     other = encoded({**record, "code": "0" * 64})
-    assert hello(start_site(local, other, "Basel", print)) == ("refused", "code")
+    assert hello(start_site(local, other, "Basel", print, print)) == ("refused", "code")
     assert "code 000000000000, and this is" in (folder / "refusals.txt").read_text()
     asked = encoded({**record, "overrides": ["rounds=x"]})
     local.write_text("site: Basel\ndata: {path: ours.csv}\n")
-    assert hello(start_site(local, asked, "Basel", print))[0] == "failed"
+    assert hello(start_site(local, asked, "Basel", print, print))[0] == "failed"
     assert (folder / "log.txt").read_text().count("INFO Starts with") == 3
     assert "cannot start" in (folder / "log.txt").read_text()
     assert "cannot start" not in (folder / "refusals.txt").read_text()

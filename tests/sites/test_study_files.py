@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from medfed.commands.deploy import split
+from medfed.delivery.main import open_bundle
 from medfed.sites import actions, deploying
 from medfed.sites.agreement import Agreed
 from medfed.studies.plan import Plan, read_plan
@@ -57,7 +58,9 @@ def test_from_a_command_line_to_the_page(tables, study, tmp_path, capsys):
     assert "nothing is trained, and no row leaves" in said
     assert "logistic regression of outcome" in said
     started = {
-        name: deploying.start_site(file, deploying.encoded(agreed.record()), name, lambda _: None)
+        name: deploying.start_site(
+            file, deploying.encoded(agreed.record()), name, print, open_bundle
+        )
         for name, file in files.items()
     }
     made = deploying.Deployment.of(deployment.text())
@@ -80,7 +83,9 @@ def test_a_study_that_was_not_approved_does_not_start(tables, study, tmp_path):
         ["data=csv", "data.label=dead"], NAMES, False, msgspec.to_builtins(read_plan(study))
     )
     file = site_file(tmp_path, "alpha", tables / "alpha.csv", "f" * 64)
-    made = deploying.start_site(file, deploying.encoded(agreed.record()), "alpha", lambda _: None)
+    made = deploying.start_site(
+        file, deploying.encoded(agreed.record()), "alpha", print, open_bundle
+    )
     assert made == deploying.Broken("alpha", "agreed", "refused")
 
 

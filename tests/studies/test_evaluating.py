@@ -7,7 +7,8 @@ import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.studies.plan import Evaluation, Plan
+from medfed.studies.page import pictures, write_study
+from medfed.studies.plan import Evaluation, Model, Plan
 from medfed.studies.rows import Rows
 from medfed.studies.simulation import simulated
 
@@ -49,7 +50,7 @@ def test_every_hospital_has_scikit_learns_numbers():
 def test_the_mean_of_hospitals_lies_between_them():
     means = {(line[0], line[1]): line for line in tables()["Means of hospitals"].lines}
     each = [roc_auc_score(r.columns["outcome"], r.columns["new"]) for r in EACH.values()]
-    _, _, mean, low, high, _, count = means["new", "AUROC"]
+    _, _, mean, low, high, _, _, count = means["new", "AUROC"]
     assert min(each) < mean < max(each)
     assert low < mean < high
     assert count == 4
@@ -92,3 +93,46 @@ def test_wrong_scores_are_named():
         Plan(PLAN.columns, evaluate=Evaluation(["new"], reference="old")).check("plan")
     with pytest.raises(DataError, match="needs two categories"):
         tables(EACH, Plan({"outcome": ["a", "b", "c"]}, evaluate=Evaluation(["good"])))
+
+
+def test_predictions_of_a_number_are_judged_by_their_errors():
+    each = {}
+    for seed, name in enumerate("abc"):
+        rng = np.random.default_rng(seed)
+        y = rng.normal(50, 10, 200)
+        near, far = y + rng.normal(0, 1, 200), y + rng.normal(3, 4, 200)
+        each[name] = Rows({"near": near, "far": far, "outcome": y}, patients=np.arange(200))
+    asked = Evaluation(["near", "far"], reference="near", margin=1.0)
+    found = tables(each, Plan(evaluate=asked))
+    lines = {(line[0], line[1]): line[3:] for line in found["Every hospital"].lines}
+    head = found["Every hospital"].head[3:]
+    for name, rows in each.items():
+        apart = rows.columns["far"] - rows.columns["outcome"]
+        values = dict(zip(head, lines["far", name], strict=True))
+        expected = {"absolute error": np.abs(apart).mean()}
+        expected["root mean squared error"] = np.sqrt((apart**2).mean())
+        for what, value in expected.items():
+            assert float(values[what].split()[0]) == pytest.approx(value, rel=1e-3)
+    verdicts = {line[-1] for line in found["Who would be harmed"].lines}
+    assert verdicts == {"worse"}
+
+
+def test_a_hospital_with_few_of_a_category_sends_no_estimate():
+    rare = hospital(7)
+    rare.columns["sex"][:] = 0.0
+    rare.columns["sex"][:3] = 1.0
+    plan = Plan(PLAN.columns, models=[Model(["sex"], join="estimates")]).check("plan")
+    found = tables({**EACH, "rare": rare}, plan)
+    ((name, why),) = found[
+        "Meta-analysis, logistic regression of outcome, without an estimate"
+    ].lines
+    assert (name, why) == ("rare", "fewer than 5 of its patients are of a category")
+
+
+def test_a_page_draws_intervals_of_hospitals(tmp_path):
+    found, remarks = simulated(PLAN, EACH)
+    assert {*pictures(found)} == {"Every hospital", "Who would be harmed"}
+    write_study(PLAN, found, remarks, tmp_path / "out")
+    page = (tmp_path / "out" / "study.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    assert (tmp_path / "out" / "plan.yaml").is_file()

@@ -14,7 +14,7 @@ from scipy import stats
 from medfed.commands.study import main
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.studies import regressions
-from medfed.studies.parts import UNIT, Groups
+from medfed.studies.parts import UNIT, Groups, scaled
 from medfed.studies.plan import Model, Plan, Survival, read_plan, suggested
 from medfed.studies.rows import Rows
 from medfed.studies.simulation import parts, simulated
@@ -169,7 +169,7 @@ def test_one_step_at_chosen_coefficients_shows_nobody():
     part = regressions.Coefficients(Model(["age"], intercept="common"), PLAN)
     honest = part.ask(ALL, [0.0, 0.0])
     assert honest.patients > 700
-    spot = regressions.scaled(np.array([93.0]), PLAN.ends("age"))[0]
+    spot = scaled(np.array([93.0]), PLAN.ends("age"))[0]
     steep = 4000.0
     with pytest.raises(DataError, match="patients decide the sums"):
         part.ask(ALL, [steep, -steep * spot])

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,12 +45,12 @@ from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle import metadata, onnx_file, weights
 from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own
-from medfed.delivery.bundle.weights import MODEL, PACKED, Codebook
+from medfed.delivery.bundle.weights import Codebook
+from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED, Manifest
 from medfed.standalone.decode import fill
 from medfed.standalone.masks import map_codes
 from medfed.standalone.outputs import only_logits
 
-MANIFEST = "configs/manifest.json"
 FOLDERS = ("configs", "models", "scripts", "docs")
 _OWN = re.compile(
     r"configs/(metadata|inference|manifest)\.json|models/(model\.(pt|onnx)|packed\.pt)|scripts/\w+\.py"
@@ -64,12 +64,6 @@ README, CARD = "docs/README.md", "docs/model_card.md"
 COPY_AGAIN = "copy the bundle again"
 
 
-class Manifest(TypedDict):
-    """``configs/manifest.json``: SHA-256 by name."""
-
-    sha256: dict[str, str]
-
-
 def write_manifest(folder: Path) -> dict[str, str]:
     """Writes down the hashes of all files that a bundle consists of."""
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -78,14 +72,15 @@ def write_manifest(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def _check_files(folder: Path, hashes: Mapping[str, str]) -> None:
+def _check_files(folder: Path, hashes: Mapping[str, str], whole: bool) -> None:
     """Compares a bundle's files with their hashes.
 
     Only names that the folder itself lists are opened, so none leads out of it.
     """
     present = set(_files(folder)) - {MANIFEST}
     # The packed weights are whole by themselves; MONAI's tools alone need the others.
-    if missing := sorted(hashes.keys() - present - ({MODEL} if PACKED in hashes else set())):
+    missing = sorted(hashes.keys() - present - ({MODEL} if PACKED in hashes else set()))
+    if missing and whole:
         raise CheckpointError(f"{folder / missing[0]} is missing; copy the bundle again.")
     if added := sorted(present - hashes.keys()):
         raise CheckpointError(f"{folder / added[0]} is no part of the bundle; move it elsewhere.")
@@ -173,18 +168,18 @@ class Bundle:
         return network.to(next(t.dtype for t in self.state.values() if t.is_floating_point()))
 
 
-def read_bundle(folder: Path) -> Bundle:
-    """Reads a bundle."""
+def read_bundle(folder: Path, whole: bool = True) -> Bundle:
+    """Reads a bundle; not `whole`: of which only the files of a prediction are there."""
     files.restore_folder(folder)
     content = _read_metadata(folder)
     with reading(folder / MANIFEST, COPY_AGAIN):
         hashes = parse_json(folder / MANIFEST, Manifest)["sha256"]
     file = PACKED if PACKED in hashes else MODEL
-    for name in (file, metadata.METADATA):
+    for name in (file, METADATA):
         if name not in hashes:
             raise CheckpointError(f"{folder / MANIFEST} has no hash of {name}; export it anew.")
-    _check_files(folder, hashes)
-    metadata.check_facts(content["medfed"], folder / metadata.METADATA)
+    _check_files(folder, hashes, whole)
+    metadata.check_facts(content["medfed"], folder / METADATA)
     return Bundle(folder, content, weights.load_weights(folder / file), hashes)
 
 
@@ -228,15 +223,15 @@ def write_bundle(
             shutil.copyfile(script, made / "scripts" / script.name)
         for name in (README, CARD):
             (made / name).write_text(page(name, whole), encoding="utf-8")
-        files.write_json(made / metadata.METADATA, metadata.monai_metadata(whole))
+        files.write_json(made / METADATA, metadata.monai_metadata(whole))
         write_manifest(made)
     return whole
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
-    path = folder / metadata.METADATA
+    path = folder / METADATA
     if not path.is_file():
-        raise CheckpointError(f"{folder} is no bundle (it has no {metadata.METADATA}).")
+        raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).")
     with reading(path, COPY_AGAIN):
         content: dict[str, Any] = parse_json(path)
     facts = content.get("medfed") if isinstance(content, dict) else None
@@ -253,7 +248,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 def _check_place(folder: Path) -> None:
     """Refuses to replace what is no bundle, or a bundle with something of the user's in it."""
-    if folder.is_dir() and (folder / metadata.METADATA).is_file():
+    if folder.is_dir() and (folder / METADATA).is_file():
         if lost := foreign(folder):
             raise DataError(f"{folder / lost[0]} would be lost by the export; move it elsewhere.")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):

@@ -83,7 +83,6 @@ from medfed.standalone.columns import Columns, from_facts
 from medfed.standalone.preparation import Preparation, rules_from
 
 Plain = dict[str, Any]
-METADATA = "configs/metadata.json"
 FORMAT_VERSION = 7
 READ_VERSIONS = (6, FORMAT_VERSION)
 ANY_SIDE = 64

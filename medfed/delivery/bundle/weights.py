@@ -117,9 +117,6 @@ def _check_tensors(numbers: Mapping[str, Tensor], planes: Sequence[Tensor], size
             raise ValueError(f"{name} is not of finite numbers")
 
 
-MODEL, PACKED = "models/model.pt", "models/packed.pt"
-
-
 @dataclass(frozen=True)
 class Codebook:
     """A tensor whose elements are few different numbers: for each, the index of its centre.

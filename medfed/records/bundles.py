@@ -1,0 +1,75 @@
+"""The files of a bundle of which a prediction is made, and how they travel: nothing else does."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import TypedDict
+
+import msgspec
+
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.files import replacing_folder
+from medfed.common.schemas import parse_json
+from medfed.common.untrusted import reading
+
+METADATA, MANIFEST = "configs/metadata.json", "configs/manifest.json"
+MODEL, PACKED = "models/model.pt", "models/packed.pt"
+
+
+class Manifest(TypedDict):
+    """``configs/manifest.json``: SHA-256 by name."""
+
+    sha256: dict[str, str]
+
+
+def manifest_hash(folder: Path) -> str:
+    """Returns the hash that names a bundle: that of its manifest, which has those of all files.
+
+    Raises:
+        ConfigError: If there is no bundle.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise ConfigError(
+            f"{folder} is no bundle: it has no {MANIFEST}; medfed export and medfed adopt make one."
+        )
+    return sha256((folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def packed(folder: Path) -> bytes:
+    """Returns manifest, metadata and weights as they travel; no code of the bundle does."""
+    manifest_hash(folder)
+    weights = PACKED if (folder / PACKED).is_file() else MODEL
+    with reading(folder, "copy the bundle again"):
+        files = {name: (folder / name).read_bytes() for name in (MANIFEST, METADATA, weights)}
+    return msgspec.msgpack.encode(files)
+
+
+def unpacked(content: bytes, manifest: str, folder: Path) -> None:
+    """Writes what :func:`packed` returned, once every hash was compared.
+
+    Args:
+        content: The bytes.
+        manifest: What :func:`manifest_hash` must be.
+        folder: A new folder, or one from an earlier call.
+
+    Raises:
+        DataError: If they are of another bundle.
+    """
+    try:
+        files = msgspec.msgpack.decode(content, type=dict[str, bytes])
+        if sha256(files[MANIFEST]).hexdigest() != manifest:
+            raise ValueError("its manifest has another hash than the plan names")
+        known = parse_json(files[MANIFEST], Manifest)["sha256"]
+        if not {MANIFEST, METADATA} < files.keys() <= {MANIFEST, METADATA, MODEL, PACKED}:
+            raise ValueError("it holds other files than a prediction needs")
+        for name in files.keys() - {MANIFEST}:
+            if sha256(files[name]).hexdigest() != known.get(name):
+                raise ValueError(f"{name} has another hash than its manifest")
+    except (ValueError, KeyError, msgspec.MsgspecError) as error:
+        raise DataError(f"The bundle that arrived is not the agreed one: {error}.") from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_folder(folder) as made:
+        for name, data in files.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).write_bytes(data)
