@@ -18,9 +18,9 @@ from scipy import stats
 
 from medfed.config.compose import build, described
 from medfed.functional import pooled
+from medfed.studies.cohorts import hospital_rows
 from medfed.studies.plan import Model, Plan, Survival
 from medfed.studies.rows import Rows
-from medfed.studies.cohorts import hospital_rows
 from medfed.studies.simulation import simulated
 
 Row = tuple[str, str, str]
