@@ -34,22 +34,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 @dataclass(frozen=True)
 class Arm:
-    """A measurement of a method with something changed.
+    """A measurement of a method with something changed."""
 
-    Attributes:
-        method: The method, as ``methods=`` has it.
-        overrides: Its changes, which come before tuned values.
-        times: Whole numbers of the configuration that are multiplied, by key, at any size alike.
-        variant: The task; empty: the one on which methods are tuned.
-        splits: Of how many splits, at most; None: of all.
-        name: Its name.
-    """
-
-    method: str
-    overrides: tuple[str, ...] = ()
+    method: str  # the method, as ``methods=`` has it
+    overrides: tuple[str, ...] = ()  # its changes, which come before tuned values
+    # Whole numbers of the configuration that are multiplied, by key, at any size alike.
     times: Mapping[str, float] = field(default_factory=dict)
-    variant: str = ""
-    splits: Annotated[int, Meta(ge=1)] | None = None
+    variant: str = ""  # the task; empty: the one on which methods are tuned
+    splits: Annotated[int, Meta(ge=1)] | None = None  # of how many splits, at most; None: of all
     name: str = ""
 
     @property
@@ -121,85 +113,59 @@ TUNING = 1000
 
 @dataclass(frozen=True)
 class Size:
-    """How much is computed.
+    """How much is computed."""
 
-    Attributes:
-        splits: New splits of the patients, each with other initial weights.
-        trials: Settings of every method that are tried on validation patients; the first is the
-            default.
-        overrides: The changes in all runs.
-        methods: Those that are compared where none are named, or ``all``; None: the suite's.
-    """
-
+    # New splits of the patients, each with other initial weights.
     splits: Annotated[int, Meta(ge=1)]
+    # Settings of every method that are tried on validation patients; the first is the default.
     trials: Annotated[int, Meta(ge=1)]
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # the changes in all runs
+    # Those that are compared where none are named, or ``all``; None: the suite's.
     methods: str | tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One task of a suite.
+    """One task of a suite."""
 
-    Attributes:
-        overrides: What makes it differ.
-        dial: Where it stands between hospitals that are alike and hospitals in conflict; None: on
-            no dial.
-        situation: See :class:`Suite`; empty: the suite's.
-    """
-
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # what makes it differ
+    # Where it stands between hospitals that are alike and hospitals in conflict; None: on no dial.
     dial: float | None = None
-    situation: str = ""
+    situation: str = ""  # see :class:`Suite`; empty: the suite's
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Tasks on which methods are compared.
+    """Tasks on which methods are compared."""
 
-    Attributes:
-        name: The name of its file.
-        title: What it is, in a line.
-        experiment: The experiment that is run.
-        lr: The least and the greatest learning rate among which every method is tuned.
-        splits: How a split comes about: ``sample``, other generated patients of the same hospitals;
-            ``seed``, other generated data; ``folds``, real patients are dealt into parts that are
-            tested in turn, again and again.
-        variants: Its tasks; methods are tuned on the first.
-        sizes: How much is computed, by the sizes' names.
-        overrides: The changes of the experiment, for all methods.
-        methods: Those that are compared where none are named.
-        by_method: Further changes of single methods, such as other steps; tuned values come after.
-        folds: The number of folds of real data.
-        dial: The meaning of the dial; empty: none.
-        situation: In what way its hospitals differ, in a few words; the decision card groups tasks
-            by it.
-        data: What the data are; empty: ``real`` where patients are dealt into folds, else
-            ``generated``.
-        path: Whether it needs real data, by ``paths.NAME=FOLDER``.
-        passes: Gradient passes that a method may take, as a multiple of the budget.
-        bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
-            in equal rounds.
-        arms: Further measurements, by name: see :mod:`medfed.benchmark.suite`.
-    """
-
-    name: str
-    title: str
-    experiment: str
+    name: str  # the name of its file
+    title: str  # what it is, in a line
+    experiment: str  # the experiment that is run
+    # The least and the greatest learning rate among which every method is tuned.
     lr: tuple[float, float]
+    # How a split comes about: ``sample``, other generated patients of the same hospitals; ``seed``,
+    # other generated data; ``folds``, real patients are dealt into parts that are tested in turn,
+    # again and again.
     splits: Splits
-    variants: Mapping[str, Variant]
-    sizes: Mapping[str, Size]
-    overrides: tuple[str, ...] = ()
+    variants: Mapping[str, Variant]  # its tasks; methods are tuned on the first
+    sizes: Mapping[str, Size]  # how much is computed, by the sizes' names
+    overrides: tuple[str, ...] = ()  # the changes of the experiment, for all methods
+    # Those that are compared where none are named.
     methods: tuple[str, ...] = ("ditto", "fedrep", "pfednet")
+    # Further changes of single methods, such as other steps; tuned values come after.
     by_method: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    folds: int = 5
-    dial: str = ""
+    folds: int = 5  # the number of folds of real data
+    dial: str = ""  # the meaning of the dial; empty: none
+    # In what way its hospitals differ, in a few words; the decision card groups tasks by it.
     situation: str = ""
+    # What the data are; empty: ``real`` where patients are dealt into folds, else ``generated``.
     data: str = ""
-    path: bool = False
-    passes: float = 1.05
+    path: bool = False  # whether it needs real data, by ``paths.NAME=FOLDER``
+    passes: float = 1.05  # gradient passes that a method may take, as a multiple of the budget
+    # Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes, in equal
+    # rounds.
     bytes: float | None = None
+    # Further measurements, by name: see :mod:`medfed.benchmark.suite`.
     arms: Mapping[str, Arm] = field(default_factory=dict)
 
     @property
@@ -359,17 +325,11 @@ ALWAYS = (*REFERENCES, *CEILINGS)
 
 @dataclass(frozen=True)
 class Method:
-    """A method that is compared.
+    """A method that is compared."""
 
-    Attributes:
-        name: As ``methods=`` has it.
-        algorithm: As ``algorithm=`` has it.
-        finetuned: Whether every client then trains its own copy of the model.
-    """
-
-    name: str
-    algorithm: str
-    finetuned: bool = False
+    name: str  # as ``methods=`` has it
+    algorithm: str  # as ``algorithm=`` has it
+    finetuned: bool = False  # whether every client then trains its own copy of the model
 
     @classmethod
     def of(cls, name: str) -> Method:

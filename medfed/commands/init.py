@@ -66,11 +66,7 @@ def _plugins(keys: Mapping[str, Any], *more: str) -> list[str]:
 
 
 def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
-    """Says what a folder or file seems to hold, by the guesses of all readers.
-
-    Raises:
-        DataError: If it is nothing that a reader takes.
-    """
+    """Says what a folder or file seems to hold, by the guesses of all readers."""
     path = path / str(answers.get("data.path", ""))
     modules = [("", f"medfed.datamodules.readers.{name}") for name in READERS]
     for folder in _folders(answers):
@@ -98,22 +94,16 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
 
 @dataclass
 class Interview:
-    """What is found, asked and answered; each line is printed once.
+    """What is found, asked and answered; each line is printed once."""
 
-    Attributes:
-        given: Keys on the command line, which nobody is asked about.
-        yes: Whether the best guess answers.
-        answers: The answers so far, by key; without a terminal also the best guesses, so that
-            questions that follow from them are found, too.
-        open: The questions without an answer, by key.
-        lines: What was printed.
-    """
-
-    given: Mapping[str, Any]
-    yes: bool
+    given: Mapping[str, Any]  # keys on the command line, which nobody is asked about
+    yes: bool  # whether the best guess answers
+    # The answers so far, by key; without a terminal also the best guesses, so that questions that
+    # follow from them are found, too.
     answers: dict[str, Any] = field(default_factory=dict)
+    # The questions without an answer, by key.
     open: dict[str, Question] = field(default_factory=dict)
-    lines: dict[str, None] = field(default_factory=dict)
+    lines: dict[str, None] = field(default_factory=dict)  # what was printed
     _asked: set[str] = field(default_factory=set)
 
     @property
@@ -246,14 +236,7 @@ def module(guess: Guess, keys: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 
 
 def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
-    """Reads patients and first cases as training will; asks, and says what it finds.
-
-    Returns:
-        The keys of the experiment.
-
-    Raises:
-        MedfedError: If training could not read them.
-    """
+    """Reads patients and first cases as training will; asks, and says what it finds."""
     answers = {k: v for k, v in talk.answers.items() if v is not None}
     keys = {**guess.keys, **answers, **talk.given}
     keys = {k: v for k, v in keys.items() if k not in _PLACE}
@@ -347,17 +330,7 @@ def main(given: Sequence[str]) -> None:
 
 
 def init(given: Sequence[str]) -> Path:
-    """Looks, asks, tries the guess on the first cases, and writes the experiment.
-
-    Args:
-        given: The command line.
-
-    Returns:
-        The experiment's file.
-
-    Raises:
-        MedfedError: If nothing known is there, a question is open, or the data cannot be read.
-    """
+    """Looks, asks, tries the guess on the first cases, and writes the experiment."""
     places = [a for a in given if "=" not in a]
     if len(places) != 1:
         raise ConfigError(f"medfed init takes one folder or file, not {len(places)}: {USAGE}.")

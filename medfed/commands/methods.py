@@ -34,17 +34,11 @@ COLUMNS = (
 
 
 class Method(NamedTuple):
-    """A method that a run may choose.
+    """A method that a run may choose."""
 
-    Attributes:
-        name: Its name in ``algorithm=NAME``.
-        yaml: Its hyper-parameters.
-        kind: Its class.
-    """
-
-    name: str
-    yaml: Path
-    kind: Any
+    name: str  # its name in ``algorithm=NAME``
+    yaml: Path  # its hyper-parameters
+    kind: Any  # its class
 
     @property
     def row(self) -> tuple[str, ...]:

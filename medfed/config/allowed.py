@@ -105,8 +105,7 @@ def _activate(folder: Path) -> None:
 def is_plugin(name: str) -> bool:
     """Returns whether a module or its content lies in a folder that the user has named.
 
-    Args:
-        name: A dotted name. Only the file of its first part is looked up; nothing is imported.
+    `name`: a dotted name. Only the file of its first part is looked up; nothing is imported.
 
     Example:
         >>> is_plugin("os.system")

@@ -54,11 +54,9 @@ _MISFIT = re.compile(
 def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str] = ("",)) -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
-    Args:
-        plain: A section; the arguments next to each ``_target_``, at any depth, are checked.
-        place: The key of the section.
-        keys: Nothing but the arguments at, above or below these keys is checked, so nothing else
-            is imported; an empty key stands for all.
+    `plain`: a section; the arguments next to each ``_target_``, at any depth, are checked. `keys`:
+    nothing but the arguments at, above or below these keys is checked, so nothing else is imported;
+    an empty key stands for all.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
@@ -77,10 +75,8 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
 def check_value(key: str, value: Any, hint: Any) -> None:
     """Compares a plain value with an annotation.
 
-    Args:
-        key: The key of the value.
-        value: The value; one that holds an interpolation or a part to build is not checked.
-        hint: The annotation; one that names anything but plain types is left to the constructor.
+    `value`: the value; one that holds an interpolation or a part to build is not checked. `hint`:
+    the annotation; one that names anything but plain types is left to the constructor.
 
     Example:
         >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
@@ -458,9 +454,7 @@ clients; leave it at auto, which assigns the clients to the devices.
 def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
     """Checks that the launcher has started as many processes as the run needs.
 
-    Args:
-        trainer: The section of a composed configuration.
-        started: The launcher; ``None``: taken from the environment.
+    `started`: the launcher; ``None``: taken from the environment.
 
     Example:
         >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
@@ -468,9 +462,8 @@ def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) 
         >>> check_machines({"devices": 4}, two)
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: torchrun has started 4 processes on 2 machines, but \
-the run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
-    """
+        medfed.standalone.errors.ConfigError: torchrun has started 4 processes on 2 machines, but the run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
+    """  # noqa: E501
     nodes, devices = trainer.get("num_nodes", 1), trainer.get("devices", 1)
     if type(nodes) is not int or nodes < 1:
         raise ConfigError(

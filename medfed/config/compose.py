@@ -41,10 +41,8 @@ def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a model's section in the form to build.
 
     A metric is written ``name: {_target_: ..., direction: max}``, but the direction is no argument
-    of its class. A function is passed on, not called.
-
-    Args:
-        node: A section; without ``loss`` and ``metrics`` it is returned unchanged.
+    of its class. A function is passed on, not called. `node`: a section; without ``loss`` and
+    ``metrics`` it is returned unchanged.
 
     Example:
         >>> metric = {"_target_": "monai.metrics.MeanIoU", "direction": "max"}
@@ -115,27 +113,16 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
 def described(
     overrides: Sequence[str] = (), name: str = "train", /, **values: Any
 ) -> RunDescription:
-    """Composes and describes a run; see :func:`load` and :func:`~.description.describe`.
-
-    Args:
-        overrides: Overrides as on the command line.
-        name: The primary config.
-        values: Further values by key, such as ``folder``.
-    """
+    """Composes and describes a run; see :func:`load` and :func:`~.description.describe`."""
     return describe({**written(load(overrides, name)), **values})
 
 
 @dataclass(frozen=True)
 class Composition:
-    """The composed configuration of a command line.
+    """The composed configuration of a command line."""
 
-    Attributes:
-        config: The configuration, including Hydra's section.
-        sweep: The first override that has several values; empty: none.
-    """
-
-    config: DictConfig
-    sweep: str = ""
+    config: DictConfig  # the configuration, including Hydra's section
+    sweep: str = ""  # the first override that has several values; empty: none
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -400,10 +387,7 @@ def changed_keys(
 ) -> list[str]:
     """Names the leaves in which two configurations differ.
 
-    Args:
-        old: One configuration.
-        new: The other.
-        ignore: Top-level keys, or leaves such as ``data.workers``, that may differ.
+    `ignore`: top-level keys, or leaves such as ``data.workers``, that may differ.
 
     Example:
         >>> a = {"seed": 0, "local": {"steps": 1}, "resume": None}

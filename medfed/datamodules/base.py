@@ -72,13 +72,7 @@ class BatchWorkers:
         return self._pool
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
-        """One epoch of a client; see `ClientData.train_batches`.
-
-        Args:
-            client: Its id.
-            seed: The epoch's.
-            order: The samples of every batch.
-        """
+        """One epoch of a client; see `ClientData.train_batches`."""
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
         try:
@@ -120,54 +114,35 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class FederatedDataModule(ABC):
-    """Base of the data modules; a subclass lists patients and builds one client's tensors.
+    """Base of the data modules; a subclass lists patients and builds one client's tensors."""
 
-    Attributes:
-        partition: Assigns patients to clients, and says what data each client has.
-        seed: Seed of the partition, the splits and all other random choices about the data.
-        val_fraction: Share of validation patients per client, if splits are random.
-        test_fraction: Share of test patients per client, if splits are random.
-        fold: k and K: the test patients are the k-th of K parts instead of a share. Over all k,
-            from 0, every patient is tested once.
-        stratify: Whether random splits give each split the same share of every label.
-        most_patients: At most so many patients of a client train and validate, chosen at random,
-            and the others are left out, so that few patients can be tried; the test patients stay.
-        batch_size: Samples per training batch.
-        eval_batch_size: Samples per evaluation batch.
-        augment: See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
-        keep_out: Clients that join after training; set it before `setup`.
-        balanced: Whether training batches carry their client's class weights; set it before
-            `setup`.
-        channel_names: Names of the C channels (or F features); known after `prepare_data`.
-        class_names: Names of the classes, or of the regions.
-        description: One line about where the data come from.
-        clients: `ClientData` per client id, in the partition's order; filled by `setup`.
-        kept_out: `ClientData` of the clients in `keep_out`; filled by `setup`.
-        plans: The plan of every client; filled by `setup`.
-        remarks: Sentences that a person should read before training; filled by `setup`.
-        mixtures: For data generated as mixtures, each client's true mixture; filled by `setup`.
-        exchanged: Client, direction and bytes of the messages before the first round in which
-            clients agreed on the inputs; filled by `setup`.
-    """
-
-    partition: Partition
+    partition: Partition  # assigns patients to clients, and says what data each client has
     _: KW_ONLY
-    seed: int = 0
-    val_fraction: float = 0.2
-    test_fraction: float = 0.2
+    seed: int = 0  # seed of the partition, the splits and all other random choices about the data
+    val_fraction: float = 0.2  # share of validation patients per client, if splits are random
+    test_fraction: float = 0.2  # share of test patients per client, if splits are random
+    # k and K: the test patients are the k-th of K parts instead of a share. Over all k, from 0,
+    # every patient is tested once.
     fold: Sequence[int] | None = None
-    stratify: bool = True
+    stratify: bool = True  # whether random splits give each split the same share of every label
+    # At most so many patients of a client train and validate, chosen at random, and the others are
+    # left out, so that few patients can be tried; the test patients stay.
     most_patients: Annotated[int, check_positive] | None = None
-    batch_size: int = 32
-    eval_batch_size: int = 256
+    batch_size: int = 32  # samples per training batch
+    eval_batch_size: int = 256  # samples per evaluation batch
+    # See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
     augment: Augmentation | Augment | None = field(default=None, init=False)
     flips: Sequence[int] = field(default=(), init=False)
     workers: int = field(default=0, init=False)
+    # Clients that join after training; set it before `setup`.
     keep_out: tuple[str, ...] = field(default=(), init=False)
+    # Whether training batches carry their client's class weights; set it before `setup`.
     balanced: bool = field(default=False, init=False)
+    # Names of the C channels (or F features); known after `prepare_data`.
     channel_names: tuple[str, ...] = field(default=(), init=False)
+    # Names of the classes, or of the regions.
     class_names: tuple[str, ...] = field(default=(), init=False)
-    description: str = field(default="", init=False)
+    description: str = field(default="", init=False)  # one line about where the data come from
 
     def __post_init__(self) -> None:
         if not isinstance(self.partition, Partition):
@@ -178,11 +153,17 @@ class FederatedDataModule(ABC):
         check_fold(self.fold)
         client_data.check_batch_sizes(self.batch_size, self.eval_batch_size)
         check_fields("data", self)
+        # `ClientData` per client id, in the partition's order; filled by `setup`.
         self.clients: dict[str, ClientData] = {}
+        # `ClientData` of the clients in `keep_out`; filled by `setup`.
         self.kept_out: dict[str, ClientData] = {}
-        self.plans: dict[str, ClientPlan] = {}
+        self.plans: dict[str, ClientPlan] = {}  # the plan of every client; filled by `setup`
+        # Sentences that a person should read before training; filled by `setup`.
         self.remarks: list[str] = []
+        # For data generated as mixtures, each client's true mixture; filled by `setup`.
         self.mixtures: dict[str, tuple[float, ...]] = {}
+        # Client, direction and bytes of the messages before the first round in which clients agreed
+        # on the inputs; filled by `setup`.
         self.exchanged: list[Exchanged] = []
         self._patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None

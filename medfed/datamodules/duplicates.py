@@ -21,19 +21,12 @@ _CHANCE = 0.01  # equal rows are duplicates if chance would give at most this ma
 
 
 class Sample(NamedTuple):
-    """One sample by its content.
-
-    Attributes:
-        patient: Its patient.
-        name: Its name, such as a file.
-        content: A hash, equal for equal samples.
-        label: Its class, if it has one.
-    """
+    """One sample by its content."""
 
     patient: str
-    name: str
-    content: object
-    label: int | None = None
+    name: str  # its name, such as a file
+    content: object  # a hash, equal for equal samples
+    label: int | None = None  # its class, if it has one
 
 
 class Place(NamedTuple):
@@ -49,14 +42,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of equal samples, each in at least two splits or at two clients.
+    """Groups of equal samples, each in at least two splits or at two clients."""
 
-    Attributes:
-        what: The kind of samples, such as ``images``.
-        groups: The places of equal samples, in the order of clients and splits.
-    """
-
-    what: str
+    what: str  # the kind of samples, such as ``images``
+    # The places of equal samples, in the order of clients and splits.
     groups: Sequence[Sequence[Place]] = ()
 
     def record(self) -> dict[str, Any]:
@@ -176,10 +165,7 @@ def rows_mean_something(features: NDArray[np.float64]) -> bool:
     """Says whether equal rows are unlikely by chance: fewer than 0.01 pairs are expected.
 
     The expectation assumes independent columns: it multiplies the columns' shares of equal pairs,
-    with a missing cell as a value.
-
-    Args:
-        features: (N, F).
+    with a missing cell as a value. `features` is (N, F).
 
     Example:
         >>> rows_mean_something(np.random.default_rng(0).normal(size=(50, 3)))

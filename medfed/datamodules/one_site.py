@@ -40,16 +40,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class OwnData(Wrapped):
-    """All patients belong to one site; the agreed partition decides everything else.
+    """All patients belong to one site; the agreed partition decides everything else."""
 
-    Attributes:
-        assignment: The partition that all sites have agreed on.
-        site: The name of this site.
-        sites: All sites, in the order of the federation.
-    """
-
-    site: str
-    sites: Sequence[str]
+    site: str  # the name of this site
+    sites: Sequence[str]  # all sites, in the order of the federation
 
     def __post_init__(self) -> None:
         super().__post_init__()

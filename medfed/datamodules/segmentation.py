@@ -44,22 +44,14 @@ _USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
 class PreparedCase(NamedTuple):
-    """A case as a client's network sees it.
+    """A case as a client's network sees it."""
 
-    Attributes:
-        image: (C, h, w, d); channels that the client or the case lacks are 0.
-        label: (R, H, W, D) on the grid of its file.
-        brain: (h, w, d) bool, true if any channel is not 0.
-        present: (C,) bool, the channels that are there.
-        grid: (4, 4) from the label's voxels to the image's; None if they are the same.
-        spacing: (3,) mm between the label's voxels; None if it was not read with the image.
-    """
-
-    image: Tensor
-    label: Tensor
-    brain: Tensor
-    present: Tensor
-    grid: Tensor | None
+    image: Tensor  # (C, h, w, d); channels that the client or the case lacks are 0
+    label: Tensor  # (R, H, W, D) on the grid of its file
+    brain: Tensor  # (h, w, d) bool, true if any channel is not 0
+    present: Tensor  # (C,) bool, the channels that are there
+    grid: Tensor | None  # (4, 4) from the label's voxels to the image's; None if they are the same
+    # (3,) mm between the label's voxels; None if it was not read with the image.
     spacing: Tensor | None
 
     def mask(self) -> Tensor:
@@ -82,49 +74,40 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     If volumes are resampled or cropped, patches have the new grid, but evaluation keeps the masks
     of the files: batches carry a ``grid``, which maps predictions to the masks' voxels.
-
-    Attributes:
-        normalize: How grey values are normalised, see `preparation.rules_of`; None: the default for
-            these data.
-        spacing: mm to which volumes are resampled, see `preparation.Preparation`; two for slices.
-        crop_foreground: Whether to crop to the body, see there.
-        slices: For 2-D: how many adjacent slices a network gets as channels, including the slice.
-        spatial_dims: 2 for axial slices, 3 for volumes.
-        memory_gb: Images up to this size (10^9 bytes) stay in memory: first those for validation
-            and test, then the training volumes.
-        patch_size: (h, w) or (h, w, d).
-        patches: ``"fresh"``: cut anew for every epoch, equally often on all regions of a patient
-            (see `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
-        patches_per_patient: Patches from every training patient, in every epoch.
-        background_share: Share of the patches centred outside the tumour.
-        eval_every: Validate on every n-th axial slice with brain, 1 for all; tests take all.
-        batch_size: Patches per training batch.
-        eval_batch_size: Slices per evaluation batch; each volume is a separate batch.
-        annotated: Regions by hospital, of hospitals that do not outline all; the others have no
-            loss and no metric there.
-        planning: How clients agree on `patch_size`, `batch_size`, `spacing`, `normalize` and the
-            network, of which the first three are then None unless the user sets them; None: they do
-            not.
-        agreed: The plan on which clients have agreed.
     """
 
     _: KW_ONLY
+    # How grey values are normalised, see `preparation.rules_of`; None: the default for these data.
     normalize: Any = None
+    # mm to which volumes are resampled, see `preparation.Preparation`; two for slices.
     spacing: Sequence[float] | None = None
-    crop_foreground: bool = False
+    crop_foreground: bool = False  # whether to crop to the body, see there
+    # For 2-D: how many adjacent slices a network gets as channels, including the slice.
     slices: int = 1
-    spatial_dims: int = 2
+    spatial_dims: int = 2  # 2 for axial slices, 3 for volumes
+    # Images up to this size (10^9 bytes) stay in memory: first those for validation and test, then
+    # the training volumes.
     memory_gb: Annotated[float, check_not_negative] = 2.0
-    patch_size: Sequence[int] | None = (64, 64)
+    patch_size: Sequence[int] | None = (64, 64)  # (h, w) or (h, w, d)
+    # ``"fresh"``: cut anew for every epoch, equally often on all regions of a patient (see
+    # `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
     patches: Literal["fresh", "fixed"] = "fixed"
+    # Patches from every training patient, in every epoch.
     patches_per_patient: Annotated[int, check_count] = 32
+    # Share of the patches centred outside the tumour.
     background_share: Annotated[float, within("[0, 1]")] = 0.25
+    # Validate on every n-th axial slice with brain, 1 for all; tests take all.
     eval_every: Annotated[int, check_count] = 1
+    # Patches per training batch.
     batch_size: int | None = 16  # type: ignore[assignment]  # None until it is planned
-    eval_batch_size: int = 16
+    eval_batch_size: int = 16  # slices per evaluation batch; each volume is a separate batch
+    # Regions by hospital, of hospitals that do not outline all; the others have no loss and no
+    # metric there.
     annotated: Mapping[str, Sequence[str]] | None = None
+    # How clients agree on `patch_size`, `batch_size`, `spacing`, `normalize` and the network, of
+    # which the first three are then None unless the user sets them; None: they do not.
     planning: Planning | None = None
-    agreed: Agreed | None = field(default=None, init=False)
+    agreed: Agreed | None = field(default=None, init=False)  # the plan on which clients have agreed
 
     def __post_init__(self) -> None:
         planned = {name: getattr(self, name) for name in ("spacing", "patch_size", "batch_size")}

@@ -184,12 +184,9 @@ class RunFolder(Places):
 
     The first access to a file's content reads and checks it; a missing, damaged or invalid file
     raises a ``CheckpointError`` that names it.
-
-    Attributes:
-        folder: The run folder.
     """
 
-    folder: Path
+    folder: Path  # the run folder
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))

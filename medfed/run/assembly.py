@@ -142,13 +142,8 @@ def personal_part(
 ) -> tuple[str, ...]:
     """Finds the personal part of a network if the method needs one and ``model.personal`` is empty.
 
-    Args:
-        config: The run's description.
-        task: The task, without canonical parts.
-        data: The data; their first batch goes through the network.
-
-    Returns:
-        Patterns of parameter names; empty if the task has patterns or the method needs none.
+    `data`: the data; their first batch goes through the network. Returns patterns of parameter
+    names; empty if the task has patterns or the method needs none.
     """
     if not _asks(config):
         return ()
@@ -323,12 +318,7 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
 
 
 def has_background(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Says whether the network has an output for the background, as it has for exclusive regions.
-
-    Args:
-        model: The section.
-        facts: The data's ``regions`` and ``exclusive``.
-    """
+    """Says whether the network has an output for the background, as exclusive regions need it."""
     wanted = model.get("activation")
     if "regions" not in model or wanted is None:
         return False

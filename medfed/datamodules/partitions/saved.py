@@ -34,14 +34,11 @@ class Saved(Partition):
     a plain list, which the run's seed splits. The optional ``partition`` holds ``channels``,
     ``class_shares``, ``site`` and ``label_order`` of each client. Other keys are ignored, so
     changed data, or data from elsewhere, are accepted if the patients have the same ids.
-
-    Attributes:
-        file: The JSON file.
     """
 
     traits = Traits(frozenset({"file"}), keeps_all=False, seeded=False)
 
-    file: str
+    file: str  # the JSON file
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`."""

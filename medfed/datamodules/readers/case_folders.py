@@ -41,26 +41,11 @@ _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
 class FolderReader(CaseReader):
     """Reads folders such as ``case_0/FLAIR.nii.gz``, ``case_0/T1.nii.gz``, ``case_0/GT_W.nii.gz``.
 
-    Args:
-        path: The folder that holds the case folders. A ``centres.json`` or ``centres.csv`` in it
-            names the hospitals, see `readers.csv_files.named_centres`.
-        modalities: File name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or
-            a list of alternatives; None: the two above.
-        label: File name or glob pattern of the mask, or alternatives.
-        regions: Label values of every region, such as ``{whole: [1, 2, 4], enhancing: [4]}``. These
-            values and 0 are the only ones that may occur. None: ``{whole: [1]}``.
-        channels: Which of the modalities to read, in this order; None reads all.
-        hospitals: If no hospital is named: the number of contiguous blocks of cases.
-        known_labels: Values that may occur in addition to those of the regions.
-        missing: See `VolumeReader`.
-        centre_pattern: Regular expression whose one group is the hospital in a folder's name.
-        sites: A table of the cases: its ``file``, and its columns ``case``, ``centre`` and, if
-            there are official splits, ``split``. Folders that it does not list are left out.
-        patient_pattern: See `CaseReader`.
-        series: See `CaseReader`.
-
-    Raises:
-        ConfigError: If a channel is unknown, or `sites` lacks a name.
+    `modalities`: file name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or a
+    list of alternatives; None: the two above. `regions`: label values of every region, such as
+    ``{whole: [1, 2, 4], enhancing: [4]}``. These values and 0 are the only ones that may occur.
+    None: ``{whole: [1]}``. `channels`: which of the modalities to read, in this order; None reads
+    all. `hospitals`: if no hospital is named: the number of contiguous blocks of cases.
     """
 
     def __init__(
@@ -182,19 +167,7 @@ class BratsChallengeReader(FolderReader):
 
     The hospital of a case comes from ``centres.json`` or ``centres.csv`` in the folder; else it is
     the institution in its name (2017 to 2019) or in ``name_mapping.csv`` (2020); else a block of
-    cases.
-
-    Args:
-        path: The folder that holds the case folders, or ``HGG`` and ``LGG`` with the case folders.
-        channels: Channels to read, in this order.
-        regions: Any of ``whole``, ``core`` and ``enhancing``.
-        hospitals: If no hospital is known: the number of contiguous blocks of cases.
-        enhancing: Label value of the enhancing tumour: 4, and 3 since 2023.
-        missing: See `VolumeReader`.
-        patient_pattern: See `CaseReader`; names since 2023 end with the time point.
-
-    Raises:
-        ConfigError: If a region or channel is unknown, or `enhancing` is 0, 1 or 2.
+    cases. `hospitals`: if no hospital is known: the number of contiguous blocks of cases.
     """
 
     def __init__(

@@ -31,17 +31,6 @@ Regions = dict[str, tuple[int, ...]]
 def listed_labels(labels: object, path: Path) -> Regions:
     """Reads the entry ``labels`` of a ``dataset.json``.
 
-    Args:
-        labels: ``{"0": "background", "1": "liver"}`` (MSD), or ``{"background": 0, "liver": 1}`` or
-            with several values, ``{"tumour": [1, 2]}`` (nnU-Net).
-        path: The file, for sentences.
-
-    Returns:
-        The values of every region but the background, in order.
-
-    Raises:
-        DataError: If it is neither, or has nnU-Net's ``ignore``.
-
     Example:
         >>> listed_labels({"0": "background", "2": "tumour", "1": "liver"}, Path("dataset.json"))
         {'liver': (1,), 'tumour': (2,)}
@@ -81,12 +70,7 @@ def chosen_regions(
 ) -> Regions:
     """Returns the regions that the user chose.
 
-    Args:
-        wanted: Values by region; or names of those that are listed; or None for all of these.
-        listed: From `listed_labels`.
-
-    Raises:
-        ConfigError: If a name is unknown, or a value is not a label.
+    `wanted`: values by region; or names of those that are listed; or None for all of these.
 
     Example:
         >>> listed = {"liver": (1,), "tumour": (2,)}
@@ -121,25 +105,13 @@ _LISTS: dict[str, Split] = {"training": "train", "validation": "val", "test": "t
 class DatalistReader(CaseReader):
     """Reads the volumes of a list.
 
-    Args:
-        path: The JSON file, or the folder with its ``dataset.json``; or a folder with ``images``
-            and ``labels``, whose volumes have equal names. A ``centres.json`` or ``centres.csv``
-            there names the hospitals, see `readers.csv_files.named_centres`.
-        channels: Channels to read, in this order; None reads all.
-        regions: What is segmented: label values by region, ``{liver: [1, 2], tumour: [2]}``; or
-            names of the list's labels; None takes all of these. Regions without a common value are
-            exclusive.
-        hospitals: If no hospital is named: the number of contiguous blocks of cases.
-        patient: The key of an entry that names its patient, if entries have it.
-        patient_pattern: Or the patient in a case's id, see `CaseReader`.
-        centre: The key of an entry that names its hospital, if entries have it.
-        fold: The entries whose ``fold`` has this value are the test cases.
-        missing: See `VolumeReader`; an entry may also list null in place of a file.
-        series: See `CaseReader`.
-
-    Raises:
-        ConfigError: If a region or channel is unknown.
-        DataError: If the list is missing or unusable.
+    `path`: the JSON file, or the folder with its ``dataset.json``; or a folder with ``images`` and
+    ``labels``, whose volumes have equal names. A ``centres.json`` or ``centres.csv`` there names
+    the hospitals, see `readers.csv_files.named_centres`. `channels`: channels to read, in this
+    order; None reads all. `regions`: what is segmented: label values by region, ``{liver: [1, 2],
+    tumour: [2]}``; or names of the list's labels; None takes all of these. Regions without a common
+    value are exclusive. `hospitals`: if no hospital is named: the number of contiguous blocks of
+    cases.
     """
 
     normalize: object = None  # by the names of the channels: a window for CT
@@ -341,11 +313,7 @@ class DatalistReader(CaseReader):
 
 
 def _pairs_in(folder: Path, images: str, labels: str) -> list[dict[str, str]]:
-    """The entries of a list of volumes in two folders.
-
-    Raises:
-        DataError: If a volume of one folder is not in the other.
-    """
+    """The entries of a list of volumes in two folders."""
     there = {name: looks.volumes_in(folder / name) for name in (images, labels)}
     of = {
         name: {stem_of(file).removesuffix("_0000"): f"{name}/{file.name}" for file in files}
@@ -364,10 +332,6 @@ class NnunetReader(DatalistReader):
     """Reads a raw data set of nnU-Net: ``imagesTr``, ``labelsTr`` and ``dataset.json``.
 
     ``imagesTr/CASE_0000.nii.gz`` is the first channel of a case, ``CASE_0001`` the second.
-
-    Args:
-        path: The folder with ``dataset.json``, such as ``Dataset009_Spleen``.
-        more: The other arguments of `DatalistReader`.
     """
 
     def __init__(self, path: Path, **more: Any) -> None:
@@ -440,17 +404,8 @@ class MSDReader(DatalistReader):
 
     ``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w, T1gd and T2w; ``labelsTr`` has
     1 oedema, 2 non-enhancing and 3 enhancing tumour: 1 and 2 are exchanged in the BraTS challenges.
-
-    Args:
-        path: The folder with ``dataset.json``; see `DatalistReader`.
-        channels: Channels to read, in this order.
-        regions: Any of ``whole``, ``core`` and ``enhancing``.
-        hospitals: If no hospital is named: the number of contiguous blocks of cases.
-        patient_pattern: See `CaseReader`.
-
-    Raises:
-        ConfigError: If a region or channel is unknown.
-        DataError: If ``dataset.json`` is missing or unreadable.
+    `path`: the folder with ``dataset.json``; see `DatalistReader`. `hospitals`: if no hospital is
+    named: the number of contiguous blocks of cases.
     """
 
     normalize: object = "zscore_nonzero"

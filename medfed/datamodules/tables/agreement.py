@@ -74,9 +74,8 @@ _BEYOND = 100  # times the range of most clients
 def sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]]:
     """Sums over the known cells of each column, of covariates, their products, and with the cells.
 
-    Args:
-        covariates: (K,) their positions.
-        apart: (N, P) cells, less the medians of all; NaN is missing.
+    `covariates` is (K,) their positions. `apart` is (N, P) cells, less the medians of all; NaN is
+    missing.
     """
     cells, known = np.nan_to_num(apart), (~np.isnan(apart)).astype(float)
     x = cells[:, covariates]
@@ -89,14 +88,8 @@ def pooled_fit(
 ) -> tuple[Array, Array, Array]:
     """Least squares with a constant per hospital, from every hospital's sums.
 
-    Args:
-        sums: Per hospital ``count``, ``sum`` and ``squares`` of the cells less the median, and
-            those of `sums_with`.
-        median: (P,).
-        covariates: K.
-
-    Returns:
-        (P,) mean, (P,) deviation within hospitals, 1 where it is 0, and (P, K) slopes.
+    `median` is (P,). Returns (P,) mean, (P,) deviation within hospitals, 1 where it is 0, and (P,
+    K) slopes.
 
     Example:
         >>> none = {"x": [], "xx": [], "xy": []}
@@ -124,19 +117,12 @@ def pooled_fit(
 
 @dataclass(frozen=True)
 class Combat:
-    """The agreement of all hospitals.
+    """The agreement of all hospitals."""
 
-    Attributes:
-        whole: The limits and medians of all, and their mean and deviation within hospitals.
-        slopes: (P, K).
-        covariates: (K,) positions of the covariates.
-        kept: (P,) the columns that are not adjusted.
-    """
-
-    whole: Standard
-    slopes: Array
-    covariates: Sequence[int]
-    kept: NDArray[np.bool_]
+    whole: Standard  # the limits and medians of all, and their mean and deviation within hospitals
+    slopes: Array  # (P, K)
+    covariates: Sequence[int]  # (K,) positions of the covariates
+    kept: NDArray[np.bool_]  # (P,) the columns that are not adjusted
 
     def harmonised(self, train: Array) -> Standard:
         """Returns the scaling of a hospital, from its (N, P) training cells; NaN is missing."""
@@ -162,9 +148,7 @@ def location_and_scale(apart: Array) -> tuple[Array, Array]:
     """Johnson's gamma and delta of one hospital, by empirical Bayes over its columns.
 
     With fewer than three columns, or columns that are all alike, they are its means and deviations.
-
-    Args:
-        apart: (N, P) standardised cells; NaN is missing.
+    `apart` is (N, P) standardised cells; NaN is missing.
 
     Example:
         >>> [x.round(2).tolist() for x in location_and_scale(np.array([[1.0], [3.0]]))]
@@ -192,13 +176,8 @@ def converse(
 ) -> tuple[list[bytes], list[Exchanged]]:
     """Passes messages between clients and the server's half until both have ended.
 
-    Args:
-        server: Its half.
-        clients: In the order of the federation, in which sums are taken.
-        step: Passes an answer to a client, first None, and returns its message, finally None.
-
-    Returns:
-        The answers, which a later client needs, and the byte records.
+    `clients`: in the order of the federation, in which sums are taken. `step`: passes an answer to
+    a client, first None, and returns its message, finally None.
     """
     answers: list[bytes] = []
     exchanged: list[Exchanged] = []
@@ -224,15 +203,7 @@ def converse(
 def converse_here(
     server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
 ) -> tuple[Agreed, list[Exchanged]]:
-    """Passes the messages of clients that are all in this process.
-
-    Args:
-        server: Its half.
-        halves: Those of the clients, in their order.
-
-    Returns:
-        What the clients have agreed on, and the byte records.
-    """
+    """Passes the messages of clients that are all in this process."""
     agreed: list[Agreed] = []
 
     def step(client: str, answer: bytes | None) -> bytes | None:
@@ -247,11 +218,7 @@ def converse_here(
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
-    """Returns a message as bytes.
-
-    Raises:
-        DataError: If a number is not finite.
-    """
+    """Returns a message as bytes."""
     try:
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
@@ -264,23 +231,14 @@ def packed(content: Mapping[str, Any]) -> bytes:
 def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
     """Reads an untrusted message.
 
-    Args:
-        content: The message.
-        form: By key: the count of numbers, or a list of the allowed texts, or a mapping from keys
-            to allowed texts.
-
-    Raises:
-        DataError: If it has another form.
-
     Example:
         >>> unpacked(b'{"count":[3]}', {"count": 1})
         {'count': [3.0]}
         >>> unpacked(b'{"count":["x"]}', {"count": 1})
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.DataError: A message about the columns of a table is malformed: \
-count[0]: expected float, got str.
-    """
+        medfed.standalone.errors.DataError: A message about the columns of a table is malformed: count[0]: expected float, got str.
+    """  # noqa: E501
     kinds: dict[str, Any] = {}
     for name, wanted in form.items():
         if isinstance(wanted, Mapping):
@@ -311,12 +269,8 @@ def sums_of(outcomes: Array) -> list[float]:
 def scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
     """Returns mean and deviation (divided by N) of all outcomes together.
 
-    Args:
-        sums: `sums_of` the outcomes of every client.
-
-    Returns:
-        The deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0 leave
-        4 where the mean is a million times as large.
+    The result is the deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0
+    leave 4 where the mean is a million times as large.
 
     Example:
         >>> scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
@@ -332,21 +286,14 @@ Indicator = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """The clients' agreement on their tables.
+    """The clients' agreement on their tables."""
 
-    Attributes:
-        columns: The inputs.
-        scaling: The scaling of all clients, or None if each has its own.
-        outcome: Mean and deviation of a continuous outcome; None for classes.
-        cuts: The ends of the intervals of survival; empty for other outcomes.
-        combat: What adjusts the scaling of each client; None: nothing does.
-    """
-
-    columns: Columns
-    scaling: Scaling | None
+    columns: Columns  # the inputs
+    scaling: Scaling | None  # the scaling of all clients, or None if each has its own
+    # Mean and deviation of a continuous outcome; None for classes.
     outcome: list[float] | None = None
-    cuts: Sequence[float] = ()
-    combat: Combat | None = None
+    cuts: Sequence[float] = ()  # the ends of the intervals of survival; empty for other outcomes
+    combat: Combat | None = None  # what adjusts the scaling of each client; None: nothing does
 
     def scaling_of(self, train: Array) -> Scaling | None:
         """Returns the scaling of a client's (N, P) training cells; None if it has its own."""
@@ -355,34 +302,24 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Question:
-    """The settings that clients need to agree.
+    """The settings that clients need to agree."""
 
-    Attributes:
-        names: (F) columns.
-        indicator: Which columns have an indicator: all, none, or with ``auto`` those in which any
-            client misses a training cell.
-        normalization: How numbers are scaled.
-        pooled: Whether all clients share one scaling.
-        categorical: The columns that have categories.
-        continuous: Whether to agree on the scale of a continuous outcome.
-        intervals: Of survival, on whose ends to agree; 0 for none.
-        covariates: Of ComBat; None: there is no ComBat.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # (F) columns
+    # Which columns have an indicator: all, none, or with ``auto`` those in which any client misses
+    # a training cell.
     indicator: Indicator
-    normalization: Normalization
-    pooled: bool
-    categorical: Sequence[str] = ()
-    continuous: bool = False
-    intervals: int = 0
+    normalization: Normalization  # how numbers are scaled
+    pooled: bool  # whether all clients share one scaling
+    categorical: Sequence[str] = ()  # the columns that have categories
+    continuous: bool = False  # whether to agree on the scale of a continuous outcome
+    intervals: int = 0  # of survival, on whose ends to agree; 0 for none
 
     @property
     def outcomes(self) -> bool:
         """Whether to agree on facts about outcomes."""
         return self.continuous or self.intervals > 0
 
-    covariates: Sequence[str] | None = None
+    covariates: Sequence[str] | None = None  # of ComBat; None: there is no ComBat
 
     @property
     def numeric(self) -> list[str]:
@@ -419,16 +356,10 @@ def agree(
 ) -> tuple[Agreement, list[Exchanged]]:
     """Runs the agreement of clients that are all in this process.
 
-    Args:
-        question: The settings.
-        train: (N, F) training rows of every client; NaN is missing, a category its position.
-        categories: Of the columns that have some.
-        outcomes: (N,) outcomes of every client's rows, if they are continuous; (N, 2) times and
-            events.
-        patients: (N,) the patient of every client's rows; None: each row is one.
-
-    Returns:
-        The agreement, and its byte records; none if no messages are needed.
+    `train` is (N, F) training rows of every client; NaN is missing, a category its position.
+    `outcomes` is (N,) outcomes of every client's rows, if they are continuous; (N, 2) times and
+    events. `patients` is (N,) the patient of every client's rows; None: each row is one. Returns
+    the agreement, and its byte records; none if no messages are needed.
 
     Example:
         >>> rows = {"a": np.array([[1.0]]), "b": np.array([[np.nan], [3.0]])}
@@ -447,22 +378,15 @@ def agree(
 
 @dataclass(frozen=True)
 class TrainRows:
-    """A client's training rows, for its half of the agreement.
+    """A client's training rows, for its half of the agreement."""
 
-    Attributes:
-        question: The settings.
-        rows: (N, F); NaN is missing, a category its position.
-        categories: The client's, of the columns that have some.
-        outcomes: (N,) if they are continuous; (N, 2) times and events.
-        patients: (N,); None: each row is one.
-        contributing: The patients behind each column's sums, once they are computed.
-    """
-
-    question: Question
-    rows: Array
+    question: Question  # the settings
+    rows: Array  # (N, F); NaN is missing, a category its position
+    # The client's, of the columns that have some.
     categories: Categories = field(default_factory=dict)
-    outcomes: Array | None = None
-    patients: Index | None = None
+    outcomes: Array | None = None  # (N,) if they are continuous; (N, 2) times and events
+    patients: Index | None = None  # (N,); None: each row is one
+    # The patients behind each column's sums, once they are computed.
     contributing: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -482,13 +406,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact on which clients agree: what they send and what the server makes of it.
+    """A fact on which clients agree: what they send and what the server makes of it."""
 
-    Attributes:
-        question: The settings.
-    """
-
-    question: Question
+    question: Question  # the settings
 
     def forms(self) -> tuple[Form, Form]:
         """The forms of a client's message and of the answer to all; see `unpacked`."""
@@ -757,17 +677,7 @@ def _steps(question: Question) -> list[list[Fact]]:
 
 
 def client_side(rows: TrainRows) -> Half:
-    """A client's half: yields its messages, receives the server's answers.
-
-    Args:
-        rows: The client's.
-
-    Returns:
-        The agreement.
-
-    Raises:
-        DataError: If an answer is malformed.
-    """
+    """A client's half: yields its messages, receives the server's answers."""
     question, agreed = rows.question, dict[str, Any]()
     for facts in _steps(question):
         message = {k: v for fact in facts for k, v in fact.ask(rows, agreed).items()}
@@ -795,15 +705,7 @@ def client_side(rows: TrainRows) -> Half:
 
 
 def server_side(question: Question, claims: Claims | None = None) -> Merging:
-    """The server's half: receives the messages of all clients, in order, and yields its answers.
-
-    Args:
-        question: The settings.
-        claims: Receives what clients claim.
-
-    Raises:
-        DataError: If a client's message has the wrong form, or holds what no client can have.
-    """
+    """The server's half: receives the messages of all clients, in order, and yields its answers."""
     claims, agreed, answer = claims or Claims(), dict[str, Any](), b""
     for facts in _steps(question):
         form = {k: v for fact in facts for k, v in fact.forms()[0].items()}
