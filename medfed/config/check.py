@@ -23,7 +23,7 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.checks import check_known, checks_of
+from medfed.common.checks import check_known, check_limits
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
@@ -65,11 +65,16 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
+    limited: list[tuple[str, Any, Any]] = []
     for target, node in targets(plain, place):
         arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
         for key, name in arguments.items():
             if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
-                check_value(key, node[name], _annotations(str(node["_target_"])).get(name, Any))
+                hint = _annotations(str(node["_target_"])).get(name, Any)
+                if _has_limits(key, node[name], hint):
+                    limited.append((key, node[name], hint))
+    if limited:
+        check_limits(limited)
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:
@@ -88,6 +93,12 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         ...
         medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
     """
+    if _has_limits(key, value, hint):
+        check_limits([(key, value, hint)])
+
+
+def _has_limits(key: str, value: Any, hint: Any) -> bool:
+    """Refuses a value of another type; says whether the annotation limits it further."""
     sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     is_part = isinstance(value, Mapping) and "_target_" in value
     if is_part and _kinds(hint) <= {int, float, bool, str, NoneType}:
@@ -96,7 +107,7 @@ def check_value(key: str, value: Any, hint: Any) -> None:
             "value."
         )
     if re.search(r"_target_|\$\{", repr(value)):
-        return
+        return False
     names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
     # No value of a configuration is a tensor.
     plain = tuple(side for side in sides if getattr(side, "__name__", "") != "Tensor")
@@ -110,10 +121,8 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     except UnicodeEncodeError as error:
         raise ConfigError(f"{key}={value} is not in UTF-8; type it again.") from error
     except TypeError:  # a union of what msgspec cannot tell apart
-        return
-    if get_origin(hint) is Annotated:  # msgspec has compared other annotations as a whole
-        for check in checks_of(hint):
-            check(key, value)
+        return False
+    return get_origin(hint) is Annotated  # msgspec has compared other annotations as a whole
 
 
 def _kinds(hint: Any) -> set[Any]:

@@ -174,7 +174,6 @@ class Privacy:
 
 def _keys(values: Mapping[str, Any], name: str, kind: type[_Keys], such: str) -> _Keys | None:
     given = values.get(name)
-    given = given.plain() if isinstance(given, Section) else given
     try:
         return None if given is None else fit(given, kind)
     except ValueError as error:
@@ -276,13 +275,13 @@ def _typed(
         typed: dict[str, Any] = {"source": source, "values": whole, "overrides": overrides}
         typed |= {
             **{key: optional(whole, key) for key in ("canonical", "adapters", "aggregation")},
-            **{key: tuple(map(str, whole.get(key) or ())) for key in ("keep_out", "plugins")},
-            "privacy": Privacy.of(whole["privacy"]),
-            "folder": str(whole["folder"]),
-            "pictures": str(whole["pictures"]["format"]),
+            **{key: tuple(map(str, values.get(key) or ())) for key in ("keep_out", "plugins")},
+            "privacy": Privacy.of(values["privacy"]),
+            "folder": str(values["folder"]),
+            "pictures": str(values["pictures"]["format"]),
             "facts": Facts(**copy.deepcopy({key: values.get(key) for key in facts})),
-            "evaluation": Evaluation(**whole["evaluation"]),
-            "checkpoint": Checkpoints(**whole["checkpoint"]),
+            "evaluation": Evaluation(**values["evaluation"]),
+            "checkpoint": Checkpoints(**values["checkpoint"]),
             "derived": dict(values.get("derived") or {}),
         }
         others = RunDescription.__dataclass_fields__.keys() - typed.keys()

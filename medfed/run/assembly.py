@@ -23,6 +23,7 @@ from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation import split
+from medfed.federation.algorithm import Algorithm
 from medfed.federation.entries import divide, numbered
 from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.other_state import copied
@@ -145,9 +146,13 @@ def personal_part(
     `data`: the data; their first batch goes through the network. Returns patterns of parameter
     names; empty if the task has patterns or the method needs none.
     """
-    if not _asks(config):
+    algorithm: Algorithm = build(config.algorithm)
+    asks = algorithm.personal in ("task", "body")
+    if config.canonical is not None:
+        asks = config.canonical.get("parts") is None
+    if not asks:
         return ()
-    network, method = task.network, type(build(config.algorithm)).__name__
+    network, method = task.network, type(algorithm).__name__
     if task.personal:
         trial = copy.deepcopy(network)  # where single entries are personal, it is divided
         try:
@@ -180,13 +185,6 @@ def personal_part(
         f"{brief(100 * share)} %); model.personal=[...] chooses others."
     )
     return patterns
-
-
-def _asks(config: RunDescription) -> bool:
-    """Whether the method uses the model's personal part, or the canonical models do."""
-    if config.canonical is not None:
-        return bool(config.canonical.get("parts") is None)
-    return bool(build(config.algorithm).personal in ("task", "body"))
 
 
 def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:

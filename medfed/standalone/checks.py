@@ -41,7 +41,7 @@ def check_fields(section: str, holder: object) -> None:
         if not kind.__module__.startswith(("pytorch_lightning", "torch")):
             # A subclass that gives only another default keeps the limits.
             hints = typing.get_type_hints(kind, include_extras=True)
-            limits |= {name: checks for name, hint in hints.items() if (checks := checks_of(hint))}
+            limits |= {name: checks for name, hint in hints.items() if (checks := _checks_of(hint))}
     for name, checks in limits.items():
         for check in checks:
             check(f"{section}.{name}".lstrip("."), getattr(holder, name))
@@ -64,9 +64,8 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             hints = typing.get_type_hints(function, include_extras=True)
-            for name, value in signature(function).bind(*args, **kwargs).arguments.items():
-                for check in checks_of(hints.get(name)):
-                    check(f"{section}.{name}", value)
+            given = signature(function).bind(*args, **kwargs).arguments
+            check_limits((f"{section}.{name}", v, hints.get(name)) for name, v in given.items())
             return function(*args, **kwargs)
 
         return call
@@ -74,7 +73,14 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def checks_of(hint: Any) -> tuple[Check, ...]:
+def check_limits(values: Iterable[tuple[str, Any, Any]]) -> None:
+    """Checks keys, values and annotations, as `check_fields` does."""
+    for key, value, hint in values:
+        for check in _checks_of(hint):
+            check(key, value)
+
+
+def _checks_of(hint: Any) -> tuple[Check, ...]:
     """Returns the checks of an annotation, which take the key and the value."""
     if get_origin(hint) is Annotated:
         null = NoneType in get_args(hint.__origin__)

@@ -142,6 +142,7 @@ class DatalistReader(CaseReader):
         else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._entries = self._listed(fold)
+        self._images, self._masks = self._places([entry for entry, _ in self._entries])
         self._patient, self._centre, self._series = patient, centre, as_names(series)
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
@@ -160,8 +161,7 @@ class DatalistReader(CaseReader):
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`."""
         ids = self._ids()
-        listed = {path for entry, _ in self._entries for path in self._images(entry)}
-        present = set(existing(path for path in listed if path is not None))
+        present = set(existing({path for images in self._images for path in images if path}))
         folder = self._file.parent
         if not present and _is_numbered(folder, [entry for entry, _ in self._entries]):
             raise DataError(
@@ -169,16 +169,15 @@ class DatalistReader(CaseReader):
                 f"as nnU-Net wants it; read the folder by data=nnunet data.path={folder}."
             )
         patients = []
-        for name, (entry, split) in zip(ids, self._entries, strict=True):
-            images, label = self._images(entry), self._place(entry["label"])
+        files = zip(self._images, self._masks, strict=True)
+        for name, (entry, split), (images, label) in zip(ids, self._entries, files, strict=True):
             if 1 < len(images) != len(self._known):
                 raise DataError(
                     f"{self._file}: case {name} lists {len(images)} images for "
                     f"{len(self._known)} channels; list one each, or null for a missing one."
                 )
             whole = len(images) == 1  # a file with all channels
-            if whole:
-                images *= len(self._known)
+            images = images * len(self._known) if whole else images
             of = {c: images[self._known.index(c)] for c in self.channels}
             there = {c: path for c, path in of.items() if path in present}
             lacks = {
@@ -190,9 +189,9 @@ class DatalistReader(CaseReader):
             if whole and there:
                 there = {"image": there[self.channels[0]]}
             centre = None if (at := entry.get(self._centre)) is None else fold_name(str(at))
-            files = {**there, "label": label}
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
-            patients.append(Patient(name, files, centre, split=split, lacks=lacks, annotated=done))
+            roles = {**there, "label": label}
+            patients.append(Patient(name, roles, centre, split=split, lacks=lacks, annotated=done))
         if self._pattern is None:
             named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
             self._person = {n: fold_name(str(p)) for n, p in named if p is not None}
@@ -262,12 +261,9 @@ class DatalistReader(CaseReader):
         if isinstance(names, list):
             names = {str(n): name for n, name in enumerate(names)}
         if names is None:
-            images = self._images(self._entries[0][0])
-            one = images[0]
-            count = len(images)
-            if one and count == 1:
-                count = read_geometry(one, series=self._series).channels
-            return [f"channel_{n}" for n in range(count)]
+            one, *others = self._images[0]
+            count = read_geometry(one, series=self._series).channels if one and not others else 0
+            return [f"channel_{n}" for n in range(count or 1 + len(others))]
         if isinstance(names, str):
             return [names]
         try:
@@ -288,20 +284,24 @@ class DatalistReader(CaseReader):
             return {}
         return listed_labels(self._index.get("labels"), self._file)
 
-    def _images(self, entry: Mapping[str, Any]) -> list[Path | None]:
-        given = entry["image"]
-        if not isinstance(given, list) or not given:
-            return [self._place(given)]
-        return [None if one is None else self._place(one) for one in given]
-
-    def _place(self, name: object) -> Path:
-        if not isinstance(name, str) or not name:
-            raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
-        return self._file.parent / slashed(self._file.parent, name)
+    def _places(
+        self, entries: list[Mapping[str, Any]]
+    ) -> tuple[list[list[Path | None]], list[Path]]:
+        """The files of each entry's images, None where one is missing, and of its mask."""
+        images = [of if isinstance(of := each["image"], list) and of else [of] for each in entries]
+        masks = [entry["label"] for entry in entries]
+        single = [entry["image"] for entry in entries if not isinstance(entry["image"], list)]
+        names = [*single, *(name for of in images for name in of if name is not None), *masks]
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
+        folder = self._file.parent
+        place = dict(zip(names, (folder / n for n in slashed(folder, names)), strict=True))
+        return [[place.get(name) for name in of] for of in images], [place[n] for n in masks]
 
     def _ids(self) -> list[str]:
         """The stems of the images, with the folder's name if stems repeat."""
-        first = [self._images(e)[0] or self._place(e["label"]) for e, _ in self._entries]
+        first = [images[0] or mask for images, mask in zip(self._images, self._masks, strict=True)]
         stems = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
         if len(set(stems)) == len(stems):
             return stems

@@ -155,7 +155,7 @@ def read_image_table(
         kept = list(range(len(labels)))
     official = official_splits(sheet, split, cells.get("split", ()))
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
-    of["image"] = [slashed(path.parent, file.replace("{}", name)) for name in of["image"]]
+    of["image"] = slashed(path.parent, (file.replace("{}", name) for name in of["image"]))
     files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
@@ -352,7 +352,7 @@ def _listed(
     else:
         taken = [str(looks.label_of(guess, sheet, "data.reader.label", answers, [image]))]
     looks.roles(guess, sheet, "data.reader.", answers, [image, *taken])
-    folder, texts = sheet.path.parent, [text for _, text in sheet.cells(image)]
-    names = [slashed(folder, (file or "{}").replace("{}", text)) for text in texts]
+    folder, named = sheet.path.parent, (file or "{}")
+    names = slashed(folder, (named.replace("{}", text) for _, text in sheet.cells(image)))
     looks.colours(guess, [folder / name for name in names])
     return guess

@@ -84,7 +84,7 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
 def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
     index = sheet.path
     cells = listed_columns(sheet, columns, ("image", "mask"))
-    cells |= {role: [slashed(index.parent, n) for n in cells[role]] for role in ("image", "mask")}
+    cells |= {role: slashed(index.parent, cells[role]) for role in ("image", "mask")}
     patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
     rows = zip(cells["image"], cells["mask"], patients, centres, strict=True)
@@ -379,8 +379,9 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
             guess.ask("data.reader.mask", "Which column is the mask?", mask, others)
         guess.reads(image=image, mask=mask)
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
+        folder = sheet.path.parent
         images, masks = (
-            [sheet.path.parent / slashed(sheet.path.parent, t) for _, t in sheet.cells(column)]
+            [folder / name for name in slashed(folder, (text for _, text in sheet.cells(column)))]
             for column in (image, mask)
         )
     else:

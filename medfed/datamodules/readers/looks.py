@@ -165,13 +165,9 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
         if file.suffix.lower() not in (".csv", ".tsv", ".txt") or file.name == "centres.csv":
             continue
         sheet = sheet_of(file)
-        first = dict(zip(sheet.columns, sheet.rows[0], strict=True))
-        named = [
-            c
-            for c, cell in first.items()
-            if is_picture(file.parent / slashed(file.parent, cell.strip()))
-        ]
-        if named:
+        cells = slashed(file.parent, map(str.strip, sheet.rows[0]))
+        first = zip(sheet.columns, cells, strict=True)
+        if named := [column for column, cell in first if is_picture(file.parent / cell)]:
             return sheet, sorted(named, key=may_be_mask)
     return None
 
