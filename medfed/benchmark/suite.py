@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.schemas import fit, fit_keys
-from medfed.config import compose, sections
+from medfed.config import allowed, sections
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
 
 T = TypeVar("T")
@@ -218,9 +218,8 @@ def chosen(wanted: str | Sequence[str], known: Collection[str], sentence: str) -
 
 def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
     """Reads all suites, by name."""
-    places = [compose.CONFIG_DIR / "suites"]
-    places += [Path(f) / below / "suites" for f in folders for below in ("configs", ".")]
-    files = [file for place in places for file in sorted(place.glob("*.yaml"))]
+    places = [allowed.CONFIG_DIR, *(allowed.yamls_of(Path(folder)) for folder in folders)]
+    files = [file for place in places for file in sorted((place / "suites").glob("*.yaml"))]
     return {file.stem: read_suite(file) for file in files}
 
 
@@ -338,17 +337,6 @@ class Method:
         return cls(name, "pooled" if finetuned else name, finetuned)
 
 
-def _known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
-    """Returns the names of all methods.
-
-    Example:
-        >>> _known_methods()[:3]
-        ['adiana', 'apfl', 'binaryrelax']
-    """
-    places = (compose.CONFIG_DIR, *(Path(folder) / "configs" for folder in folders))
-    return sorted({p.stem for place in places for p in (place / "algorithm").glob("*.yaml")})
-
-
 def chosen_methods(
     wanted: str | Sequence[str] | None, usual: str | Sequence[str], known: Sequence[str]
 ) -> list[Method]:
@@ -372,7 +360,7 @@ def wanted_of(
     folders: Sequence[str | Path] = (),
 ) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
     """Returns the wanted suites, and by suite the methods and arms; as for `benchmark`."""
-    chosen, known = chosen_suites(suite, folders), _known_methods(folders)
+    chosen, known = chosen_suites(suite, folders), list(allowed.method_yamls(folders))
     usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
     by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
     return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)

@@ -14,7 +14,7 @@ from typing import Any
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.config.compose import CONFIG_DIR
+from medfed.config.allowed import method_yamls
 from medfed.config.description import RunDescription
 from medfed.config.spelling import key_of
 
@@ -54,8 +54,7 @@ def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:
         medfed.standalone.errors.ConfigError: methods must name at least one method other than \
 local, with which all are compared.
     """
-    folders = (CONFIG_DIR, *(Path(f) / "configs" for f in plugins))
-    known = sorted(p.stem for f in folders for p in (f / "algorithm").glob("*.yaml"))
+    known = list(method_yamls(plugins))
     for name in methods:
         if name not in known:
             raise ConfigError(

@@ -19,8 +19,7 @@ from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.console import Terminal
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.config.allowed import plugin_folders, yamls_of
-from medfed.config.compose import CONFIG_DIR
+from medfed.config.allowed import method_yamls, plugin_folders
 
 if TYPE_CHECKING:
     from medfed.federation.card import Card
@@ -87,9 +86,7 @@ def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
         >>> "fedavg" in yamls()
         True
     """
-    folders = [CONFIG_DIR, *(yamls_of(f) for o in plugins for f in plugin_folders(o))]
-    files = {p.stem: p for f in folders for p in (f / "algorithm").glob("*.yaml")}
-    return dict(sorted(files.items()))
+    return method_yamls(folder for option in plugins for folder in plugin_folders(option))
 
 
 def method(name: str, yaml: Path) -> Method:

@@ -559,11 +559,9 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
                 example = f", such as {key}.up=fp32" if leaf == "codec" else ""
                 return f"{key!r} is no group; set {inner}{example}."
             where = f"{parent} has" if parent else "the top level has"
-            more = f" and {len(known) - _LISTED} more" * (len(known) > _LISTED)
-            listed = f"{', '.join(known[:_LISTED])}{more}"
             deeper = (
                 [] if parent else [k for k, _ in walk(written(config)) if k.endswith(f".{leaf}")]
             )
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
-            return f"Unknown key {key!r}{hint}; {where} {listed or 'no keys'}."
+            return f"Unknown key {key!r}{hint}; {where} {few(known, _LISTED) or 'no keys'}."
     return f"The configuration cannot be composed: {first_line(error)}."

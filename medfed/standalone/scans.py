@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from . import dicom, pictures, volumes
-from .errors import DataError
+from .errors import DataError, few
 from .files import is_visible
 from .masks import SEG, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import Preparation, one_thread
 
 _log = logging.getLogger(__name__)
-_NAMED = 3
 RECORD = "prediction.json"  # in a folder of predictions
 
 
@@ -64,9 +63,8 @@ def walk(
 def say_left_out(root: Path, others: Sequence[Path], what: str) -> None:
     """Says in one line which files were found that are none of what is wanted."""
     if others:
-        names = ", ".join(p.relative_to(root).as_posix() for p in others[:_NAMED])
-        more = f" and {len(others) - _NAMED} more" * (len(others) > _NAMED)
-        _log.warning("No %s, and left out, below %s: %s%s.", what, root, names, more)
+        names = few([p.relative_to(root).as_posix() for p in others], 3)
+        _log.warning("No %s, and left out, below %s: %s.", what, root, names)
 
 
 def stem_below(path: Path, root: Path, stem: str) -> str:

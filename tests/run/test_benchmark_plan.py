@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -29,7 +30,9 @@ from medfed.benchmark.suite import (
     read_suite,
     search_space,
     suites,
+    wanted_of,
 )
+from medfed.commands.advise import check_methods
 from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
 from medfed.common.errors import ConfigError, RankError
@@ -407,3 +410,15 @@ def test_what_a_killed_benchmark_left_is_removed_and_nobody_else_s(tmp_path, mon
     kept = {named[name].name for name in ("works", "new", "his")}
     assert there == {*kept, own.rpartition("/")[2]}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize("below", ["", "configs"])
+def test_every_command_knows_the_methods_and_suites_of_a_plugin_folder(
+    tmp_path: Path, below: str
+) -> None:
+    (tmp_path / below / "algorithm").mkdir(parents=True)
+    (tmp_path / below / "algorithm/mine.yaml").write_text("_target_: mine.Mine\n")
+    check_methods(["mine"], [str(tmp_path)])
+    _, by_suite, _ = wanted_of("digits", ["mine"], "smoke", False, [str(tmp_path)])
+    assert [one.name for one in by_suite["digits"]][-1] == "mine"
+    assert "mine" in yamls([f"plugins={tmp_path}"])
