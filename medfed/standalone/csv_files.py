@@ -265,12 +265,7 @@ class Sheet:
                 )
         return [text for _, text in self.cells(name)]
 
-    def names(
-        self,
-        name: str,
-        instead: str = REMOVE,
-        of: Callable[[str], str] = fold,
-    ) -> list[str]:
+    def names(self, name: str, instead: str = REMOVE, of: Callable[[str], str] = fold) -> list[str]:
         """The names in a column, of labels, patients, hospitals or cases; see `names.same`."""
         texts, first = self.known(name, instead), dict[str, str]()
         where = f"{self.path}, column {name}"

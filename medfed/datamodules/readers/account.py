@@ -59,10 +59,7 @@ class Account:
 
 
 def account_of(
-    path: Path,
-    taken: Iterable[Path],
-    endings: Collection[str],
-    reasons: Mapping[Path, str],
+    path: Path, taken: Iterable[Path], endings: Collection[str], reasons: Mapping[Path, str]
 ) -> Account:
     """Counts the files of a data set.
 

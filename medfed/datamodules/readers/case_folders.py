@@ -25,14 +25,7 @@ from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
 from medfed.standalone.files import is_visible
 from medfed.standalone.names import fold
-from medfed.standalone.volumes import (
-    FILES,
-    AbsentFileError,
-    Pattern,
-    find_file,
-    is_volume,
-    stem_of,
-)
+from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file, is_volume, stem_of
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}

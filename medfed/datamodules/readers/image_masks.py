@@ -124,13 +124,7 @@ def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> 
             path,
         )
     return [
-        Pair(
-            images[stem],
-            masks[stem],
-            person,
-            centres.get(stem),
-            str(images[stem]),
-        )
+        Pair(images[stem], masks[stem], person, centres.get(stem), str(images[stem]))
         for stem, person in zip(stems, persons, strict=True)
     ]
 
