@@ -51,7 +51,7 @@ class Group:
     def settings(self) -> list[dict[str, float]]:
         """The settings that are tried, the default first."""
         space = suites.search_space(self.card, Range(*self.suite.lr))
-        return suites.points(space, self.size.trials)
+        return suites.trial_settings(space, self.size.trials)
 
     def config(self, variant: str, as_arm: bool = False) -> description.RunDescription:
         """Composes the task with this method, at its defaults and of no split in particular."""

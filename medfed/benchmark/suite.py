@@ -376,7 +376,7 @@ def search_space(card: Card, lr: Range) -> dict[str, Range]:
     return {LR: lr, **{f"algorithm.{name}": over for name, over in card.tune.items()}}
 
 
-def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
+def trial_settings(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     """Returns the settings that are tried: the default, then the same quasi-random points for all.
 
     Their coordinates are those of one Halton sequence, the first of which is the learning rate's;
@@ -387,8 +387,8 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     Numerische Mathematik, 1960; SciPy's ``qmc.Halton``.
 
     Example:
-        >>> one = points({"lr": Range(0.01, 1.0)}, 3)
-        >>> two = points({"lr": Range(0.01, 1.0), "mu": Range(0.1, 1.0)}, 3)
+        >>> one = trial_settings({"lr": Range(0.01, 1.0)}, 3)
+        >>> two = trial_settings({"lr": Range(0.01, 1.0), "mu": Range(0.1, 1.0)}, 3)
         >>> one, [p["lr"] for p in one[1:]] == [p["lr"] for p in two[1:]]
         ([{}, {'lr': 0.03162}, {'lr': 0.3162}], True)
     """

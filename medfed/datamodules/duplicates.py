@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     label: int | None = None  # its class, if it has one
 
 
-class Place(NamedTuple):
+class SampleUse(NamedTuple):
     """Where a sample is used."""
 
     client: str
@@ -46,7 +46,7 @@ class Duplicates:
 
     what: str  # the kind of samples, such as ``images``
     # The places of equal samples, in the order of clients and splits.
-    groups: Sequence[Sequence[Place]] = ()
+    groups: Sequence[Sequence[SampleUse]] = ()
 
     def record(self) -> dict[str, Any]:
         """Returns the counts and all groups, for JSON."""
@@ -69,7 +69,8 @@ class Duplicates:
         """Describes the duplicates and names the first few; empty if there are none.
 
         Example:
-            >>> group = [Place("a", s, Sample(i, i, 1)) for s, i in [("train", "x"), ("test", "y")]]
+            >>> used = [("train", "x"), ("test", "y")]
+            >>> group = [SampleUse("a", split, Sample(i, i, 1)) for split, i in used]
             >>> Duplicates("images", [group]).sentence()
             '2 of the images are in 1 group of equal ones (1 over two splits, 0 over two clients): \
 x (train of a) = y (test of a). A test sample is then in the training data: remove the copies.'
@@ -116,10 +117,10 @@ def find_duplicates(
     """
     order = {(c, s): n for n, (c, s) in enumerate((c, s) for c in clients for s in clients[c])}
     place = {i: (c, s) for c, parts in clients.items() for s, ids in parts.items() for i in ids}
-    places: dict[object, list[Place]] = {}
+    places: dict[object, list[SampleUse]] = {}
     for sample in samples:
         if sample.patient in place:
-            places.setdefault(sample.content, []).append(Place(*place[sample.patient], sample))
+            places.setdefault(sample.content, []).append(SampleUse(*place[sample.patient], sample))
     repeated = (g for g in places.values() if len({(p.client, p.split) for p in g}) > 1)
     groups = [sorted(group, key=lambda p: order[p.client, p.split]) for group in repeated]
     return Duplicates(what, groups)

@@ -128,7 +128,7 @@ class Planning:
     def __post_init__(self) -> None:
         check_fields("data.planning", self)
 
-    def tell(self, cases: Iterable[CaseFacts]) -> bytes:
+    def client_message(self, cases: Iterable[CaseFacts]) -> bytes:
         """Returns a client's message about its training cases."""
         every = list(cases)
         spacings = np.array([case.spacing for case in every])
@@ -145,7 +145,7 @@ class Planning:
         )
         return packed(asdict(facts))
 
-    def agree(
+    def server_answer(
         self,
         messages: Sequence[bytes],
         channels: Sequence[str],

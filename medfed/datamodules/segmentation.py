@@ -168,7 +168,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """Whether clients have yet to agree on a plan."""
         return self.planning is not None and self.agreed is None
 
-    def _tell(self, client: str) -> Generator[bytes, bytes, None]:
+    def _client_half(self, client: str) -> Generator[bytes, bytes, None]:
         """A client's half: facts about its training cases, and what follows from the answer."""
         assert self.planning is not None
         plan = self.plans[client]
@@ -176,7 +176,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         plain = ((case, self.unprepared(case, plan)) for case in cases)
         spacing, names = self.scans.spacing, self.channel_names
         measured = (facts_of(*of, spacing(self.cases[case]), names) for case, of in plain)
-        self.follow(Agreed.read((yield self.planning.tell(measured))))
+        self.follow(Agreed.read((yield self.planning.client_message(measured))))
 
     def follow(self, agreed: Agreed) -> None:
         """Takes the settings of a plan on which clients have agreed."""
@@ -192,19 +192,21 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         if self._waits:
             if not self.plans:
                 self.plan()
-            halves = {c: self._tell(c) for c in self.plans if c not in self.keep_out}
+            halves = {c: self._client_half(c) for c in self.plans if c not in self.keep_out}
             _, self.exchanged = converse_here(self.merging(self.facts()), halves)
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
         """See the base class: facts for a plan, if clients agree on one."""
         if self._waits:
-            yield from self._tell(next(iter(self.plans)))
+            yield from self._client_half(next(iter(self.plans)))
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
         if self.planning is not None:
             names, labels = facts["channels"], len(facts["classes"]) + 1
-            yield self.planning.agree((yield b""), names, labels, self.spatial_dims, **self.given)
+            yield self.planning.server_answer(
+                (yield b""), names, labels, self.spatial_dims, **self.given
+            )
 
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: facts for a plan."""

@@ -268,7 +268,7 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
 
     The window size is not a fact of the data, but only segmentation has windows.
     """
-    said: dict[str, Any] = {
+    from_data: dict[str, Any] = {
         "in_channels": data.in_channels,
         "regions": list(data.class_names),
         "exclusive": getattr(data, "exclusive", None),
@@ -278,9 +278,9 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
         "patch_size": getattr(data, "window", None),
         "plan": agreed.plan.record() if (agreed := getattr(data, "agreed", None)) else None,
     }
-    said = {key: list(v) if isinstance(v, tuple) else v for key, v in said.items()}
-    given = {key: v for key, v in vars(config.facts).items() if v is not None}
-    facts = {**said, **given}
+    from_data = {key: list(v) if isinstance(v, tuple) else v for key, v in from_data.items()}
+    from_user = {key: v for key, v in vars(config.facts).items() if v is not None}
+    facts = {**from_data, **from_user}
     if getattr(data, "findings", False) != ("findings" in config.model):
         raise ConfigError(
             "model=findings and pictures of several findings need each other; set both, of a CSV "
@@ -291,21 +291,23 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
     if getattr(data, "boxes", False) != ("anchors" in config.model):
         raise ConfigError("model=detector and data=luna16_scans need each other; set both.")
     background = has_background(config.model, facts)
-    said["out_channels"] = data.num_classes + background
+    from_data["out_channels"] = data.num_classes + background
     loss = config.model.get("loss")
     if loss in ("cox", "cox_batches"):
-        said["out_channels"] = 1
+        from_data["out_channels"] = 1
         largest = max(client.num_samples for client in data.clients.values())
         if loss == "cox" and data.batch_size < largest:
             raise ConfigError(
                 "model.loss=cox compares all patients of a hospital in each step; set "
                 f"data.batch_size={largest} or more, or model.loss=hazard."
             )
-    facts = {**said, **given}
-    for key, value in given.items():
-        if key != "patch_size" and value != said[key]:
-            raise ConfigError(f"{key} is {value}, but the data have {said[key]}; leave it at null.")
-    if (window := given.get("patch_size")) is not None:
+    facts = {**from_data, **from_user}
+    for key, value in from_user.items():
+        if key != "patch_size" and value != from_data[key]:
+            raise ConfigError(
+                f"{key} is {value}, but the data have {from_data[key]}; leave it at null."
+            )
+    if (window := from_user.get("patch_size")) is not None:
         if "patch_size" not in config.model:
             raise ConfigError("patch_size is for segmentation by windows; leave it at null.")
         if len(window) != facts["spatial_dims"] or min(window) < 1:

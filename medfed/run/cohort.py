@@ -54,7 +54,7 @@ class CohortRecord:
         return {
             "patients": {"used": self.used, "of": self.patients},
             "shares": {"of": self.kind, "names": self.names, "before": self.whole},
-            "clients": {name: asdict(had) for name, had in self.clients.items()},
+            "clients": {name: asdict(look) for name, look in self.clients.items()},
             "remarks": self.remarks,
             "duplicates": self.duplicates.record(),
             "read": [account.record() for account in self.accounts],
@@ -94,8 +94,7 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
     `console`: the console; None is the terminal.
     """
     console = console or wide_console()
-    had = cohort.clients
-    if len(had) <= lines:
+    if len(cohort.clients) <= lines:
         console.print(_table(cohort))
     else:
         say(console, *_ranges(cohort))
@@ -183,16 +182,16 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     return f"{title} {' / '.join(map(shown, names[chosen]))}", share
 
 
-def _missing(had: Look) -> Iterator[str]:
+def _missing(look: Look) -> Iterator[str]:
     """What a client lacks in all splits, and in single ones."""
-    empty = [split for split in SPLITS if not had.splits[split]]
+    empty = [split for split in SPLITS if not look.splits[split]]
     if empty:
         yield f"no patient in {', '.join(empty)}"
-    gaps = list(had.missing.values())
+    gaps = list(look.missing.values())
     nowhere = [name for name in (gaps[0] if gaps else []) if all(name in m for m in gaps)]
     if nowhere:
         yield f"no {few(nowhere, 3)}"
-    for split, names in had.missing.items():
+    for split, names in look.missing.items():
         if here := [name for name in names if name not in nowhere]:
             yield f"{split}: no {few(here, 3)}"
 
@@ -210,6 +209,6 @@ def _ranges(cohort: CohortRecord) -> Iterator[str]:
         low, high, whole = (share([], of) for of in (order[0], order[-1], cohort.whole))
         yield f"{title}: from {low} to {high}; in the whole data: {whole}."
     odd = {n: [*look.removed, *_missing(look), *look.notes] for n, look in cohort.clients.items()}
-    if said := [f"{shown(name)} ({'; '.join(what)})" for name, what in odd.items() if what]:
-        yield f"{len(said)} lack channels, classes or patients, or have a note: {few(said, 5)}."
+    if notes := [f"{shown(name)} ({'; '.join(what)})" for name, what in odd.items() if what]:
+        yield f"{len(notes)} lack channels, classes or patients, or have a note: {few(notes, 5)}."
     yield f"{FILE} lists every client."

@@ -26,10 +26,10 @@ from medfed.benchmark.suite import (
     chosen_arms,
     chosen_methods,
     chosen_suites,
-    points,
     read_suite,
     search_space,
     suites,
+    trial_settings,
     wanted_of,
 )
 from medfed.commands.advise import check_methods
@@ -121,7 +121,7 @@ def test_what_a_card_would_tune_its_yaml_has(name):
 def test_all_methods_try_the_same_learning_rates_after_their_defaults():
     lr = Range(0.01, 1.0)
     cards = [method(n, yamls()[n]).kind.card for n in ("fedavg", "ditto", "clusteredfl")]
-    tried = [points(search_space(card, lr), 6) for card in cards]
+    tried = [trial_settings(search_space(card, lr), 6) for card in cards]
     assert [len(t) for t in tried] == [6, 6, 6]
     assert [t[0] for t in tried] == [{}, {}, {}]
     rates = [[p["optimizer.lr"] for p in t[1:]] for t in tried]

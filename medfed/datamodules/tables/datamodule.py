@@ -274,10 +274,10 @@ class TabularDataModule(FederatedDataModule):
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
-            question = self._question(self.facts())
-            outcomes = self.train_outcomes if question.outcomes else None
+            settings = self._agreement_settings(self.facts())
+            outcomes = self.train_outcomes if settings.outcomes else None
             facts = table.categories, outcomes, self.train_patients
-            self.agreement, self.exchanged = agreement.agree(question, trained, *facts)
+            self.agreement, self.exchanged = agreement.agree(settings, trained, *facts)
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         agreed = self.columns
@@ -316,16 +316,16 @@ class TabularDataModule(FederatedDataModule):
         self._chosen(self.plans)
         ((client, rows),) = self.train_rows.items()
         if self.agreement is None:
-            question = self._question(self.facts())
-            outcomes = self.train_outcomes[client] if question.outcomes else None
+            settings = self._agreement_settings(self.facts())
+            outcomes = self.train_outcomes[client] if settings.outcomes else None
             patients = self.train_patients[client]
-            told = agreement.TrainRows(question, rows, self.table.categories, outcomes, patients)
+            told = agreement.TrainRows(settings, rows, self.table.categories, outcomes, patients)
             self.contributing = told.contributing
             self.agreement = yield from agreement.client_side(told)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
-        yield from agreement.server_side(self._question(facts), claims)
+        yield from agreement.server_side(self._agreement_settings(facts), claims)
 
     def facts(self) -> dict[str, Any]:
         """See the base class; adds the columns with categories, and the label."""
@@ -336,39 +336,39 @@ class TabularDataModule(FederatedDataModule):
 
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
-        question, patients = self._question(self.facts()), self.train_patients[client]
+        settings, patients = self._agreement_settings(self.facts()), self.train_patients[client]
         statistics = []
         count = len(np.unique(patients))
-        if question.continuous:
+        if settings.continuous:
             what, key = "the sums of the outcome", "data.outcome_scale"
             statistics.append(Statistic(client, what, key, agreement.SUMS, count))
-        if question.intervals:
+        if settings.intervals:
             what = "the counts of events by time"
             statistics.append(Statistic(client, what, "data.cuts", BINS, count))
-        for name, column in zip(question.names, self.train_rows[client].T, strict=True):
+        for name, column in zip(settings.names, self.train_rows[client].T, strict=True):
             known = len(np.unique(patients[~np.isnan(column)]))
-            if not (question.pooled and known) or name in question.categorical:
+            if not (settings.pooled and known) or name in settings.categorical:
                 continue
             key, what = "data.scaling", f"the quartiles and sums of {name}"
-            if question.normalization == "exact_minmax":  # each is the value of one patient
+            if settings.normalization == "exact_minmax":  # each is the value of one patient
                 key += " and data.normalization"
                 what, known = f"the smallest and the largest {name}", 1
-            elif question.normalization == "minmax":
+            elif settings.normalization == "minmax":
                 what = f"the range of {name}"
-            size = len(question.ends) + len(question.positions) ** 2
+            size = len(settings.ends) + len(settings.positions) ** 2
             statistics.append(Statistic(client, what, key, size, known))
             if name in self.contributing:
                 what, known = f"the sums of {name} within the limits", self.contributing[name]
                 statistics.append(Statistic(client, what, key, size, known))
         return statistics
 
-    def _question(self, facts: Mapping[str, Any]) -> agreement.Question:
+    def _agreement_settings(self, facts: Mapping[str, Any]) -> agreement.AgreementSettings:
         """The settings of the agreement of clients with these `facts`."""
         stay: Sequence[str] | None = () if self.scaling == "combat" else None
         if self.covariates:
             numbers = [name for name in facts["channels"] if name not in facts["categories"]]
             stay = check_names("column of numbers", self.covariates, numbers)
-        return agreement.Question(
+        return agreement.AgreementSettings(
             names=facts["channels"],
             indicator=self.missing_indicator,
             normalization=self.normalization,
