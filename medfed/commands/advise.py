@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.allowed import method_yamls
 from medfed.config.description import RunDescription
+from medfed.config.sections import listed
 from medfed.config.spelling import key_of
 
 OWN = ("methods", "folds", "repeats", "pilot_rounds", "out", "workers")
@@ -40,7 +40,7 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                 "itself, so leave resume out."
             )
     for config in (each.values for each in configs):
-        check_methods(_listed(config.methods), _listed(config.plugins))
+        check_methods([*map(str, listed(config.methods))], listed(config.plugins))
 
 
 def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:
@@ -71,12 +71,6 @@ local, with which all are compared.
         )
 
 
-def _listed(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [str(v) for v in value]
-    return [] if value is None else [str(value)]
-
-
 @command("advise", check, runs=True)
 def main(config: RunDescription) -> None:
     """Runs the pilot, then writes and prints the advice."""
@@ -86,7 +80,7 @@ def main(config: RunDescription) -> None:
     asked = config.values
     advise(
         [o for o in config.overrides or () if key_of(o) not in OWN],
-        list(dict.fromkeys(_listed(asked.methods))),
+        list(dict.fromkeys(map(str, listed(asked.methods)))),
         folds=asked.folds,
         repeats=asked.repeats,
         rounds=asked.pilot_rounds,

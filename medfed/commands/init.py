@@ -54,14 +54,8 @@ _BASES = {"TabularDataModule": "clinical", "ImageDataModule": "medmnist"}
 _KEY = re.compile(r"(?<![\w/])(data\.(?:reader\.)?\w+)(?:=(\[[^\]]*\]|[\w.-]*\w))?")
 
 
-def _folders(keys: Mapping[str, Any]) -> list[str]:
-    """The folders of the user's readers."""
-    folders = keys.get("plugins") or []
-    return [folders] if isinstance(folders, str) else folders
-
-
 def _plugins(keys: Mapping[str, Any], *more: str) -> list[str]:
-    folders = [*_folders(keys), *more]
+    folders = [*sections.listed(keys.get("plugins")), *more]
     return [f"plugins={folders[0] if len(folders) == 1 else _written(folders)}"] if folders else []
 
 
@@ -69,7 +63,7 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
     """Says what a folder or file seems to hold, by the guesses of all readers."""
     path = path / str(answers.get("data.path", ""))
     modules = [("", f"medfed.datamodules.readers.{name}") for name in READERS]
-    for folder in _folders(answers):
+    for folder in sections.listed(answers.get("plugins")):
         for file in sorted(allowed.yamls_of(Path(folder)).glob("data/*.yaml")):
             made = compose.load([f"plugins={folder}", f"data={file.stem}"]).data.get("reader")
             modules.append((file.stem, str(made["_target_"]).rpartition(".")[0]))

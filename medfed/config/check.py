@@ -28,7 +28,7 @@ from medfed.common.errors import CheckpointError, ConfigError, DataError, did_yo
 from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
 from medfed.config.paths import EXISTING, PATH_LISTS, PATHS
-from medfed.config.sections import select, targets, walk
+from medfed.config.sections import listed, select, targets, walk
 
 # How msgspec names what it expects, and the limits of it.
 _WORDS = {
@@ -363,8 +363,7 @@ holds finished runs.
         place, ours = select(values, key), str(select(values, f"{key.split('.')[0]}._target_"))
         if isinstance(place, str) and ours.startswith("medfed."):  # a plugin's may be any text
             check_exists(key, place)
-    runs = values.get("runs", ["."])
-    names = list(runs) if isinstance(runs, list) else [runs]
+    names = listed(values.get("runs", ["."]))
     if not names or None in names:
         raise CheckpointError("runs names no folder; name one that holds finished runs.")
     for name in names:

@@ -502,17 +502,14 @@ def _refusing_new(overrides: Sequence[str], name: str) -> Sequence[str]:
     roots = {o: key.lstrip("+").partition(".")[0] for o, key in keys.items()}
     placed = {o for o in keys if "@" in o.partition("=")[0]}  # a group at a place of its own
     fixed = {o for o, root in roots.items() if root in _FIXED}
-    added = placed | fixed | {o for o, root in roots.items() if not _is_section(root)}
+    is_section = {root: root in SECTIONS or (CONFIG_DIR / root).is_dir() for root in roots.values()}
+    added = placed | fixed | {o for o, root in roots.items() if not is_section[root]}
     if not added:
         return overrides
     there = _composed([o for o in overrides if o not in added], name).config
     new = fixed | {o for o in added if roots[o] not in list(there)}
     new |= {o for o in placed if OmegaConf.select(there, keys[o].lstrip("+")) is None}
     return [o.lstrip("+") if o in new else o for o in overrides]
-
-
-def _is_section(root: str) -> bool:
-    return root in SECTIONS or (CONFIG_DIR / root).is_dir()
 
 
 def _explain_option(error: MissingConfigException) -> str:
