@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
@@ -40,7 +41,7 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                 "itself, so leave resume out."
             )
     for config in (each.values for each in configs):
-        check_methods([*map(str, listed(config.methods))], listed(config.plugins))
+        check_methods(_listed(config.methods), _listed(config.plugins))
 
 
 def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:
@@ -71,6 +72,10 @@ local, with which all are compared.
         )
 
 
+def _listed(value: Any) -> list[str]:
+    return [str(each) for each in listed(value)]
+
+
 @command("advise", check, runs=True)
 def main(config: RunDescription) -> None:
     """Runs the pilot, then writes and prints the advice."""
@@ -80,7 +85,7 @@ def main(config: RunDescription) -> None:
     asked = config.values
     advise(
         [o for o in config.overrides or () if key_of(o) not in OWN],
-        list(dict.fromkeys(map(str, listed(asked.methods)))),
+        list(dict.fromkeys(_listed(asked.methods))),
         folds=asked.folds,
         repeats=asked.repeats,
         rounds=asked.pilot_rounds,
