@@ -577,14 +577,14 @@ def advise(
             say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
         broken = runner.run_groups(groups, out, workers, quiet)
     runner.check_computed(broken, "runs of the pilot", "runs")
-    found = choose(asked, runner.found_groups(groups, out))
+    advice = choose(asked, runner.found_groups(groups, out))
     with writing(folder, "choose another out=FOLDER"):
-        write_json(folder / "advice.json", found.plain())
-        write_text(folder / "advice.md", markdown(found, _advice_command(asked, found)))
+        write_json(folder / "advice.json", advice.plain())
+        write_text(folder / "advice.md", markdown(advice, _advice_command(asked, advice)))
     if not quiet:
-        print_advice(found, _advice_command(asked, found))
+        print_advice(advice, _advice_command(asked, advice))
         say(console, f"Advice: {folder / 'advice.md'}")
-    return found, folder
+    return advice, folder
 
 
 def _name(asked: PilotData, groups: Sequence[Pilot]) -> str:

@@ -58,8 +58,8 @@ class Group:
         arm, suite = self.arm if as_arm else None, self.suite
         key = variant, arm.name if arm else ""
         if key not in self._composed:
-            own = suite.by_method.get(self.method.algorithm, ())
-            given = (*suite.overrides, *self.size.overrides, *own)
+            of_method = suite.by_method.get(self.method.algorithm, ())
+            given = (*suite.overrides, *self.size.overrides, *of_method)
             given += suite.variants[variant].overrides
             named = f"suite={suite.name}" + (f", arm {self.arm.name}" if self.arm else "")
             overrides = [

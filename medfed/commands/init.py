@@ -70,9 +70,9 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
     guesses: list[Guess] = []
     for name, module_name in modules:
         looks_like = getattr(importlib.import_module(module_name), "looks_like", lambda *_: None)
-        if (found := looks_like(path, answers)) is not None:
-            found.data = found.data or name
-            guesses.append(found)
+        if (guess := looks_like(path, answers)) is not None:
+            guess.data = guess.data or name
+            guesses.append(guess)
     sure = [g for g in guesses if g.sure] or guesses
     if not sure:
         raise DataError(
@@ -152,10 +152,10 @@ class Interview:
             otherwise = f", or take {_written(question.best)} by yes=true"
             otherwise *= question.best is not None
             self.say(f"{_shown(question)} Answer by {key}=VALUE{otherwise}.")
-        settled = {k: v for k, v in self.answers.items() if k not in self.open}
-        if settled and not self.yes and (error or self.open):
-            said = shlex.join(f"{key}={_written(value)}" for key, value in settled.items())
-            self.say(f"You have answered: {said}")
+        answered = {k: v for k, v in self.answers.items() if k not in self.open}
+        if answered and not self.yes and (error or self.open):
+            command = shlex.join(f"{key}={_written(value)}" for key, value in answered.items())
+            self.say(f"You have answered: {command}")
         if self.open:
             count = f"{len(self.open)} question{'s are' if len(self.open) > 1 else ' is'} open"
             keys = " ".join(f"{key}=VALUE" for key in self.open)

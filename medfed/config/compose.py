@@ -61,9 +61,9 @@ def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
 def _metric(written: Any) -> Any:
     if not isinstance(written, dict) or "_target_" not in written:
         return written
-    said = {key: written.get(key) for key in ("direction", "worst")}
-    inner = {key: value for key, value in written.items() if key not in said}
-    return {"_target_": CUSTOM_METRIC, "metric": _handed_over(inner), **said}
+    direction = {key: written.get(key) for key in ("direction", "worst")}
+    inner = {key: value for key, value in written.items() if key not in direction}
+    return {"_target_": CUSTOM_METRIC, "metric": _handed_over(inner), **direction}
 
 
 def _handed_over(part: dict[str, Any]) -> dict[str, Any]:
@@ -234,9 +234,11 @@ def for_other_data(
     path = given.get("data.path", "null") != "null"
     if "experiment" not in given or not (path or "data" in given):
         return list(overrides)
-    own = composing(with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")]))
-    data = own.hydra.runtime.choices.data
-    generated = written(own.data).get("path") is None
+    alone = composing(
+        with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")])
+    )
+    data = alone.hydra.runtime.choices.data
+    generated = written(alone.data).get("path") is None
     if (chosen := given.get("data", data)) == data:
         is_other = path and generated
     else:  # a plugin's may have a path of its own
@@ -244,16 +246,16 @@ def for_other_data(
         is_other = path or not file.is_file() or OmegaConf.is_missing(OmegaConf.load(file), "path")
     if any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
         given["partition"] = given["partition.protocol"] = ""
-    more = [o for o in own.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]
+    more = [o for o in alone.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]
     return [*overrides, *(more if is_other else ())]
 
 
 def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     """What an experiment sets for the chosen method alone, but for what the user has set."""
     method = config.hydra.runtime.choices.get("algorithm")
-    own = (written(config).get("by_method") or {}).get(method) or ()
+    of_method = (written(config).get("by_method") or {}).get(method) or ()
     given = {o.partition("=")[0].lstrip("+") for o in overrides}
-    return [o for o in own if o.partition("=")[0] not in given]
+    return [o for o in of_method if o.partition("=")[0] not in given]
 
 
 def source_of(config: DictConfig) -> dict[str, Any]:

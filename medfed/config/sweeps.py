@@ -128,10 +128,10 @@ def _launcher(name: str) -> str:
         )
     package, module = LAUNCHERS[name]
     try:
-        found = find_spec(module)
+        spec = find_spec(module)
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise ConfigError(
             f"{_KEY_OF_LAUNCHER}{name} needs the package {package}: pip install {package}. "
             f"Without it, {WORKERS}=N runs N at once on this machine."
@@ -216,9 +216,9 @@ class Sweep:
         swept = {key for key, each in values.items() if len(each) > 1}
         named = any(o.startswith("hydra.job.name=") for o in self.overrides)
         for number, each in enumerate(itertools.product(*values.values())):
-            own = tuple(one for key, one in zip(values, each, strict=True) if key in swept)
-            name = () if named else (f"hydra.job.name={literal(folder_name(own))}",)
-            yield Job(number, own, (*each, *name))
+            differing = tuple(one for key, one in zip(values, each, strict=True) if key in swept)
+            name = () if named else (f"hydra.job.name={literal(folder_name(differing))}",)
+            yield Job(number, differing, (*each, *name))
 
     def composed(self, job: Job) -> tuple[list[str], DictConfig]:
         """Composes one combination."""

@@ -257,8 +257,8 @@ class FederatedDataModule(ABC):
             self.partition, self._patients, names, self.seed, *sizes, self.stratify
         )
         check_keep_out(self.keep_out, list(self.plans))
-        own = remarks(self.partition, list(self._patients.values()))
-        self.remarks = [*self.data_remarks(), *own]
+        from_partition = remarks(self.partition, list(self._patients.values()))
+        self.remarks = [*self.data_remarks(), *from_partition]
         if self.most_patients is not None:
             self.remarks.append(
                 f"At most {self.most_patients} patients of a hospital train and validate; others "
@@ -294,19 +294,19 @@ class FederatedDataModule(ABC):
 
     def _warn_of_classes(self, clients: Mapping[str, ClientData]) -> None:
         """Names the clients that train on a single class, or lack one that weights balance."""
-        found = []
+        remarks = []
         for name, client in clients.items():
             label = client.train["label"]
             if not isinstance(label, Tensor) or label.dim() > 1 or label.is_floating_point():
                 continue  # regions, or an outcome
             absent = (client.label_counts == 0).nonzero().flatten().tolist()
             if len(absent) > len(client.label_counts) - 2:
-                found.append((name, "trains on a single class", "train on a single class"))
+                remarks.append((name, "trains on a single class", "train on a single class"))
             if self.balanced and absent:
                 names = ", ".join(shown(self.class_names[k]) for k in absent)
                 what = f"no training sample of {names}, to which balanced weights give 0"
-                found.append((name, f"has {what}", f"have {what}"))
-        warn_of_clients(found)
+                remarks.append((name, f"has {what}", f"have {what}"))
+        warn_of_clients(remarks)
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """Makes a client from its plan, the settings, and the other arguments of `ClientData`."""

@@ -97,8 +97,8 @@ def _by_class(labels: NDArray[Any], kind: str, classes: int) -> Floats:
         return labels.astype(np.float64)
     if kind == "outcome":
         return labels[:, None].astype(np.float64)
-    found: Floats = np.eye(classes)[(labels[:, 1] if kind == "survival" else labels).astype(int)]
-    return found
+    one_hot: Floats = np.eye(classes)[(labels[:, 1] if kind == "survival" else labels).astype(int)]
+    return one_hot
 
 
 def sums(patients: Sequence[Patient], classes: int) -> Floats:

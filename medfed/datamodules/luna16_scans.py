@@ -142,7 +142,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
 
     def found_places(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """See the base class: a row per box in LUNA16's columns, mm x y z of its centre."""
-        found = []
+        placed = []
         for series, boxes in groupby(rows, key=lambda row: str(row["patient"])):
             grid = read_geometry(self._patients[series].files["header"], "LPS")
             kept = [row for row in boxes if row["found"] != SCAN]
@@ -150,8 +150,8 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
             world = world_of(grid, places, self.scan.spacing).round(4).tolist()
             for row, (x, y, z) in zip(kept, world, strict=True):
                 place = {"seriesuid": series, "coordX": x, "coordY": y, "coordZ": z}
-                found.append({**place, "probability": row["score"]})
-        return found
+                placed.append({**place, "probability": row["score"]})
+        return placed
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: scans on the patient grid, HU windowed to [0, 1]."""

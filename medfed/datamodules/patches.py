@@ -296,8 +296,8 @@ class FreshPatches:
         rng = numpy_rng(seed, "patches")
         volumes = [volume for patient in self.patients for volume in patient]
         firsts = np.cumsum([0, *map(len, self.patients)])
-        drawn = [self._draw(patient, rng) for patient in self.patients]
-        at = [d + np.array([n, 0, 0, 0]) for d, n in zip(drawn, firsts, strict=False)]
+        starts = [self._draw(patient, rng) for patient in self.patients]
+        at = [d + np.array([n, 0, 0, 0]) for d, n in zip(starts, firsts, strict=False)]
         images = PatchRows(volumes, np.concatenate(at), self.size, slices=self.slices)
         case = torch.arange(len(self.patients)).repeat_interleave(self.count)
         block: dict[str, Tensor | Rows] = {"image": images, "label": replace(images, labels=True)}

@@ -184,8 +184,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         self.agreed, self.spacing, self.crop_foreground = agreed, plan.spacing, True
         self.patch_size, self.batch_size = plan.patch_size, plan.batch_size
         self.size = patches.patch_size_3d(plan.patch_size, self.spatial_dims)
-        own = self.normalize is not None
-        rules = rules_of(self.normalize, self.scans.channels) if own else agreed.rules()
+        by_user = self.normalize is not None
+        rules = rules_of(self.normalize, self.scans.channels) if by_user else agreed.rules()
         self.preparation = Preparation(rules, plan.spacing, crop=True)
 
     def _agree(self) -> None:

@@ -429,8 +429,8 @@ class RunFolder(Places):
             except errors.CodecError as error:
                 raise ValueError(errors.first_line(error)) from error
             sent = {way: ledger.total(direction=way) for way in ("up", "down")}
-            if sent != (said := self.summary["bytes"]):
-                raise ValueError(f"it adds up to {sent} bytes, but summary.json says {said}")
+            if sent != (summed := self.summary["bytes"]):
+                raise ValueError(f"it adds up to {sent} bytes, but summary.json says {summed}")
         return ledger
 
     @property

@@ -156,8 +156,8 @@ def audit(
         guesses, fingerprints = audited.shadowed(shadows, last)
     finally:
         logging.disable(logging.NOTSET)
-    found = tuple(rows), tuple(guesses), tuple(fingerprints), tuple(audited.notes)
-    return Audit(summary, rounds, tolerance, layer, shadows, *found)
+    sections = tuple(rows), tuple(guesses), tuple(fingerprints), tuple(audited.notes)
+    return Audit(summary, rounds, tolerance, layer, shadows, *sections)
 
 
 class _Audited:
@@ -384,7 +384,7 @@ def _rows_found(
         rows[c] = torch.cat([b["image"].flatten(1) for b in local.data.eval_batches("train")])
     # The server knows what it sent, and a reply that is a model is a change of that.
     known = {c: dict(local.weights) for c, local in clients.items()}
-    used, found = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+    used, recovered = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
     hit: dict[str, Tensor] = {}
 
     def seen(received: Mapping[str, Message], replies: Mapping[str, Message]) -> None:
@@ -405,10 +405,10 @@ def _rows_found(
         hit.update({c: torch.zeros(len(of), dtype=torch.bool) for c, of in rows.items()})
         play(federation, number, seen)
         for c, of in rows.items():
-            found[c] += (count := int(hit[c].sum()))
+            recovered[c] += (count := int(hit[c].sum()))
             used[c] += max(count, min(len(of), clients[c].steps * clients[c].data.batch_size))
     each = ((c, own, of.data.batch_size, of.steps) for c, of in clients.items())
-    return [RowsFound(*of, used[of[0]], found[of[0]]) for of in each]
+    return [RowsFound(*of, used[of[0]], recovered[of[0]]) for of in each]
 
 
 _MOST = 40  # clients in a picture

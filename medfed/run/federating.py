@@ -74,11 +74,11 @@ def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDa
 
 def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Statistic]:
     """Returns the statistics of patients that clients send before and while they train."""
-    found: list[Statistic] = []
+    statistics: list[Statistic] = []
     for name, client in data.clients.items():
-        found += data.summaries(name) if data.exchanged and name in data.plans else ()
-        found += algorithm.summaries(client)
-    return found
+        statistics += data.summaries(name) if data.exchanged and name in data.plans else ()
+        statistics += algorithm.summaries(client)
+    return statistics
 
 
 def folder_of_absent(federation: Federation, folder: Path) -> Path | None:

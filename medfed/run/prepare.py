@@ -261,17 +261,17 @@ def _sheet(
     count, strips = len(rows[0]), len(channels[0])
     figure, axes = _empty([client.id for client in clients], count, strips)
     for row, (client, samples, shown) in enumerate(zip(clients, rows, channels, strict=True)):
-        held = client.channels.numpy()
+        present = client.channels.numpy()
         for n, (image, label) in enumerate(samples):
             left = n * _pitch(strips)
             if photographs:
                 picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
-                picture[~held] = 0
+                picture[~present] = 0
                 axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
             for k, c in enumerate(shown):
                 if not photographs:
-                    _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(held[c]))
-                if label.ndim == 3 and (photographs or held[c]):
+                    _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(present[c]))
+                if label.ndim == 3 and (photographs or present[c]):
                     _contours(axes, label, left + k * _STEP, row)
             if label.ndim == 0:
                 extent = _extent(left, row, image[0])
@@ -295,8 +295,8 @@ def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
     batch = client.samples(torch.from_numpy(order[:_CHOICE]))
-    held = (batch["label"].reshape(len(batch["label"]), -1) > 0).sum(dim=1)
-    chosen = int(held.argmax()) if batch["label"].ndim > 2 else 0
+    labelled = (batch["label"].reshape(len(batch["label"]), -1) > 0).sum(dim=1)
+    chosen = int(labelled.argmax()) if batch["label"].ndim > 2 else 0
     image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
     images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
     key = derive_seed(seed, "augmentation sheet", client.id)

@@ -163,8 +163,8 @@ def fit(
     known = set(network.state_dict()) | set(plain.values())
     sizes = {n: t.numel() for n, t in entries.items() if n in plain}
     unexpected = [n for n in tensors if n not in used and best.names.get(n, n) not in known]
-    found = matched, missing, shapes, left, unexpected
-    return Account(sizes, *found, best.stripped, (len(instances), spread))
+    account = matched, missing, shapes, left, unexpected
+    return Account(sizes, *account, best.stripped, (len(instances), spread))
 
 
 def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:

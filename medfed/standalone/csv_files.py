@@ -493,7 +493,7 @@ def read_features(
     by name; and those of the columns with categories.
     """
     sheet, categories = Sheet.read(path, None, missing_words(missing), limits), categories or {}
-    ages = {name: found.groups() for name in names if (found := AGE.fullmatch(name))}
+    ages = {name: match.groups() for name in names if (match := AGE.fullmatch(name))}
     sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}
     if lacking := [name for name in names if name.lower() not in known]:

@@ -260,13 +260,13 @@ def _frames(file: _Slice) -> list[_Slice]:
         raise _not_read(file.path, why)
     frames, scales = [], set()
     for number, frame in enumerate(each):
-        found = Dataset()
+        elements = Dataset()
         for group in (group for of in (*shared, frame) for group in of if group.VR == "SQ"):
             for item in group.value:
-                found.update(item)
-        _check_usable(f"{file.path}, frame {number + 1},", found, _PLACE)
-        scales.add(tuple(found.get(name) for name in _SCALE))
-        place, turn, steps = (np.array(found[name].value, dtype=np.float64) for name in _PLACE)
+                elements.update(item)
+        _check_usable(f"{file.path}, frame {number + 1},", elements, _PLACE)
+        scales.add(tuple(elements.get(name) for name in _SCALE))
+        place, turn, steps = (np.array(elements[name].value, dtype=np.float64) for name in _PLACE)
         affine = np.eye(4)
         affine[:3, 0], affine[:3, 1] = turn[:3] * steps[1], turn[3:] * steps[0]
         affine[:3, 2] = np.cross(turn[:3], turn[3:])

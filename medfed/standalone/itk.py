@@ -157,12 +157,12 @@ def check_packed(data: bytes, length: int) -> None:
         zlib.error: the packed data end too early
     """
     stream = zlib.decompressobj(wbits=47)
-    found = len(stream.decompress(data, length + 1))
+    unpacked = len(stream.decompress(data, length + 1))
     # zlib reads the checksum, too, only if there is room for more bytes.
-    found += len(stream.decompress(stream.unconsumed_tail, 1))
-    if found != length:
+    unpacked += len(stream.decompress(stream.unconsumed_tail, 1))
+    if unpacked != length:
         raise zlib.error(
-            f"it unpacks to {'more' if found > length else 'fewer'} bytes than {length}"
+            f"it unpacks to {'more' if unpacked > length else 'fewer'} bytes than {length}"
         )
     if not stream.eof or stream.unused_data:
         raise zlib.error(

@@ -140,15 +140,18 @@ def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
     This saves time; dropout is then the same for all instances, and BatchNorm counts a batch once.
     """
     # An instance's own forward is found before that of its class.
-    kept = [(held, {n: held[n] for n in held if n == "forward"}) for held in map(vars, layers)]
+    kept = [
+        (attributes, {n: attributes[n] for n in attributes if n == "forward"})
+        for attributes in map(vars, layers)
+    ]
     for layer in layers:
         layer.__dict__["forward"] = _once(layer.forward)
     try:
         yield
     finally:
-        for held, before in kept:
-            held.pop("forward")
-            held.update(before)
+        for attributes, before in kept:
+            attributes.pop("forward")
+            attributes.update(before)
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -137,9 +137,9 @@ def opened(file: Path) -> Iterator[Image.Image]:
         with Image.open(file) as picture:
             if (pages := getattr(picture, "n_frames", 1)) > 1:
                 raise DataError(f"{file} has {pages} pages; save each as a separate picture.")
-            if picture.width * picture.height > _INFLATION * (held := file.stat().st_size):
+            if picture.width * picture.height > _INFLATION * (length := file.stat().st_size):
                 raise DataError(
-                    f"{file} cannot hold in {held} bytes the {picture.width} x {picture.height} "
+                    f"{file} cannot hold in {length} bytes the {picture.width} x {picture.height} "
                     "pixels of its header; copy it again or remove it."
                 )
             tags = getattr(picture, "tag_v2", {})

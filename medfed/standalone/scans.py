@@ -270,17 +270,17 @@ def find_scans(
     if is_one(path):
         return scans_in(path, volumes.stem_of(path.resolve()))
     inside = [*walk(path, apart_from, is_one)]
-    found = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
-    if not found:
+    volume_paths = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
+    if not volume_paths:
         raise DataError(
             f"{path} has no volumes ({', '.join(volumes.SUFFIXES)}, folders of DICOM series) and "
             "no folders of them; name the folder with the scans in input."
         )
     of_headers = {".raw", ".zraw", ".gz"}
-    others = [p for p in inside if p not in found and p.suffix.lower() not in of_headers]
+    others = [p for p in inside if p not in volume_paths and p.suffix.lower() not in of_headers]
     say_left_out(path, others, "volumes")
-    stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in found}
-    scans = [s for p in found for s in scans_in(p, stem_below(p, path, stems[p]))]
+    stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in volume_paths}
+    scans = [s for p in volume_paths for s in scans_in(p, stem_below(p, path, stems[p]))]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
 

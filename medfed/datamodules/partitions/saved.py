@@ -44,8 +44,8 @@ class Saved(Partition):
         """See `Partition.assign`."""
         known = {p.id for p in patients}
         assigned = {}
-        for client, held in self._content["clients"].items():
-            ids = [i for part in held.values() for i in part] if isinstance(held, dict) else held
+        for client, of in self._content["clients"].items():
+            ids = [i for part in of.values() for i in part] if isinstance(of, dict) else of
             if unknown := [i for i in ids if i not in known]:
                 raise DataError(
                     f"{self.file}: client {client} has patient {unknown[0]}, which is not among "

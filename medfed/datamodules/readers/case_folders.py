@@ -87,18 +87,18 @@ class FolderReader(CaseReader):
         if self._sites is None:
             return [self._case(folder) for folder in ordered]
         listed = self._listed(self._sites)
-        found = [f for f in ordered if fold(f.name) in listed]
-        if not found:
+        kept = [f for f in ordered if fold(f.name) in listed]
+        if not kept:
             raise DataError(
                 f"{self._sites['file']} lists no folder of {self.path}; it has "
                 f"{few(list(listed))}, and the folders are {few([f.name for f in ordered])}."
             )
-        if len(found) < len(ordered):
+        if len(kept) < len(ordered):
             left = few([f.name for f in ordered if fold(f.name) not in listed])
             log.warning("%s does not list %s, which are left out.", self._sites["file"], left)
         return [
             replace(self._case(f), centre=listed[fold(f.name)][0], split=listed[fold(f.name)][1])
-            for f in found
+            for f in kept
         ]
 
     def indices(self) -> list[Path]:

@@ -103,7 +103,7 @@ class CaseReader(VolumeReader):
         by_person: dict[str, list[Patient]] = {}
         for case in cases:
             by_person.setdefault(self._person[case.id], []).append(case)
-        self._cases = {n: held for n, held in by_person.items() if [c.id for c in held] != [n]}
+        self._cases = {n: of for n, of in by_person.items() if [c.id for c in of] != [n]}
         return [_joined(name, by_person[name]) for name in sorted(by_person)]
 
     def cases_of(self, patient: Patient) -> list[Patient]:

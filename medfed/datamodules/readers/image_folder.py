@@ -290,8 +290,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     if (index := looks.index_of(path)) is not None:
         sheet, files = index
         return _listed(sheet, files[0], answers) if len(files) == 1 else None
-    if (found := _named_elsewhere(path)) is not None:
-        return _listed(*found[:2], answers, found[2])
+    if (elsewhere := _named_elsewhere(path)) is not None:
+        return _listed(*elsewhere[:2], answers, elsewhere[2])
     below = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
     below = {name: files for name, files in below.items() if files}
     split = any(SPLIT_NAMES.get(name.lower()) == "train" for name in below)
@@ -300,8 +300,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         return None
     guess = looks.Guess("image_folder", path)
     if masks := [m for name in below for m in pictures_in(path / name)[1]]:
-        said = f"{len(masks)}, such as {masks[0].name}"
-        guess.took.append(("masks beside pictures", said, "left out: named as their pictures"))
+        which = f"{len(masks)}, such as {masks[0].name}"
+        guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
     images = [file for files in below.values() for file in files if file not in {*masks}]
     looks.colours(guess, images)
     if not split and (inner := inner_folders(path, [*below])):

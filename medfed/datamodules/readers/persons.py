@@ -76,10 +76,10 @@ def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
         if (match := _SIDE.match(file.stem)) and (name := match[1].rstrip("_- .")):
             folder = "" if unique else f"{file.parent}/"
             sides.setdefault((folder, name), []).append((n, match[2].lower()))
-    for (folder, name), held in sides.items():
-        there = {side for _, side in held}
+    for (folder, name), members in sides.items():
+        there = {side for _, side in members}
         if any(_OTHER[side] in there for side in there):
-            for n, _ in held:
+            for n, _ in members:
                 persons[n] = fold(f"{folder}{name}")
     return persons
 

@@ -269,20 +269,20 @@ def leak_remarks(
     """  # noqa: E501
     rows, classes = np.concatenate(list(train.values())), np.concatenate(list(labels.values()))
     alone, numbered = leaks(names, categories, rows, classes)
-    said = []
+    sentences = []
     if alone:
-        said.append(
+        sentences.append(
             "Columns that alone predict the label in training, with their AUROC: "
             f"{few(list(alone.values()), 8)}. Leave out what is known only after the outcome: "
             f"'data.drop=[{','.join(alone)}]'."
         )
     if numbered:
-        said.append(
+        sentences.append(
             "Columns with a different whole number in every training row, as identifiers have: "
             f"{few(numbered, 8)}. Leave out those that are none of a patient's measurements: "
             f"'data.drop=[{','.join(numbered)}]'."
         )
-    return said
+    return sentences
 
 
 def leaks(
@@ -297,10 +297,10 @@ def leaks(
     for name, column in zip(names, rows.T, strict=True):
         known = ~np.isnan(column)
         cells = column[known]
-        if (found := _auroc(cells, classes[known], name in categories)) >= _TELLS:
-            alone[name] = f"{name} ({found:.3f})"
-        elif (found := _auroc(known.astype(float), classes, False)) >= _TELLS:
-            alone[name] = f"whether {name} is missing ({found:.3f})"
+        if (auroc := _auroc(cells, classes[known], name in categories)) >= _TELLS:
+            alone[name] = f"{name} ({auroc:.3f})"
+        elif (auroc := _auroc(known.astype(float), classes, False)) >= _TELLS:
+            alone[name] = f"whether {name} is missing ({auroc:.3f})"
         different = len(np.unique(cells)) == len(cells) >= _ROWS and (cells % 1 == 0).all()
         if different and name not in categories:
             numbered.append(name)
@@ -318,8 +318,8 @@ def _auroc(cells: Array, classes: Array, categorical: bool) -> float:
         if categorical:  # the share of the class among the rows of a category
             codes = np.unique(cells, return_inverse=True)[1]
             scores = (np.bincount(codes, positive) / np.bincount(codes))[codes]
-        found = float(area(scores, positive, np.ones((1, len(scores))))[0])
-        best = max(best, found, 1 - found)
+        auroc = float(area(scores, positive, np.ones((1, len(scores))))[0])
+        best = max(best, auroc, 1 - auroc)
     return best
 
 

@@ -319,9 +319,9 @@ class TabularDataModule(FederatedDataModule):
             settings = self._agreement_settings(self.facts())
             outcomes = self.train_outcomes[client] if settings.outcomes else None
             patients = self.train_patients[client]
-            told = agreement.TrainRows(settings, rows, self.table.categories, outcomes, patients)
-            self.contributing = told.contributing
-            self.agreement = yield from agreement.client_side(told)
+            train = agreement.TrainRows(settings, rows, self.table.categories, outcomes, patients)
+            self.contributing = train.contributing
+            self.agreement = yield from agreement.client_side(train)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
