@@ -42,9 +42,25 @@ Normalization = Literal["reestimated", "kept"]
 class Federation:
     """The server's state, the clients of this process, and the channel between them.
 
-    `everyone`: all clients of the federation on all ranks, in order. `channel`: codecs; dense fp32
-    by default. `cohort`: the clients that take part in a round; all by default. `model`: the
-    training loop; a server without clients has its network, too.
+    Args:
+        algorithm: The method.
+        server: The server's state.
+        clients: The clients that this process trains, by id.
+        everyone: All clients of the federation on all ranks, in order.
+        channel: Codecs; dense fp32 by default.
+        cohort: The clients that take part in a round; all by default.
+        seed: Seed of the run.
+        model: The training loop; a server without clients has its network, too.
+
+    Attributes:
+        memory: The state of the server's end of the channel, by direction and client.
+        client_start: The initial state of every client.
+        noise: What clients add to their replies, if the run protects them.
+        absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
+        arrived: The missing values of this process's clients, sent by a server elsewhere.
+        far: Parts of replies that were far longer than those of the other clients.
+        normalization: Whether a client's model has the statistics of normalisation that it was
+            trained with (``kept``), or those of the client's data (``reestimated``).
     """
 
     def __init__(
@@ -69,20 +85,12 @@ class Federation:
         self.channel = channel or Channel()
         self.ledger = Ledger()
         self.seed = seed
-        # The state of the server's end of the channel, by direction and client.
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
-        # The missing values of this process's clients, sent by a server elsewhere.
         self.arrived: dict[str, Packet] = {}
-        # Parts of replies that were far longer than those of the other clients.
         self.far: list[Outlier] = []
-        # The initial state of every client.
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
-        # The folder for the state of absent clients; ``None``: it stays in memory.
         self.absent_folder: Path | None = None
-        # What clients add to their replies, if the run protects them.
         self.noise: ClientPrivacy | None = None
-        # Whether a client's model has the statistics of normalisation that it was trained with
-        # (``kept``), or those of the client's data (``reestimated``).
         self.normalization: Normalization = "kept"
         self.channel.seed = seed
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
@@ -152,7 +160,16 @@ class Federation:
     def answer(
         self, client: str, packet: Packet, number: int, position: int, noisy: int | None = None
     ) -> Packet:
-        """The client's half of one exchange: decodes the packet, trains, and encodes its reply."""
+        """The client's half of one exchange: decodes the packet, trains, and encodes its reply.
+
+        Args:
+            client: A client of this process.
+            packet: The server's packet.
+            number: The round's number.
+            position: The position of the phase within the round.
+            noisy: How many clients at least add noise to the sum, if the round's cohort is not
+                known here.
+        """
         with naming(client, number, packet.phase), self.clients[client].present() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
@@ -243,6 +260,10 @@ class Round:
     A runtime calls :meth:`fit` for every client of :attr:`recipients`, in any order and in any
     process, then :meth:`exchange` with all replies; after the last phase the server's new state
     is in the federation.
+
+    Attributes:
+        position: The position of the open phase within the round.
+        recipients: The clients of the open phase, in the order of the cohort.
     """
 
     def __init__(self, federation: Federation, number: int) -> None:
@@ -256,13 +277,13 @@ class Round:
                 "channel.secure=null."
             )
         self.expected = federation.algorithm.phases(number)
-        self.position = 0  # the position of the open phase within the round
+        self.position = 0
         self._generator: ServerRound = federation.algorithm.round(
             federation.server, self.cohort, number
         )
         self._outbox: Outbox = {}
         self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
-        self.recipients: list[str] = []  # the clients of the open phase, in the order of the cohort
+        self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
         self._take(next(self._generator))  # a generator runs only when it is advanced
 
@@ -284,7 +305,12 @@ class Round:
         replies: Mapping[str, Packet],
         check: Callable[[Mapping[str, Message]], None] = lambda _: None,
     ) -> bool:
-        """Hands all replies to the server, in the order of the cohort."""
+        """Hands all replies to the server, in the order of the cohort.
+
+        Args:
+            replies: Of all recipients.
+            check: Sees the decoded replies before the server; what it raises ends the round.
+        """
         federation, phase = self.federation, self.phase
         for client in self.recipients:
             # In the order of the cohort, not of arrival: so every runtime has the same ledger.

@@ -18,12 +18,19 @@ from medfed.standalone.inference import margins
 
 
 class Case(NamedTuple):
-    """A slice of a client."""
+    """A slice of a client.
 
-    image: Tensor  # ``(C, H, W)``
-    truth: Tensor  # ``(R, H, W)``
-    probabilities: Mapping[str, Tensor]  # ``(R, H, W)`` by method
-    channels: Sequence[str] = ()  # names of the channels, if they are known
+    Attributes:
+        image: ``(C, H, W)``.
+        truth: ``(R, H, W)``.
+        probabilities: ``(R, H, W)`` by method.
+        channels: Names of the channels, if they are known.
+    """
+
+    image: Tensor
+    truth: Tensor
+    probabilities: Mapping[str, Tensor]
+    channels: Sequence[str] = ()
 
 
 # Distinct under colour-vision deficiency and bright enough on a grey image (Okabe and Ito).
@@ -105,8 +112,14 @@ def prediction_row(
 ) -> Figure:
     """Draws predicted contours on every contrast of one slice, for a scan without known truth.
 
-    `image` is ``(C, H, W)``, first axis to the right and second upwards. `probabilities` is ``(R,
-    H, W)``.
+    Args:
+        image: ``(C, H, W)``, first axis to the right and second upwards.
+        probabilities: ``(R, H, W)``.
+        channels: Names of the C contrasts, each a panel.
+        regions: Names of the R regions, for the legend.
+        title: The title above all panels.
+        threshold: Probability at which a contour is drawn.
+        aspect: Height of a pixel in units of its width.
 
     Example:
         >>> import torch

@@ -58,7 +58,9 @@ def write_hashes(module: FederatedModule, folder: Path) -> None:
 def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str, Any]:
     """Writes models, metrics, ledger, summary and pictures; a collective call.
 
-    `memberships` is (R + 1, N, K) memberships in canonical models over rounds, if it has any.
+    Args:
+        experiment: The finished run.
+        memberships: (R + 1, N, K) memberships in canonical models over rounds, if it has any.
     """
     module, run = experiment.module, RunFolder(experiment.folder)
     federation = module.federation
@@ -119,7 +121,13 @@ def _first_outputs(task: TaskModule, data: ClientData) -> Tensor:
 
 
 def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | None) -> None:
-    """Writes metrics, ledger, cases, intervals and the summary, completed by the intervals."""
+    """Writes metrics, ledger, cases, intervals and the summary, completed by the intervals.
+
+    Args:
+        experiment: The finished run.
+        summary: From `summarise`; entries are added.
+        best: The selected round.
+    """
     run, evaluation = RunFolder(experiment.folder), experiment.evaluation
     test = [scores.Record(best or 0, c, m) for c, m in evaluation.test.items()]
     write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
@@ -257,7 +265,11 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
 
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
-    """Says how sure the numbers of a run's table are, and what they cost."""
+    """Says how sure the numbers of a run's table are, and what they cost.
+
+    Args:
+        summary: The summary of a run or of an evaluation.
+    """
     points = summary.get("points", {})
     metric, of = summary["selection"][0], (summary["clients"], summary.get("split", "test"))
     absent: dict[tuple[str, ...], list[str]] = {}
@@ -291,7 +303,11 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
 
 
 def metric_table(summary: Mapping[str, Any]) -> Table:
-    """Returns the table of a run; all metrics of a classification fit into 100 characters."""
+    """Returns the table of a run, which fits 100 characters with all metrics of a classification.
+
+    Args:
+        summary: The summary of a run or of an evaluation.
+    """
     first = summary["selection"][0]
     names = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     names.sort(key=lambda name: name != first)
@@ -353,9 +369,14 @@ def ends_of(
 ) -> tuple[list[str], list[str]]:
     """Returns the clients that a table shows: all, or of very many the best and the worst.
 
-    `metric`: the metric that orders the clients; those without it are put in the middle. The result
-    is all clients in order and an empty list; or the best clients and the worst ones, the worst one
-    last.
+    Args:
+        clients: The metrics of each client.
+        metric: The metric that orders the clients; those without it are put in the middle.
+        mode: ``max`` or ``min``.
+
+    Returns:
+        All clients in order and an empty list; or the best clients and the worst ones, the worst
+        one last.
 
     Example:
         >>> best, worst = ends_of({f"c{i}": {"iou": i / 100} for i in range(100)}, "iou")

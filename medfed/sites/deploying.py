@@ -58,18 +58,27 @@ BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
 
 @dataclass(frozen=True)
 class Deployment:
-    """The task of the process at FLARE's server."""
+    """The task of the process at FLARE's server.
 
-    name: str  # the experiment's
-    agreed: Mapping[str, Any]  # the agreement, from :meth:`medfed.sites.agreement.Agreed.record`
-    folder: str  # the run folder, on the server's machine
-    coordinator_only: tuple[str, ...] = ()  # overrides that apply only at the coordinator
-    resume: bool = False  # whether to continue the existing run
-    # Keywords of :class:`medfed.sites.calls.Terms`.
+    Attributes:
+        name: The experiment's.
+        agreed: The agreement, from :meth:`medfed.sites.agreement.Agreed.record`.
+        coordinator_only: Overrides that apply only at the coordinator.
+        folder: The run folder, on the server's machine.
+        resume: Whether to continue the existing run.
+        terms: Keywords of :class:`medfed.sites.calls.Terms`.
+        output: Folder for its output and its result.
+        onboard: The last of the sites, which joins the finished run in the folder; empty: all sites
+            run the experiment.
+    """
+
+    name: str
+    agreed: Mapping[str, Any]
+    folder: str
+    coordinator_only: tuple[str, ...] = ()
+    resume: bool = False
     terms: Mapping[str, Any] = field(default_factory=dict)
-    output: str = ""  # folder for its output and its result
-    # The last of the sites, which joins the finished run in the folder; empty: all sites run the
-    # experiment.
+    output: str = ""
     onboard: str = ""
 
     @property
@@ -105,7 +114,15 @@ def encoded(content: Mapping[str, Any]) -> str:
 
 
 def decoded(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
-    """Reads what :func:`encoded` returned."""
+    """Reads what :func:`encoded` returned.
+
+    Args:
+        text: The text.
+        kind: What it must hold.
+
+    Raises:
+        ValueError: If it is something else.
+    """
     return schemas.parse_json(base64.b64decode(text, validate=True), kind)
 
 
@@ -117,7 +134,12 @@ def outcome(folder: Path) -> tuple[str, str]:
 
 
 def run_coordinator(text: str, transport: Transport) -> None:
-    """Runs or resumes the experiment of a deployment; its output goes to a file, line by line."""
+    """Runs or resumes the experiment of a deployment; its output goes to a file, line by line.
+
+    Args:
+        text: The deployment, from :meth:`Deployment.text`.
+        transport: Reaches the sites.
+    """
     deployment = Deployment.of(text)
     output = Path(deployment.output)
     write_json(output / OUTCOME, {"how": BEGUN, "why": ""})
@@ -165,8 +187,15 @@ def start_site(
 ) -> Answers:
     """Makes the site from the agreement and its file.
 
-    Returns the site; after a mistake a site that only answers that it failed, as no error text may
-    leave the site.
+    Args:
+        path: The site's file.
+        agreed: The agreement, encoded.
+        name: The site's name in FLARE.
+        keep_bundle: Makes the bundle of the model in a run folder.
+
+    Returns:
+        The site; after a mistake a site that only answers that it failed, as no error text may
+        leave the site.
     """
     log = _log
     try:
@@ -191,11 +220,17 @@ def start_site(
 
 @dataclass(frozen=True)
 class Broken:
-    """A site that cannot start, and answers so."""
+    """A site that cannot start, and answers so.
 
-    name: str  # the site's
-    reason: str  # the error's type; of what the site refuses, a word
-    status: Literal["failed", "refused"] = "failed"  # whether it has failed or refuses
+    Attributes:
+        name: The site's.
+        reason: The error's type; of what the site refuses, a word.
+        status: Whether it has failed or refuses.
+    """
+
+    name: str
+    reason: str
+    status: Literal["failed", "refused"] = "failed"
 
     def answer(self, request: bytes) -> bytes:
         """Answers so."""
@@ -215,7 +250,15 @@ _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
 
 def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
-    """Returns the deployment of a command line, and names overrides that sites do not agree on."""
+    """Returns the deployment of a command line, and names overrides that sites do not agree on.
+
+    Args:
+        keys: The keys of ``medfed deploy``.
+        typed: The overrides for ``medfed train``.
+
+    Raises:
+        ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
+    """
     terms = {**keys.terms, "across": bool(keys.across)}
     calls.Terms(**terms)
     plan = None if keys.study is None else msgspec.to_builtins(read_plan(Path(str(keys.study))))
@@ -240,7 +283,14 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
 
 
 def joining_deployment(keys: sections.Section) -> Deployment:
-    """Returns the deployment by which a hospital joins a finished run."""
+    """Returns the deployment by which a hospital joins a finished run.
+
+    Args:
+        keys: The keys of ``medfed deploy``.
+
+    Raises:
+        MedfedError: If the hospital cannot join the run.
+    """
     calls.Terms(**keys.terms)
     folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
     agreed = newcomers.agreed_for(folder, site, int(keys.onboard_steps))
@@ -251,7 +301,12 @@ def joining_deployment(keys: sections.Section) -> Deployment:
 def write(deployment: Deployment, folder: Path) -> Path:
     """Writes the job of a deployment.
 
-    `folder`: the job's folder; its name is the job's name.
+    Args:
+        deployment: What is to be done.
+        folder: The job's folder; its name is the job's name.
+
+    Returns:
+        The folder.
     """
     server = (f"{_COMPONENTS}.Coordinator", {"deployment": deployment.text()})
     site = (f"{SITE}.Hospital", {"agreed": encoded(deployment.agreed)})
@@ -272,20 +327,34 @@ def _print(line: str) -> None:
 
 @dataclass
 class Follower:
-    """Runs a deployment, over as many jobs as it takes."""
+    """Runs a deployment, over as many jobs as it takes.
 
-    deployment: Deployment  # what is to be done
-    kit: Path  # of who submits
-    attempts: int = 5  # how many jobs in a row may end without a new round before giving up
-    patience: float = 3600.0  # seconds to wait for a site to connect, or for a lost server
-    look: float = 15.0  # seconds between checks whether a site was restarted
-    say: Callable[[str], None] = _print  # prints a line for the user
+    Attributes:
+        deployment: What is to be done.
+        kit: Of who submits.
+        attempts: How many jobs in a row may end without a new round before giving up.
+        patience: Seconds to wait for a site to connect, or for a lost server.
+        look: Seconds between checks whether a site was restarted.
+        say: Prints a line for the user.
+    """
+
+    deployment: Deployment
+    kit: Path
+    attempts: int = 5
+    patience: float = 3600.0
+    look: float = 15.0
+    say: Callable[[str], None] = _print
 
     def __post_init__(self) -> None:
         self._passed_on = 0  # characters of the server's output that were already shown
 
     def run(self) -> None:
-        """Submits until the run has finished."""
+        """Submits until the run has finished.
+
+        Raises:
+            ConfigError: If FLARE is not installed.
+            SiteError: If a site, the server or the run itself gives up; the sentence is theirs.
+        """
         check_flare()
         failed = 0
         while True:

@@ -38,11 +38,17 @@ class Lost(Exception):  # noqa: N818 - it leads to another attempt
 
 
 class Masks(NamedTuple):
-    """What the coordinator knows of the masks of one phase: nothing that unmasks a site."""
+    """What the coordinator knows of the masks of one phase: nothing that unmasks a site.
 
-    context: str  # see :func:`medfed.sites.masks.context_of`
-    keys: dict[str, wire.PublicKeys]  # what each site has announced
-    boxes: dict[str, dict[str, str]]  # of each site the shares for each other, encrypted
+    Attributes:
+        context: See :func:`medfed.sites.masks.context_of`.
+        keys: What each site has announced.
+        boxes: Of each site the shares for each other, encrypted.
+    """
+
+    context: str
+    keys: dict[str, wire.PublicKeys]
+    boxes: dict[str, dict[str, str]]
 
     def for_site(self, site: str) -> dict[str, str]:
         """What a site is sent with its message."""
@@ -51,13 +57,20 @@ class Masks(NamedTuple):
 
 @dataclass(eq=False)
 class Requests:
-    """Sends the requests of a round to sites, and refuses replies that no site can have."""
+    """Sends the requests of a round to sites, and refuses replies that no site can have.
+
+    Args:
+        attendance: Who takes part.
+
+    Attributes:
+        diverged: Sites at which the last evaluation says so.
+        points: Of tested sites, with the digits that leave them.
+        usual: The names of the metrics of most sites, by split.
+    """
 
     attendance: Attendance
-    diverged: list[str] = field(default_factory=list)  # sites at which the last evaluation says so
-    # Of tested sites, with the digits that leave them.
+    diverged: list[str] = field(default_factory=list)
     points: dict[str, Point] = field(default_factory=dict)
-    # The names of the metrics of most sites, by split.
     usual: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +85,12 @@ class Requests:
         return {c: self.caller.request(kind, c, at=at[c], **place) for c in current.recipients}
 
     def keys(self, current: Round, where: Mapping[str, int]) -> Masks:
-        """Lets the sites of a phase make keys for masks, and share their secrets."""
+        """Lets the sites of a phase make keys for masks, and share their secrets.
+
+        Raises:
+            Lost: If a site does not; also where the sites have given their shares to a sum of
+                others of this round, before the coordinator was restarted.
+        """
         sites = current.recipients
         if self.federation.channel.sums is None or len(sites) < FEWEST:
             return Masks("", {}, {})
@@ -93,7 +111,12 @@ class Requests:
     def unmasked(
         self, current: Round, where: Mapping[str, int], masks: Masks, packets: dict[str, Packet]
     ) -> dict[str, Packet]:
-        """Returns packets whose sum has no mask; each of them still has."""
+        """Returns packets whose sum has no mask; each of them still has.
+
+        Raises:
+            Lost: If too few sites give their shares.
+            SiteError: If the shares do not fit together.
+        """
         sums, sites = self.federation.channel.sums, current.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
@@ -134,7 +157,11 @@ class Requests:
                 raise CodecError("Its summed parts are not those of the other sites.")
 
     def check_sizes(self, replies: Mapping[str, Message]) -> None:
-        """Leaves out sites whose numbers are so large that sums of all would overflow."""
+        """Leaves out sites whose numbers are so large that sums of all would overflow.
+
+        Raises:
+            Lost: If there are any.
+        """
         if not (sizes := {site: _largest(reply) for site, reply in replies.items()}):
             return
         usual = sorted(sizes.values())[(len(sizes) - 1) // 2]

@@ -50,23 +50,31 @@ class Passing(Protocol):
 class Gradients:
     """Adds the gradients of batches to a network's parameters, in any precision, and counts passes.
 
-    `forward_passes`: passes without a gradient.
+    Args:
+        loss: Gives the scalar loss of a batch under the network.
+        compile: Whether ``torch.compile`` compiles the loss for batches of ``full_size`` samples
+            whose passes no method watches.
+
+    Attributes:
+        loss: See above.
+        full_size: Samples of a batch of full size.
+        backward: Computes gradients of a loss.
+        precision: The context in which losses are computed, such as one of mixed precision;
+            weights, penalties and a method's other computations are not affected.
+        half: Whether it computes in float16, whose small gradients need a scaled loss.
+        private: Computes the gradients instead, if patients are protected by noise.
+        gradient_passes: Passes of batches through the network and back so far, of all clients.
+        forward_passes: Passes without a gradient.
     """
 
     def __init__(self, loss: Callable[[Batch], Tensor], compile: bool = False) -> None:
         self.loss = loss
         self.compiled_loss = compiled(loss) if compile else None
-        self.full_size = 0  # samples of a batch of full size
-        # Computes gradients of a loss.
+        self.full_size = 0
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
-        # The context in which losses are computed, such as one of mixed precision; weights,
-        # penalties and a method's other computations are not affected.
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        # Whether it computes in float16, whose small gradients need a scaled loss.
         self.half = False
-        # Computes the gradients instead, if patients are protected by noise.
         self.private: PrivateGradients | None = None
-        # Passes of batches through the network and back so far, of all clients.
         self.gradient_passes = self.forward_passes = 0
         self._scale = FIRST_SCALE
 
@@ -76,7 +84,11 @@ class Gradients:
         return Passes(self.gradient_passes, self.forward_passes)
 
     def begin(self, full_size: int) -> None:
-        """Starts one client's training."""
+        """Starts one client's training.
+
+        Args:
+            full_size: Samples of its full batches.
+        """
         self.full_size = full_size
         self._scale = FIRST_SCALE  # else a result would depend on whoever trained before
 
@@ -97,9 +109,20 @@ class Gradients:
         """Adds the gradients of the mean loss over a group's samples, and of the penalty.
 
         In float16 a gradient that overflows is computed again from a loss of half the scale, so
-        that no step is lost. `group`: batches; each counts by its samples. `passing`: what else a
-        pass changes; a repeated pass must not change it twice. `watch`: watches the forward passes;
-        its term is added, too.
+        that no step is lost.
+
+        Args:
+            group: Batches; each counts by its samples.
+            trained: The parameters, without gradients where ``half``.
+            passing: What else a pass changes; a repeated pass must not change it twice.
+            penalty: A term added to the loss.
+            watch: Watches the forward passes; its term is added, too.
+
+        Returns:
+            The mean loss, without the penalties.
+
+        Raises:
+            NonFiniteError: If gradients overflow at any scale.
         """
         if self.private is not None:
             return self._add_private(self.private, group, trained, penalty)
@@ -210,16 +233,24 @@ class StepGradient:
 
     Each call restores the live parameters. It also restores the running statistics if the step has
     already updated them; otherwise the first call updates them.
+
+    Attributes:
+        gradients: Computes them.
+        groups: The step's batches; those of later steps follow when they are asked for.
+        stream: The batches of later steps.
+        trained: The live parameters.
+        passing: The live running statistics, and other state.
+        taken: Whether the step itself has passed its batches through the network.
+        loss: The loss of the first call, if the step computes none.
     """
 
-    gradients: Gradients  # computes them
-    # The step's batches; those of later steps follow when they are asked for.
+    gradients: Gradients
     groups: list[Sequence[Batch]]
-    stream: Iterator[Sequence[Batch]]  # the batches of later steps
-    trained: Mapping[str, Tensor]  # the live parameters
-    passing: Passing  # the live running statistics, and other state
-    taken: bool = True  # whether the step itself has passed its batches through the network
-    loss: Tensor | None = None  # the loss of the first call, if the step computes none
+    stream: Iterator[Sequence[Batch]]
+    trained: Mapping[str, Tensor]
+    passing: Passing
+    taken: bool = True
+    loss: Tensor | None = None
 
     def __call__(self, at: Mapping[str, Tensor], *, fresh: int = 0) -> Tensors:
         """See :class:`medfed.federation.client.GradientAt`."""
@@ -247,15 +278,25 @@ class StepGradient:
 
 @dataclass(eq=False)
 class WatchedForward:
-    """The forward passes of a batch, watched while the network computes its loss."""
+    """The forward passes of a batch, watched while the network computes its loss.
 
-    network: nn.Module  # the network, in training mode
-    trained: Mapping[str, Tensor]  # the live parameters
-    head: Sequence[str]  # names of the parameters of its head, whose input are the features
-    term: BatchPenalty | None  # a penalty of the batch and the forward pass
-    outputs: Outputs | None  # changes the network's outputs before the loss
-    gradients: Gradients  # gives the precision, and counts the additional forward passes
-    loss: Tensor = field(init=False)  # of the batch, under the live weights
+    Attributes:
+        network: The network, in training mode.
+        trained: The live parameters.
+        head: Names of the parameters of its head, whose input are the features.
+        term: A penalty of the batch and the forward pass.
+        outputs: Changes the network's outputs before the loss.
+        gradients: Gives the precision, and counts the additional forward passes.
+        loss: Of the batch, under the live weights.
+    """
+
+    network: nn.Module
+    trained: Mapping[str, Tensor]
+    head: Sequence[str]
+    term: BatchPenalty | None
+    outputs: Outputs | None
+    gradients: Gradients
+    loss: Tensor = field(init=False)
     _inputs: tuple[Any, Any] = field(default=((), {}), init=False)
     _seen: dict[str, Tensor] = field(default_factory=dict, init=False)
 
@@ -354,6 +395,12 @@ def compiled(loss: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
 
     Shapes are fixed, so the code for a batch depends only on the batch, not on earlier ones: a
     resumed run gives equal results. Random numbers equal those of uncompiled code.
+
+    Args:
+        loss: Gives the scalar loss of a batch.
+
+    Raises:
+        ConfigError: If there is no C++ compiler; and later, if PyTorch cannot compile the loss.
     """
     from torch._dynamo.exc import TorchDynamoException  # slow to import
     from torch._inductor.cpp_builder import get_cpp_compiler

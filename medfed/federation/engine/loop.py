@@ -79,11 +79,16 @@ STATISTICS_BATCHES = 20
 
 @dataclass
 class Plan:
-    """The tensors that one kind of training trains, fixes and changes."""
+    """The tensors that one kind of training trains, fixes and changes.
 
-    trained: Tensors  # the network's parameters that it trains
-    fixed: list[Tensor]  # all its other entries that are parameters
-    # The optimizer of ``trained``, in groups of shared and of personal parameters.
+    Attributes:
+        trained: The network's parameters that it trains.
+        fixed: All its other entries that are parameters.
+        optimizer: The optimizer of ``trained``, in groups of shared and of personal parameters.
+    """
+
+    trained: Tensors
+    fixed: list[Tensor]
     optimizer: torch.optim.Optimizer
 
     def __post_init__(self) -> None:
@@ -103,7 +108,10 @@ class Plan:
     ) -> Iterator[None]:
         """Puts gradients, step sizes and optimizer state in place for one client's training.
 
-        `memory`: the optimizer's state; nothing for a fresh one.
+        Args:
+            rate: The step size.
+            rates: Step sizes of the parts instead.
+            memory: The optimizer's state; nothing for a fresh one.
         """
         for group, needed in ((self.parameters, True), (self.fixed, False)):
             for parameter in group:
@@ -125,8 +133,16 @@ class Plan:
 class WorkingNetwork:
     """A network whose weights the training client overwrites.
 
-    `network`: the model; its entries are named as in ``split``. `channels_last`: the layout of
-    convolutions; see :func:`medfed.federation.budget.lay_out`.
+    Args:
+        network: The model; its entries are named as in ``split``.
+        split: Shared and personal names.
+        optimizer: Makes an optimizer of a list of parameters or groups of them.
+        channels_last: The layout of convolutions; see :func:`medfed.federation.budget.lay_out`.
+
+    Attributes:
+        make_optimizer: See ``optimizer``.
+        other: Its other state.
+        normalises: Whether a layer computes statistics of a batch.
     """
 
     def __init__(
@@ -141,7 +157,7 @@ class WorkingNetwork:
         self.network, self.split, self.make_optimizer = network, split, optimizer
         if takes_network(optimizer):
             self.make_optimizer = lambda parameters: optimizer(parameters, network)
-        self.normalises = False  # whether a layer computes statistics of a batch
+        self.normalises = False
         self._channels_last = channels_last
         self._plans: dict[Update, Plan] = {}
         self._entries: Tensors = {}
@@ -150,7 +166,7 @@ class WorkingNetwork:
         self._modes: list[tuple[nn.Module, bool]] = []
         self._stilled: list[nn.Module] = []
         self._first: nn.Parameter = next(network.parameters())
-        self.other = OtherState(network, split.names("all"))  # its other state
+        self.other = OtherState(network, split.names("all"))
         # Who hands over a network in training mode, with parts in evaluation mode, wants it so.
         self._evaluating = [m for m in network.modules() if network.training and not m.training]
 
@@ -256,10 +272,13 @@ class WorkingNetwork:
     ) -> Tensors:
         """Returns a model as other programs read it: all tensors of the plain network by name.
 
-        Tensors that are divided by entries are put together; those that never change are added, and
-        other state that a state dict names. :data:`OTHER` remains only where there is more.
-        `outputs`: gives outputs of the network; what has no effect on them, such as outputs of the
-        last training pass that the network keeps, is left out.
+        Tensors that are divided by entries are put together; those that never change are added,
+        and other state that a state dict names. :data:`OTHER` remains only where there is more.
+
+        Args:
+            weights: A client's model.
+            outputs: Gives outputs of the network; what has no effect on them, such as outputs of
+                the last training pass that the network keeps, is left out.
         """
         named, more = self.other.by_name(weights.get(OTHER))
         if more is not None and outputs is not None:
@@ -293,9 +312,22 @@ class WorkingNetwork:
 class LocalTrainer:
     """Runs local steps of any client on one network, whose weights it overwrites.
 
-    `network`: the model; its entries are named as in ``split``. `scheduler`: makes a schedule over
-    rounds; ``None`` for a constant step size. `measure`: gives the loss of evaluation batches; by
-    default the mean of their losses in evaluation mode.
+    Args:
+        network: The model; its entries are named as in ``split``.
+        loss: Gives the scalar loss of a batch under ``network``.
+        split: Shared and personal names.
+        optimizer: Makes an optimizer of a list of parameters.
+        scheduler: Makes a schedule over rounds; ``None`` for a constant step size.
+        rounds: Length of the schedule.
+        budget: Local steps, accumulation, clipping and optimizer state.
+        seed: Seed of the run.
+        measure: Gives the loss of evaluation batches; by default the mean of their losses in
+            evaluation mode.
+
+    Attributes:
+        model: The network, its entries and their optimizers.
+        gradients: Computes gradients, and counts passes.
+        rates: The step size of each round.
     """
 
     def __init__(
@@ -312,11 +344,9 @@ class LocalTrainer:
     ) -> None:
         self.split, self.budget, self.seed = split, budget or LocalBudget(), seed
         self.measure = measure
-        # The network, its entries and their optimizers.
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
         self._of_network = takes_network(optimizer)
-        self.rates = learning_rates(self.probe, scheduler, rounds)  # the step size of each round
-        # Computes gradients, and counts passes.
+        self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         self._said = False
 
@@ -333,7 +363,11 @@ class LocalTrainer:
         return of_kind(self.model.plan("all").optimizer)
 
     def check_one_rate(self) -> None:
-        """Checks that all parameters of a part have one step size."""
+        """Checks that all parameters of a part have one step size.
+
+        Raises:
+            ConfigError: If the user's groups have rates of their own.
+        """
         groups = self.model.plan("all").optimizer.param_groups
         if len({group[OWN_RATE] for group in groups}) > 1:
             raise ConfigError(
@@ -353,8 +387,17 @@ class LocalTrainer:
     ) -> tuple[Tensors, float]:
         """Runs ``steps`` gradient steps; see :meth:`medfed.federation.client.Client.train`.
 
-        `memory`: the optimizer's state, continued and updated in place; ``None`` for fresh. Returns
-        all entries at the end, and the mean over the steps of their batches' losses.
+        Args:
+            data: The client's data.
+            start: All entries at the start.
+            key: Identifies this call in the run, for its random numbers.
+            rate: The step size.
+            steps: Number of steps.
+            memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
+            how: See :class:`medfed.federation.client.How`.
+
+        Returns:
+            All entries at the end, and the mean over the steps of their batches' losses.
         """
         update = how.get("update", "all")
         if not self.split.parameters(update):
@@ -481,7 +524,11 @@ class LocalTrainer:
         split: Literal["train", "val", "test"],
         batches: int | None = None,
     ) -> float:
-        """Returns the mean loss over a split, or its first batches, in evaluation mode."""
+        """Returns the mean loss over a split, or its first batches, in evaluation mode.
+
+        Raises:
+            ConfigError: If the client has no sample there.
+        """
         evaluated = list(islice(data.eval_batches(split), batches))
         if not evaluated and split == "val":
             raise ConfigError(
@@ -505,6 +552,10 @@ class LocalTrainer:
 
         They are the means over :data:`STATISTICS_BATCHES` training batches, which pass as in every
         evaluation, but for the layers that gather them.
+
+        Args:
+            data: The client's data.
+            model: All entries.
         """
         with self.model.training():
             layers = gathering(self.network)
